@@ -10,11 +10,25 @@ that the Env cannot serve, the agent gets the OpenAI SDK's own ``BadRequestError
 that keeps calling in a loop with ``except Exception`` after its Env was closed.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, ClassVar
 
 NEEDS_UNIX = "needs Linux or macOS, and this is Windows. Run evert in WSL."
 """Follows the name of what Windows lacks."""
+
+SIMILAR = 0.5
+"""How much of a name must be right (``difflib``'s ratio) for a hint at the name that was meant."""
+
+
+def did_you_mean(name: str, names: Iterable[str], form: str = "{!r}") -> str:
+    """Return " Did you mean 'NAME'?" with the most similar name; "" if none is similar.
+
+    ``form`` is how the name is typed: "env={}".
+    """
+    matches = get_close_matches(name, [*names], n=1, cutoff=SIMILAR)
+    return f" Did you mean {form.format(matches[0])}?" if matches else ""
 
 
 class EvertError(Exception):

@@ -3,12 +3,11 @@
 Each command is a module of ``commands/``, which is imported when the command is called.
 """
 
-import difflib
 import importlib
 import sys
 from collections.abc import Sequence
 
-from evert.bridge.errors import MissingPackageError
+from evert.bridge.errors import MissingPackageError, did_you_mean
 from evert.envs.games import games
 from evert.trainers.system.command import HELP
 
@@ -69,8 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"evert {evert.__version__}")
         return 0
     if command not in COMMANDS:
-        near = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(command, COMMANDS)
         print(f"error: there is no command {command!r}.{hint}\n\n{USAGE}", end="", file=sys.stderr)
         return 2
     try:

@@ -4,7 +4,6 @@
 keywords and pass them on; ``EnvSettings`` has their defaults, and ``settings_of`` checks them.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict
@@ -15,7 +14,7 @@ from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from evert.bridge.env.limits import MIN_CONTEXT, tightest
 from evert.bridge.episode.agent import Agent, agent_name, unwrapped
 from evert.bridge.episode.routes import DEFAULT_POLICY_NAME, read_policy_names
-from evert.bridge.errors import InvalidAgentError
+from evert.bridge.errors import InvalidAgentError, did_you_mean
 from evert.bridge.models.frozen import MODEL_TIMEOUT, FrozenModel
 
 
@@ -123,8 +122,7 @@ def settings_of(options: EnvOptions) -> EnvSettings:
     names = [field.name for field in fields(EnvSettings)]
     for name in options:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, names)
             if name == "seats":
                 hint = " Seats are a group's: ChatAgentGroupBuilder(agent, task, seats=(...))."
             raise TypeError(

@@ -10,7 +10,6 @@ Take-over asks ``knows``: a call with another name goes where it would go withou
 are not answered here are *strangers*; error messages about a failed agent list them.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -19,7 +18,7 @@ from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.request import FrozenAnswer
 from evert.bridge.episode.inbox import Inbox
 from evert.bridge.episode.notes import Notes
-from evert.bridge.errors import InvalidModelError
+from evert.bridge.errors import InvalidModelError, did_you_mean
 
 DEFAULT_POLICY_NAME = "policy"
 """The policy's default name."""
@@ -111,11 +110,9 @@ class Routes:
         if target is not None:
             return target
         self.strangers[model] = None
-        near = difflib.get_close_matches(model, self._targets, n=1)
-        suggestion = f"Did you mean {near[0]!r}? " if near else ""
         raise bad_request(
-            f"There is no model {model!r} in this episode. {suggestion}Models: "
-            f"{', '.join(self._targets)}. Call one of them (an agent with seats: with "
+            f"There is no model {model!r} in this episode.{did_you_mean(model, self._targets)} "
+            f"Models: {', '.join(self._targets)}. Call one of them (an agent with seats: with "
             f"client.seat(name)), or give the policy that name: policy_names={model!r}.",
             param="model",
             code="model_not_found",

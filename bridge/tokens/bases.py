@@ -10,7 +10,6 @@ the default of ``ChatAgentEnv``, so that one argument is enough and no network i
 """
 
 import ast
-import difflib
 import logging
 import sys
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evert.bridge.errors import InvalidModelError
+from evert.bridge.errors import InvalidModelError, did_you_mean
 from evert.bridge.tokens.pretrained import from_pretrained, register_folder
 
 if TYPE_CHECKING:
@@ -157,8 +156,7 @@ def renderer_name_of(base_model: str) -> str:
     except (ConfigurationError, KeyError, ValueError) as error:
         if Path(base_model).expanduser().is_dir():
             return TEMPLATE
-        near = difflib.get_close_matches(base_model, BASES, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(base_model, BASES, "{}")
         raise InvalidModelError(
             f"The Cookbook names no renderer for the model {base_model!r}, and it is neither a "
             f"folder nor one of the bases {', '.join(BASES)}.{hint} If the model exists, pass the "

@@ -1,6 +1,5 @@
 """What a chat template reads besides the conversation: variables such as ``enable_thinking``."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from jinja2 import Environment, TemplateError, nodes
 from jinja2.meta import find_undeclared_variables
 
-from evert.bridge.errors import RendererMismatchError
+from evert.bridge.errors import RendererMismatchError, did_you_mean
 
 _BUILTIN = {
     *("messages", "tools", "documents", "add_generation_prompt", "strftime_now"),
@@ -58,9 +57,7 @@ def check_variables(tokenizer: Any, values: Mapping[str, Any]) -> None:
     names = sorted(variables_of(tokenizer))
     for name in values:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"Did you mean {near[0]}? " if near else ""
             raise RendererMismatchError(
-                f"The chat template of {tokenizer.name_or_path!r} does not read {name}. {hint}"
-                f"It reads: {', '.join(names) or 'no variable'}."
+                f"The chat template of {tokenizer.name_or_path!r} does not read {name}."
+                f"{did_you_mean(name, names, '{}')} It reads: {', '.join(names) or 'no variable'}."
             )

@@ -4,7 +4,6 @@ Wrong actions, calls in the wrong order and wrong ids raise Gymnasium's errors
 (``gymnasium.error.InvalidAction``, ``ResetNeeded``, ``RegistrationError``), which its users catch.
 """
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert.bridge.env.options import EnvOptions
+from evert.bridge.errors import did_you_mean
 from evert.bridge.groups.kept import unwrap
 from evert.bridge.groups.tasks import load_tasks
 from evert.envs.as_gymnasium.registration import check_some_tasks
@@ -48,12 +48,6 @@ def require_supported(kind: str, names: Iterable[str], supported: Iterable[str])
                 f"Unknown {kind} {name!r}; expected {', '.join(expected)}."
                 + did_you_mean(name, expected)
             )
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """ " Did you mean ...?", or nothing."""
-    close = difflib.get_close_matches(name, list(names), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def read_tasks(tasks: Any) -> Sequence[Any] | None:

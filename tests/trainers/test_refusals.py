@@ -67,12 +67,12 @@ LIGHT = {
     "train env=identity models.temperature=0": "Did you mean the option models.NAME.temperature?",
     "evaluate env=identity models=runs/nothing": "There is no run or model at 'runs/nothing'",
     "evaluate env=identity models=evert-tiny limits.maxturns=3": "no setting 'limits.maxturns'",
-    "evaluate env=identity models=evert-tiny models.user=runs/no": "no model at 'runs/no'",
+    "evaluate env=identity models=evert-tiny models.user=runs/no": "model at 'runs/no'",
     "evaluate agent=missing:x test_tasks=mine:TASKS models=evert-tiny": "No agent at 'missing:x'",
     "sweep env=identity limits.maxturns=3 seed=0,1": "There is no setting 'limits.maxturns'",
     "sweep env=identity model_name=evert-tinny seed=0,1": "Did you mean evert-tiny?",
     "serve model=runs/nothing": "There is no run or model at 'runs/nothing'. There is no fold",
-    "serve model=Qwen/X": "Qwen has Qwen3-4B. Expected a run folder (runs/NAME), a Hugging Fac",
+    "serve model=Qwen/X": "Did you mean Qwen/Qwen3-4B? Expected a run folder",
     "report runs/nothing": "There is no folder runs/nothing.",
     "rescore run=runs/nothing reward=mine:agent": "There is no folder or file runs/nothing.",
     "rescore run=old reward=mine:agent": "old holds no rollouts.",
@@ -97,7 +97,7 @@ LIGHT = {
     "train env=identity device=gpu": "cpu, cuda, cuda with a number (cuda:1) or mps",
     "train env=identity device=mps:0": "device takes auto, cpu, cuda",
     "train env=identity dtype=int8": "dtype takes auto or float32 or bfloat16 or float16",
-    "train env=identity model_name=/nowhere": "no model at '/nowhere'",
+    "train env=identity model_name=/nowhere": "model at '/nowhere'",
     "train env=identity log_path=x model_name=runs/nope": "no run or model at 'runs/nope'",
     "train log_path=x": "No agent to train. log_path=x holds no run to resume.",
     "train": "No agent to train. Pass env= with one of guess_number, hints, identity,",
@@ -117,7 +117,7 @@ LIGHT = {
     "evaluate agent=mine:agent test_tasks=t.csv models=evert-tiny": "no file or folder t.csv",
     "train env=tic_tac_toe league=2": "league must be a share from 0 (none) to 1 (all), got 2.0",
     "train env=identity league=0.5": "opponents need an agent with at least two seats",
-    "train env=tic_tac_toe test_opponent=runs/nobody": "error: test_opponent: There is no run and",
+    "train env=tic_tac_toe test_opponent=runs/nobody": "error: test_opponent: There is no run or model",
     "evaluate env=tic_tac_toe models=evert-tiny opponent=runs/nobody": "error: opponent: There is",
     "train env=identity rollout_workers=2": "given, and rollouts=here plays all",
     "train env=identity ray_address=auto": "Pass rollouts=ray, or leave ray_address out.",
@@ -166,7 +166,7 @@ LIGHT = {
     "export": "run",
     "sweep env=identity": "There is nothing to search",
     "sweep out=. env=identity seed=0,1 learning_rate=1": "none of evert's sweeps",
-    "serve model=evert-tiny@5": "no model at 'evert-tiny@5'. Did you mean evert-tiny?",
+    "serve model=evert-tiny@5": "model at 'evert-tiny@5'. Did you mean evert-tiny?",
     "serve model=~/none": "There is no run or model at '~/none'",
     "serve model=nix": "in the local Hugging Face cache",
     "serve model=nix:x": "Check the name, or download it first",
@@ -400,7 +400,7 @@ def test_a_recorded_model_without_its_password_is_named_as_it_is_typed(
     resume = {"train": "log_path=old", "evaluate": "out=old"}[command]
     assert cli.main([command, resume]) == 1
     said = capsys.readouterr().err
-    assert "models.judge is 'https://me:[PASSWORD]@host/v1#m': a record keeps no passw" in said
+    assert "models.judge is 'https://me:[PASSWORD]@host/v1#m': records keep no passw" in said
     assert "with its password: models.judge=..." in said
 
 

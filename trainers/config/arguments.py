@@ -4,7 +4,6 @@ Each error message names the setting, what it got and what it takes.
 """
 
 import ast
-import difflib
 import math
 import re
 import shutil
@@ -19,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import chz
 import chz.blueprint
 
-from evert.bridge.errors import EvertError
+from evert.bridge.errors import EvertError, did_you_mean
 from evert.bridge.redaction import PASSWORD_MARK
 
 _REFUSALS = (
@@ -102,8 +101,9 @@ def cookbook_fields(name: str) -> list[str]:
 
 def _near(key: str, names: Collection[str], name_of: Callable[[str], str] = str) -> str:
     mappings = [name for name in FIELDS if name in names and key in cookbook_fields(name)]
-    near = [f"{name}.{key}" for name in mappings] or difflib.get_close_matches(key, names, n=1)
-    return f" Did you mean {name_of(near[0])!r}?" if near else _more(names)
+    if mappings:
+        return f" Did you mean {name_of(f'{mappings[0]}.{key}')!r}?"
+    return did_you_mean(key, map(name_of, names)) or _more(names)
 
 
 def _more(names: Collection[str]) -> str:

@@ -11,7 +11,6 @@
 ``find_model`` looks at names and folders only, and loads nothing.
 """
 
-import difflib
 import hashlib
 import textwrap
 from collections.abc import Collection, Mapping
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evert.bridge.errors import EvertError, InvalidModelError
+from evert.bridge.errors import EvertError, InvalidModelError, did_you_mean
 from evert.bridge.tokens.bases import (
     BASE_MODEL,
     BASES,
@@ -219,10 +218,10 @@ def _check_name(name: str, players: Collection[str], is_local: bool) -> None:
     is_path = "/" in name and path.parent.is_dir() and not _is_known(name)
     candidates = {*map(str, path.parent.iterdir())} if is_path else {*players, *BASES}
     candidates.discard(str(Path(name).expanduser()))  # it may be a file
-    near = difflib.get_close_matches(str(path), candidates, n=1, cutoff=0.7)
+    near = did_you_mean(str(path), candidates, "{}")
     strange = not name or name.count("/") > 1 or name.startswith((".", "~", "/", "<", "runs/"))
     if near or is_path or strange:
-        hint = f" Did you mean {near[0]}?" if near else _beside(path) if "/" in name else ""
+        hint = near or (_beside(path) if "/" in name else "")
         raise ModelNameError(
             f"There is no run or model at {name!r}.{hint} Expected a run folder (runs/NAME), a "
             f"Hugging Face folder, a model's name{ELSEWHERE * (not is_local)}"

@@ -1,6 +1,5 @@
 """Checks of settings that are made before torch is imported: a typo is reported at once."""
 
-import difflib
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from evert.bridge.errors import EvertError, InvalidAgentError, InvalidDatasetError
+from evert.bridge.errors import EvertError, InvalidAgentError, InvalidDatasetError, did_you_mean
 from evert.bridge.groups.tasks import check_tasks, load_tasks
 from evert.bridge.import_paths import resolve
 from evert.bridge.records.files import record_files
@@ -102,10 +101,9 @@ def check_renderer(name: str, key: str = "renderer_name") -> None:
     source = (files("tinker_cookbook") / RENDERERS).read_text(encoding="utf-8")
     names = [TEMPLATE, HERMES, *re.findall(r'if name == "(\w+)"', source)]
     if name.partition("(")[0] not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"Renderers: {', '.join(names)}."
+        hint = did_you_mean(name, names, "{}") or f" Renderers: {', '.join(names)}."
         raise UsageError(
-            f"{key}={name} is not a Cookbook renderer. {hint} Leave {key} out for the one "
+            f"{key}={name} is not a Cookbook renderer.{hint} Leave {key} out for the one "
             "that fits the model."
         )
 

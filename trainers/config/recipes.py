@@ -1,10 +1,10 @@
 """The game that settings name (``env=``, ``tasks=``), and its recipe: defaults of settings."""
 
-import difflib
 import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
+from evert.bridge.errors import did_you_mean
 from evert.bridge.tokens.bases import BASES
 from evert.envs.games import Game, find_game, games
 from evert.envs.tasksets import task_game
@@ -40,8 +40,7 @@ def game_of(settings: Mapping[str, object]) -> Game:
     env = str(settings.get("env") or "")
     if game := find_game(env):
         return game
-    near = difflib.get_close_matches(game_name(env), games(), n=1, cutoff=0.4)
-    hint = f" Did you mean env={near[0]}?" if near else ""
+    hint = did_you_mean(game_name(env), games(), "env={}")
     raise RecipeError(
         f"There is no game {env!r}.{hint} Games: {', '.join(games())}, or a module of yours "
         "that has a GAME: env=my_package.my_game. To train an agent that is not a game: "
