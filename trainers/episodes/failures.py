@@ -115,8 +115,8 @@ class Failure:
         usual = KINDS[self.kind][1]
         if self.kind != AGENT_ERROR:
             return usual
-        found = (remedy for cause, remedy in CAUSES.items() if re.search(cause, self.error))
-        remedy = next(found, usual)
+        remedies = (remedy for cause, remedy in CAUSES.items() if re.search(cause, self.error))
+        remedy = next(remedies, usual)
         if remedy not in (usual, UNREADABLE):
             return remedy
         return f"{remedy} {SCORED if self.is_scored else NOT_SCORED}"
@@ -168,11 +168,11 @@ class Failures:
     found: Sequence[tuple[Failure, int]] = ()
 
     @classmethod
-    def of(cls, episodes: int, found: Iterable[tuple[Failure, int]]) -> "Failures":
+    def of(cls, episodes: int, pairs: Iterable[tuple[Failure, int]]) -> "Failures":
         """Count the failures of ``episodes`` episodes; each comes with how often it occurred."""
         first: dict[tuple[str, ...], Failure] = {}
         kinds, times = Counter[str](), Counter[tuple[str, ...]]()
-        for failure, count in found:
+        for failure, count in pairs:
             kinds[failure.kind] += count
             times[failure.alike] += count
             first.setdefault(failure.alike, failure)
@@ -186,13 +186,13 @@ class Failures:
         Raises:
             KeyError, TypeError, ValueError: Another version wrote the record, or it is damaged.
         """
-        found = [(Failure(**failure), int(count)) for failure, count in record["found"]]
+        examples = [(Failure(**failure), int(count)) for failure, count in record["found"]]
         kinds = {kind: int(count) for kind, count in dict(record["kinds"]).items()}
-        known = {*kinds, *(failure.kind for failure, _ in found)} <= KINDS.keys()
-        texts = [text for failure, _ in found for text in (failure.error, failure.traceback)]
-        if not known or not all(isinstance(text, str) for text in texts):
+        is_known = {*kinds, *(failure.kind for failure, _ in examples)} <= KINDS.keys()
+        texts = [text for failure, _ in examples for text in (failure.error, failure.traceback)]
+        if not is_known or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"a failure has no text, or is of none of the kinds {[*KINDS]}")
-        return cls(int(record["episodes"]), kinds, found)
+        return cls(int(record["episodes"]), kinds, examples)
 
     @property
     def count(self) -> int:
@@ -213,10 +213,10 @@ class Failures:
         """One line: how many failed, whether they were scored, and their kinds."""
         kinds = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in self.kinds.items())
         scored = " and were scored" * (bool(self.found) and all(f.is_scored for f, _ in self.found))
-        failed = f"{self.count} of {self.episodes} episodes failed{scored}"
-        return failed + f" ({kinds})" * bool(kinds)
+        text = f"{self.count} of {self.episodes} episodes failed{scored}"
+        return text + f" ({kinds})" * bool(kinds)
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """The summary, the commonest failure with its traceback, and what to do about it."""
         if not self.found:
             return self.summary()
@@ -227,13 +227,12 @@ class Failures:
         return "\n".join([*lines, failure.remedy])
 
 
-def together(several: Iterable[Failures]) -> Failures:
+def merge(sets: Sequence[Failures]) -> Failures:
     """The failures of several sets of episodes, as one."""
-    sets = list(several)
-    found = [each for failures in sets for each in failures.found]
-    whole = Failures.of(sum(failures.episodes for failures in sets), found)
+    pairs = [pair for failures in sets for pair in failures.found]
+    merged = Failures.of(sum(failures.episodes for failures in sets), pairs)
     kinds = sum((Counter(failures.kinds) for failures in sets), Counter())
-    return replace(whole, kinds=dict(kinds.most_common()))
+    return replace(merged, kinds=dict(kinds.most_common()))
 
 
 def shortened(text: str) -> str:
@@ -256,4 +255,4 @@ def read_batches(path: Path) -> tuple[Failures, int]:
         with suppress(KeyError, TypeError, ValueError):  # another version's record
             failures.append(Failures.read(record))
             skipped += bool(record["metrics"][SKIPPED])
-    return together(failures), skipped
+    return merge(failures), skipped

@@ -79,8 +79,8 @@ def typed_message(lines: Sequence[str], tools: Sequence[Any]) -> Message:
     calls = [_call(line, offered) for line in lines]
     text = [line for line, call in zip(lines, calls, strict=True) if call is None]
     message = Message(role="assistant", content="\n".join(text))
-    if made := [call for call in calls if call is not None]:
-        message["tool_calls"] = made
+    if tool_calls := [call for call in calls if call is not None]:
+        message["tool_calls"] = tool_calls
     return message
 
 
@@ -92,9 +92,9 @@ def _call(line: str, offered: dict[str, Any]) -> ToolCall | None:
         return None
     if not words or words[0] not in offered or not all("=" in word for word in words[1:]):
         return None
-    known = (offered[words[0]].get("parameters") or {}).get("properties") or {}
+    schemas = (offered[words[0]].get("parameters") or {}).get("properties") or {}
     pairs = [word.split("=", 1) for word in words[1:]]
-    arguments = {key: _value(text, known.get(key)) for key, text in pairs}
+    arguments = {key: _value(text, schemas.get(key)) for key, text in pairs}
     body = ToolCall.FunctionBody(name=words[0], arguments=json.dumps(arguments))
     return ToolCall(function=body)
 

@@ -33,7 +33,7 @@ class SeededPolicy(TokenCompleter):
     seed: int
     """The episode's seed. The seed of each reply is derived from it, from the prompt, and from how
     often that prompt was answered before."""
-    _answered: Counter[int] = field(default_factory=Counter, init=False, repr=False)
+    _answer_counts: Counter[int] = field(default_factory=Counter, init=False, repr=False)
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
@@ -58,8 +58,8 @@ class SeededPolicy(TokenCompleter):
         items = [x if isinstance(x, int) else _content(x) for x in flatten(prompt.chunks)]
         content = pickle.dumps(items, protocol=4)  # only numbers: equal lists are equal bytes
         key = int.from_bytes(hashlib.blake2b(content, digest_size=4).digest())
-        self._answered[key] += 1
-        return (self.seed + key + self._answered[key]) % 2**31
+        self._answer_counts[key] += 1
+        return (self.seed + key + self._answer_counts[key]) % 2**31
 
 
 def _content(chunk: Chunk) -> int:

@@ -81,9 +81,9 @@ class Run:
     def progress(self) -> str:
         """Steps done, and of how many, if that is known and a resumed run did no more."""
         planned = self.settings.get("steps", self.settings.get("max_steps"))
-        known = isinstance(planned, int) and planned >= len(self.rows)
-        done = f"{len(self.rows)} of {planned}" if known else f"{len(self.rows)}"
-        return done if self.finished else f"{done}, not finished"
+        is_planned = isinstance(planned, int) and planned >= len(self.rows)
+        steps = f"{len(self.rows)} of {planned}" if is_planned else f"{len(self.rows)}"
+        return steps if self.finished else f"{steps}, not finished"
 
     @property
     def seconds(self) -> float:
@@ -141,8 +141,8 @@ def read_run(path: Path) -> Run:
 def _last_score(path: Path, rows: Sequence[Mapping[str, float]]) -> float | None:
     """The held-out reward that the Cookbook measured after the last step; None: it did not."""
     after = rows[-1]["step"] + 1 if rows else 0
-    found = [row for row in read_jsonl(path / METRICS) if row.get("step") == after]
-    scores = [row[HELD_OUT_REWARD] for row in found if is_number(row.get(HELD_OUT_REWARD))]
+    last_rows = [row for row in read_jsonl(path / METRICS) if row.get("step") == after]
+    scores = [row[HELD_OUT_REWARD] for row in last_rows if is_number(row.get(HELD_OUT_REWARD))]
     return scores[-1] if scores else None
 
 
@@ -155,9 +155,9 @@ def curve_of(rows: Sequence[Mapping[str, Any]], key: str, final: float | None) -
 
 def read_rows(folder: Path) -> list[dict[str, float]]:
     """Return a run's metrics by step, finite numbers only, with the derived metrics."""
-    read = read_steps(folder / METRICS)
+    steps = read_steps(folder / METRICS)
     rows = [
-        {k: v for k, v in row.items() if is_number(v)} for row in read if is_number(row["step"])
+        {k: v for k, v in row.items() if is_number(v)} for row in steps if is_number(row["step"])
     ]
     recorded = {key.removeprefix("test/").removeprefix(TRAIN) for row in rows for key in row}
     success = next((name for name in SUCCESS_NAMES if name in recorded), None)
@@ -175,12 +175,12 @@ def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _scores(found: object) -> "dict[str, Score]":
+def _scores(value: object) -> "dict[str, Score]":
     """Scores by way of playing; none if another version of evert wrote them."""
     from evert.trainers.episodes.scores import Score
 
     try:
-        return {how: Score(**_mapping(score)) for how, score in _mapping(found).items()}
+        return {how: Score(**_mapping(score)) for how, score in _mapping(value).items()}
     except TypeError:
         return {}
 
@@ -199,11 +199,11 @@ def _samples(path: Path, before: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def no_run(path: Path) -> str:
     """Say why a path is no run, and what to name instead."""
-    wanted = "Name the folder of a run of `evert train`: it holds a run.json."
+    advice = "Name the folder of a run of `evert train`: it holds a run.json."
     if path.is_dir():
-        inside = sorted(str(found.parent) for found in path.glob(f"*/{files.RUN}"))[:6]
-        hint = f"Runs are in it: {' '.join(inside)}" if inside else wanted
+        inside = sorted(str(file.parent) for file in path.glob(f"*/{files.RUN}"))[:6]
+        hint = f"Runs are in it: {' '.join(inside)}" if inside else advice
         return f"{path} is not a run's folder: it has no readable {files.RUN}. {hint}"
     if path.exists():
-        return f"{path} is a file, not a run's folder. {wanted}"
-    return f"There is no folder {path}. {near_path(path) or wanted}"
+        return f"{path} is a file, not a run's folder. {advice}"
+    return f"There is no folder {path}. {near_path(path) or advice}"

@@ -109,7 +109,7 @@ class ChatModel:
         self._keep = keep
         self.records: tuple[ServedRecords, str] | None = None
         self._books: OrderedDict[bytes, _Book] = OrderedDict()
-        self.kept = 0  # tokens of the conversations that are kept
+        self.kept_tokens = 0  # tokens of the conversations that are kept
 
     async def reply(
         self,
@@ -131,7 +131,7 @@ class ChatModel:
         Raises:
             openai.BadRequestError: The request cannot be rendered, or its prompt is too long.
         """
-        book, conversation = await finished(self._observed(request, size))  # the client may leave
+        book, conversation = await finished(self._observe(request, size))  # the client may leave
         reader = partial(self._read, conversation, request)
         params = self._params(conversation.length, request, sampling)
         if live is not None:
@@ -140,16 +140,16 @@ class ChatModel:
         for attempt in itertools.count():
             prompt = conversation.prompt()
             sampled = await self._sample(prompt, params, live and live.add)
-            tokens, wanted = [*sampled.tokens], request.format
-            reply, problem = _checked(
-                reader(tokens, is_cut=sampled.stop_reason == "length"), wanted
+            tokens, reply_format = [*sampled.tokens], request.format
+            reply, problem = _check_format(
+                reader(tokens, is_cut=sampled.stop_reason == "length"), reply_format
             )
-            if problem is None or wanted is None or attempt == RETRIES:
+            if problem is None or reply_format is None or attempt == RETRIES:
                 break
             async with book.lock:
                 self._note(conversation, request, prompt, sampled, None)
                 conversation.record(tokens, reply, self.renderer, is_seen=False)
-                correction = wanted.correction(problem)
+                correction = reply_format.correction(problem)
                 inject = partial(book.conversations.inject, conversation, [correction])
                 await finished(LongTexts(self.renderer).render(inject))
             params = self._params(conversation.length, request, sampling)
@@ -161,7 +161,7 @@ class ChatModel:
             reply = with_logprobs(reply, tokens, sampled.logprobs, self.renderer)
         return replace(reply, tokens=tuple(tokens))
 
-    async def _observed(self, request: ChatRequest, size: int) -> tuple[_Book, Conversation]:
+    async def _observe(self, request: ChatRequest, size: int) -> tuple[_Book, Conversation]:
         book = await self._book(request)
         observe = partial(book.conversations.observe, request, "")
         async with book.lock:  # a long text is rendered in a thread
@@ -187,11 +187,11 @@ class ChatModel:
     def _params(
         self, length: int, request: ChatRequest, sampling: Mapping[str, Any]
     ) -> types.SamplingParams:
-        most = reply_cap(length, self._context, request.max_tokens or self._max_tokens)
+        cap = reply_cap(length, self._context, request.max_tokens or self._max_tokens)
         try:
             params = tinker.SamplingParams(
                 stop=self.renderer.stop_with(request.stop),
-                max_tokens=most,
+                max_tokens=cap,
                 **{"temperature": 1.0, **sampling, **self._fixed},
             )
         except ValueError as error:
@@ -221,10 +221,10 @@ class ChatModel:
         book.tokens += tokens
         if self._books.get(book.key) is not book:
             return  # it was dropped meanwhile
-        self.kept += tokens
-        while self.kept > self._keep:
+        self.kept_tokens += tokens
+        while self.kept_tokens > self._keep:
             _, oldest = self._books.popitem(last=False)
-            self.kept -= oldest.tokens
+            self.kept_tokens -= oldest.tokens
             if self.records is not None:
                 for dropped in [*oldest.lengths]:
                     self.records[0].write(dropped)
@@ -235,20 +235,22 @@ class ChatModel:
             records.note(name, conversation, *turn)
 
 
-def _checked(reply: Reply, wanted: ReplyFormat | None) -> tuple[Reply, str | None]:
+def _check_format(reply: Reply, reply_format: ReplyFormat | None) -> tuple[Reply, str | None]:
     """The reply in the requested format, and what is wrong with it."""
-    if wanted is None or reply.finish_reason == "length":
+    if reply_format is None or reply.finish_reason == "length":
         return reply, None
-    reply = wanted.cleaned(reply)
-    return reply, wanted.problem(reply)
+    reply = reply_format.cleaned(reply)
+    return reply, reply_format.problem(reply)
 
 
-def _opening(request: ChatRequest, _: PromptRenderer, most: int | None) -> bytes:
+def _opening(request: ChatRequest, _: PromptRenderer, limit: int | None) -> bytes:
     """A digest of the first message that is not the system's; agents that hand over share it."""
     messages = (as_fields(message, index) for index, message in enumerate(request.messages))
-    others = (message for message in messages if message.get("role") not in ("system", "developer"))
-    opening = next(others, {})
-    check_text(opening, most)
+    candidates = (
+        message for message in messages if message.get("role") not in ("system", "developer")
+    )
+    opening = next(candidates, {})
+    check_text(opening, limit)
     text = json.dumps(opening, sort_keys=True, default=str)
     return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
 

@@ -13,7 +13,7 @@ from tinker import types
 from evert.bridge.chat.fields import json_object
 from evert.trainers.serving.client import ServedSamplingClient
 from evert.trainers.serving.errors import UnfitServerError
-from evert.trainers.serving.wire import FIT, Asked, Dialect
+from evert.trainers.serving.wire import FIT, CompletionRequest, Dialect
 
 KNOWN_PROMPT = "The quick brown fox jumps over 12 lazy dogs"
 """It has plain words, since servers differ in how they split unusual text."""
@@ -30,14 +30,14 @@ async def check_server(client: ServedSamplingClient, tokenizer: Any | None = Non
     Raises:
         UnfitServerError: It returns no ids or log-probabilities, or those of another model.
     """
-    ids, token, logprob = await _sampled(client)
+    ids, token, logprob = await _sample_probe(client)
     if tokenizer is not None:
-        ours = list(tokenizer.encode(KNOWN_PROMPT, add_special_tokens=False))
-        if ids != ours:
+        our_ids = list(tokenizer.encode(KNOWN_PROMPT, add_special_tokens=False))
+        if ids != our_ids:
             raise UnfitServerError(
                 f"{client.base_url} cuts {KNOWN_PROMPT!r} into the tokens {ids}, and our tokenizer "
                 f"({getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__}) into "
-                f"{ours}: {client.model!r} is another model, or its tokenizer another version. "
+                f"{our_ids}: {client.model!r} is another model, or its tokenizer another version. "
                 "Name the model that is served: model_name= in a command, tokenizer= in Python."
             )
     if await client.dialect() is Dialect.LLAMA_CPP:
@@ -53,12 +53,12 @@ async def check_server(client: ServedSamplingClient, tokenizer: Any | None = Non
         )
 
 
-async def _sampled(client: ServedSamplingClient) -> tuple[list[int], int, float]:
+async def _sample_probe(client: ServedSamplingClient) -> tuple[list[int], int, float]:
     """The known prompt's ids, as the server has them, and a token sampled after it."""
     params = types.SamplingParams(max_tokens=1, temperature=HEAT, seed=1)
-    answered = await client.request(Asked(client.model, KNOWN_PROMPT, params, texts=True))
-    [sequence] = answered.sequences
-    ids = answered.prompt_ids
+    answer = await client.request(CompletionRequest(client.model, KNOWN_PROMPT, params, texts=True))
+    [sequence] = answer.sequences
+    ids = answer.prompt_ids
     if ids is None and await client.dialect() is Dialect.LLAMA_CPP:
         body = {"content": KNOWN_PROMPT, "add_special": False}
         content = await client.post(client.base_url.removesuffix("/v1") + "/tokenize", body)

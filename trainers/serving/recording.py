@@ -110,21 +110,21 @@ class ServedRecords:
         renderers: Mapping[str, PromptRenderer],
         *,
         share: float = 1.0,
-        most: int = 2**30,
+        max_bytes: int = 2**30,
         idle: float = IDLE,
     ) -> None:
         self.share = share
         self._folder = folder / ROLLOUTS
         self._folder.mkdir(parents=True, exist_ok=True)
         self._recorder = Recorder(self._folder, share)
-        self._most, self._idle = most, idle
+        self._max_bytes, self._idle = max_bytes, idle
         self._renderers = {  # of their own, because the rows are made in a thread
             name: with_tokenizer(prompts.renderer, deepcopy(prompts.renderer.tokenizer))
             for name, prompts in renderers.items()
         }
         self._rollouts: dict[Conversation, _Rollout] = {}
         self._replies: dict[str, Transition] = {}  # by id, of the rollouts that are not written
-        self._taken: WeakKeyDictionary[Conversation, bool] = WeakKeyDictionary()
+        self._is_recorded: WeakKeyDictionary[Conversation, bool] = WeakKeyDictionary()
         self._seen = 0  # conversations
         self._file = 1 + max((int(file.stem) for file in self._files()), default=0)
         self._writer = ThreadPoolExecutor(1, "evert records")
@@ -148,10 +148,10 @@ class ServedRecords:
             sampled: What was sampled.
             reply_id: The id of the reply; None: the client does not get it.
         """
-        if conversation not in self._taken:
-            self._taken[conversation] = self._recorder.takes(self._seen)
+        if conversation not in self._is_recorded:
+            self._is_recorded[conversation] = self._recorder.takes(self._seen)
             self._seen += 1
-        if not self._taken[conversation]:
+        if not self._is_recorded[conversation]:
             return
         if conversation not in self._rollouts:
             self._rollouts[conversation] = _Rollout(model, self._renderers[model])
@@ -189,15 +189,15 @@ class ServedRecords:
         Returns:
             Whether the reply is on record.
         """
-        found = _ID.search(reply)
-        if found is None:
+        match = _ID.search(reply)
+        if match is None:
             return False
-        if (turn := self._replies.get(found[0])) is not None:
+        if (turn := self._replies.get(match[0])) is not None:
             turn.reward = reward
             turn.metrics[FEEDBACK] = 1.0
             return True
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._writer, self._change, found[0], reward)
+        return await loop.run_in_executor(self._writer, self._change, match[0], reward)
 
     def close(self) -> None:
         """Write all conversations. The event loop must have ended."""
@@ -220,7 +220,7 @@ class ServedRecords:
     def _rotate(self) -> None:
         sizes = {file: file.stat().st_size for file in self._files()}
         self._file += max(sizes.values()) >= FILE
-        while len(sizes) > 1 and sum(sizes.values()) > self._most:
+        while len(sizes) > 1 and sum(sizes.values()) > self._max_bytes:
             oldest = min(sizes)
             oldest.unlink()
             del sizes[oldest]

@@ -47,9 +47,9 @@ def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]
     is_linux = sys.platform == "linux"  # macOS's own libraries may not be used after a fork
     context: Any = multiprocessing.get_context("forkserver" if is_linux else "spawn")
     context.set_forkserver_preload(PRELOADED)
-    whole = (str(Path.cwd()), {**environment, **os.environ}, str(output), list(arguments))
+    process_args = (str(Path.cwd()), {**environment, **os.environ}, str(output), list(arguments))
     output.touch()  # the run may end before it opens the file
-    process: BaseProcess = context.Process(target=_live, args=whole)
+    process: BaseProcess = context.Process(target=_live, args=process_args)
     process.start()
     return process
 
@@ -118,13 +118,13 @@ def room_for(folder: RunFolder, pid: int | None) -> int:
     engine = (folder.read_json(RUN) or {}).get("engine", {})
     if engine.get("device", "cpu") != "cpu":
         return 1
-    taken = 1
+    memory = 1
     with suppress(psutil.Error):
         run = psutil.Process(pid)
         for process in (run, *run.children(recursive=True)):
-            taken += memory_of(process)
+            memory += memory_of(process)
     side_by_side = cores() // int(engine.get("threads", 1))
-    return max(1, min(side_by_side, 1 + int(free_memory() / (SPARE * taken))))
+    return max(1, min(side_by_side, 1 + int(free_memory() / (SPARE * memory))))
 
 
 def memory_of(process: psutil.Process) -> int:

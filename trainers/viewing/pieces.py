@@ -28,19 +28,19 @@ def pieces(tokenizer: Any, turns: Iterable[Sequence[int]]) -> list[list[str]] | 
     """
     from tokenizers.decoders import DecodeStream  # type: ignore[import-untyped]
 
-    end, left, found = time.monotonic() + LONGEST, LARGEST, list[list[str]]()
+    end, remaining, turn_texts = time.monotonic() + LONGEST, LARGEST, list[list[str]]()
     try:
         for ids in turns:
             stream, texts = DecodeStream(skip_special_tokens=False), list[str]()
-            found.append(texts)
+            turn_texts.append(texts)
             for token in ids:
                 texts.append(stream.step(tokenizer, token) or "")
-                left -= len(texts[-1])
-                if time.monotonic() > end or left < 0:
+                remaining -= len(texts[-1])
+                if time.monotonic() > end or remaining < 0:
                     return None
     except BaseException:  # its panics are no Exceptions
         return None
-    return found
+    return turn_texts
 
 
 def tokenizer_file(name: str, run: Path) -> Path | None:
@@ -64,11 +64,11 @@ def _candidates(name: str, folders: Iterable[Path]) -> Iterable[Path]:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, FILE)
+        path = try_to_load_from_cache(name, FILE)
     except (HFValidationError, OSError):
         return
-    if isinstance(found, str):
-        yield Path(found)
+    if isinstance(path, str):
+        yield Path(path)
 
 
 @lru_cache(4)

@@ -13,7 +13,13 @@ from evert.trainers.engine.clients.sampling_client import SamplingClient
 from evert.trainers.engine.common.errors import SamplingRequestError
 from evert.trainers.serving.errors import UnfitServerError
 from evert.trainers.serving.service import PolicyService
-from evert.trainers.serving.wire import Asked, Dialect, read_answer, read_request, write_request
+from evert.trainers.serving.wire import (
+    CompletionRequest,
+    Dialect,
+    read_answer,
+    read_request,
+    write_request,
+)
 
 PARAMS = [
     tinker.SamplingParams(max_tokens=5),
@@ -25,15 +31,17 @@ PARAMS = [
 
 def test_a_request_is_read_as_it_was_written() -> None:
     for params in PARAMS:
-        asked = Asked("m", [1, 2], params, count=3, prompt_logprobs=True)
+        asked = CompletionRequest("m", [1, 2], params, count=3, prompt_logprobs=True)
         assert read_request(write_request(asked)) == asked
     left_out = read_request(b'{"model": "m", "prompt": "Hi"}')
-    assert left_out == Asked("m", "Hi", tinker.SamplingParams(max_tokens=16), texts=True)
+    assert left_out == CompletionRequest(
+        "m", "Hi", tinker.SamplingParams(max_tokens=16), texts=True
+    )
 
 
 def test_each_server_is_asked_for_the_whole_distribution_in_its_own_words() -> None:
     llama, vllm = (
-        json.loads(write_request(Asked("m", [1], PARAMS[2]), dialect))
+        json.loads(write_request(CompletionRequest("m", [1], PARAMS[2]), dialect))
         for dialect in (Dialect.LLAMA_CPP, Dialect.VLLM)
     )
     assert llama["samplers"] == ["temperature"]
@@ -114,7 +122,7 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
         assert "has 200,000 characters, and" in (await answer.json())["error"]["message"]
 
 
-ASKED = Asked("m", [1, 2], tinker.SamplingParams(max_tokens=5, stop=[9]))
+ASKED = CompletionRequest("m", [1, 2], tinker.SamplingParams(max_tokens=5, stop=[9]))
 
 
 def answer(**choice: Any) -> bytes:
