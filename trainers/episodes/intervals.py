@@ -1,9 +1,9 @@
 """``interval``: the 95 % interval of a mean or of a share, for every table, figure and page.
 
-It is for all tasks of the kind, of which the played tasks are a sample. A mean has Student's, over
-the tasks' means. A share has Clopper and Pearson's exact one of a binomial (Biometrika 26, 1934),
-for the number of independent episodes that the spread between tasks shows, as Korn and Graubard do
-for surveys (Survey Methodology 24, 1998). ``benchmarks/intervals.py`` measures both.
+It covers all tasks of the kind; the played tasks are a sample. A mean has Student's interval over
+the tasks' means. A share has Clopper and Pearson's exact binomial interval (Biometrika 26, 1934)
+for the effective number of independent episodes, given the spread between tasks, as Korn and
+Graubard do for surveys (Survey Methodology 24, 1998). ``benchmarks/intervals.py`` measures both.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""``Person``: a model whose replies somebody types at the terminal.
+"""``Person``: a model whose replies a person types at the terminal.
 
 A line is a reply; one that ends with a backslash continues on the next. ``name key=value`` calls a
 tool that the request offers; values are quoted as in a shell. Ctrl-D ends the episode.
@@ -27,12 +27,12 @@ class EndOfInputError(EvertError, EOFError):
 
 @dataclass
 class Person:
-    """Somebody at the terminal, who answers one request after the other."""
+    """A person at the terminal who answers requests one at a time."""
 
     _input: bytes = field(default=b"", init=False, repr=False)
 
     async def __call__(self, request: ChatRequest) -> Reply:
-        """Return the reply that is typed.
+        """Return the typed reply.
 
         Raises:
             EndOfInputError: The input has ended.

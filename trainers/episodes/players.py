@@ -4,9 +4,9 @@
 of its ``ready``. All contestants play the evaluation's agent, with its options and beside its
 frozen models; players without a model are agents themselves.
 
-A contestant's digest covers all that decides its replies: its weights, in whatever folder, the
-agent, the renderer, the most tokens of a reply, the episode's settings. The weights behind an
-endpoint or a server are unknown: its address and the model's name count instead.
+A contestant's digest covers everything that determines its replies: the weights (not their folder),
+the agent, the renderer, the maximum tokens of a reply, the episode's settings. The weights behind
+an endpoint or a server are unknown: its address and the model's name count instead.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ from evert.trainers.serving.fitness import check_server
 from evert.trainers.system.command import run_async
 
 NO_MATTER = frozenset({"agent_timeout", "close_timeout", "context_length"})
-"""Settings of an episode that do not change what is said in it."""
+"""Settings of an episode that do not change its messages."""
 
 OPENAI_KEY, SERVER_KEY = "OPENAI_API_KEY", "VLLM_API_KEY"
 """Environment variables with the keys of endpoints and servers, unless settings name another."""
@@ -70,7 +70,7 @@ Policy: TypeAlias = Callable[[ChatAgentEnv, int], TokenCompleter]
 
 
 class EndpointError(EvertError, RuntimeError):
-    """The endpoint of the model that plays gives no answer. Finished episodes are kept."""
+    """The endpoint of the playing model does not answer. Finished episodes are kept."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Contestant:
         name: Its name in the tables.
         settings: The settings of its episodes.
         agent: Import path of the agent; without a model, of a function from a seed to the agent.
-        run: The run that trained it, or would: engine, model, renderer, most tokens of a reply.
+        run: The run that trained it, or could: engine, model, renderer, maximum tokens of a reply.
         model: The model that answers the agent's calls; None: a player without a model.
         context_length: Tokens of its context, as its server says; None: unknown.
     """
@@ -95,7 +95,7 @@ class Contestant:
 
     @property
     def digest(self) -> str:
-        """Digest of all that decides its replies; see the module."""
+        """Digest of everything that determines its replies; see the module."""
         text = json.dumps([self.agent, self._episode(), *self._reply_sources()])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -127,7 +127,7 @@ class Contestant:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of a reply that is sampled by token ids."""
+        """Maximum tokens of a reply that is sampled by token ids."""
         return self.settings.max_tokens or self.run.max_tokens
 
     @property
@@ -171,7 +171,7 @@ class Contestant:
         """Make it ready to play inside the block; ``say`` gets a line about its engine.
 
         Raises:
-            EndpointError: Its endpoint gives no answer.
+            EndpointError: Its endpoint does not answer.
         """
         with self._policy(say) as (policy, fitting):
             service = self.run.base_url if self.weights else None
@@ -251,7 +251,7 @@ def find(name: str, settings: PlayingSettings) -> Contestant:
     base = model.base_model or settings.model_name
     if not base:
         raise ModelNameError(
-            f"{name} are weights of an unknown base model. Pass it, for example "
+            f"The base model of the weights {name} is unknown. Pass it, for example "
             "model_name=Qwen/Qwen3-8B. For weights of the embedded engine pass their run: "
             "runs/NAME."
         )

@@ -56,7 +56,7 @@ class Episode:
     """The result of one episode, a line of ``episodes.jsonl``; a missing text is "".
 
     Attributes:
-        digest: The contestant's (``players.py``); "" if the episode is never looked up.
+        digest: The contestant's digest (``players.py``); "" if the episode is never looked up.
         reward: The episode's reward; None if the agent failed.
         tokens: Number of sampled tokens.
         metrics: Metrics of the agent and the Env, summed over the turns.
@@ -101,7 +101,7 @@ class Episode:
         except TypeError as error:
             raise EpisodeError(
                 f"A record of an episode has other fields than this version of evert writes: "
-                f"{error}. Start anew in another folder, or use the version that wrote it."
+                f"{error}. Start again in another folder, or use the version that wrote it."
             ) from error
 
 
@@ -152,7 +152,7 @@ class Player:
 
     Attributes:
         opponents: Models at some of the seats; None: the policy plays all seats.
-        strict: Whether an agent's failure is raised; else it is an episode without a reward.
+        strict: Whether an agent's failure is raised; if not, the episode has no reward.
         dialogues: Number of tasks of a split whose dialogues are recorded.
         record: Records every rollout; None: no record.
         hooks: The hooks into an Env's rollout; None: none.
@@ -266,8 +266,8 @@ def _seat_seed(draws: int, number: int) -> int:
 async def gather_seats(rollouts: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
     """Play an episode's seats side by side.
 
-    A failure of this episode is raised when all have ended, any other error at once: if the policy
-    fails at one seat, nothing ends the others.
+    A failure of this episode is raised when all seats have ended. Any other error is raised at
+    once: if the policy fails at one seat, nothing ends the others.
     """
     ends = await side_by_side(map(_trajectory_or_failure, rollouts))
     for end in ends:

@@ -27,7 +27,7 @@ class SeededPolicy(TokenCompleter):
 
     client: tinker.SamplingClient | ServedSamplingClient
     max_tokens: int
-    """Most tokens of a reply."""
+    """Maximum tokens of a reply."""
     temperature: float
     """0 for greedy."""
     seed: int
@@ -81,7 +81,7 @@ class EndpointPolicy(TokenCompleter):
     remote: FrozenAnswer
     """The model, whose temperature counts; or the person."""
     max_tokens: int | None = None
-    """Most tokens of a reply, unless the agent asks for fewer; None: no limit."""
+    """Maximum tokens of a reply, unless the agent requests fewer; None: no limit."""
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
@@ -106,6 +106,6 @@ class NoPolicy(TokenCompleter):
     ) -> TokensWithLogprobs:
         """Raise a PolicyError."""
         raise PolicyError(
-            "This player called a model, and it has none. Name a model in models=, or correct the "
+            "This player has no model, but called one. Name a model in models=, or correct the "
             "player."
         )

@@ -34,8 +34,8 @@ class Score:
         questions: Mean number of questions (or of turns) in successful episodes; None: no success.
         calls: Mean number of tool calls.
         errors: Number of episodes that failed.
-        won, drawn, lost: Shares of the games, by the game's metrics; None if it has none of these.
-        play: Means of the game's own metrics (``Game.metrics``), where it noted them.
+        won, drawn, lost: Shares of the games, by the game's metrics; None if not recorded.
+        play: Means of the game's own metrics (``Game.metrics``), where it recorded them.
         reward_error: Half the 95 % interval of the mean reward; None for fewer than two tasks.
         pass_at: pass@k by k.
     """
@@ -148,7 +148,7 @@ def turns_name(episodes: Iterable[Episode]) -> str:
 
 
 def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
-    """Scores for a terminal, without columns that would say nothing."""
+    """Scores for a terminal, without uninformative columns."""
     columns: dict[str, Callable[[Score], str]] = {
         "episodes": lambda row: str(row.episodes),
         "success": lambda row: f"{row.success:.1%}",
@@ -170,7 +170,7 @@ def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
 
 
 def as_play_table(rows: Sequence[Score]) -> Table | None:
-    """The games' own metrics, for a terminal; None where there are none."""
+    """The games' own metrics, for a terminal; None if there are none."""
     with_play = [row for row in rows if row.play]
     names = dict.fromkeys(name for row in with_play for name in row.play)
     columns = {name.replace("_", " "): partial(_play_text, name) for name in names}

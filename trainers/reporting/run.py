@@ -1,6 +1,6 @@
 """Reads a run folder for its report: ``read_run`` returns a ``Run``.
 
-The files that it reads, as far as there are any:
+The files that it reads, if they exist:
 
     run.json       settings and machine; a run of the Cookbook alone has config.json instead
     metrics.jsonl  a row of numbers per step, from the first step on
@@ -46,7 +46,7 @@ SUCCESS_NAMES = ("success", "correct", "found", "solved", "won", "accuracy")
 
 
 class ReportError(EvertError, ValueError):
-    """A report cannot be made: a path is no run, an option is wrong, or it cannot be written."""
+    """A report cannot be made: a path is not a run, an option is wrong, or writing fails."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Run:
     final: float | None
     """Held-out mean reward of the last weights, at temperature 1; None if unknown."""
     failures: "Failures"
-    """Of the episodes in training; none for a run of the Cookbook alone."""
+    """Failures of the episodes in training; empty for a run of the Cookbook alone."""
     skipped: int
     """Batches that nothing could be learned from."""
     samples: list[dict[str, Any]]
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def progress(self) -> str:
-        """Steps done, and of how many, if that is known and a resumed run did no more."""
+        """Finished steps, and their planned number if known and not exceeded by a resumed run."""
         planned = self.settings.get("steps", self.settings.get("max_steps"))
         is_planned = isinstance(planned, int) and planned >= len(self.rows)
         steps = f"{len(self.rows)} of {planned}" if is_planned else f"{len(self.rows)}"
@@ -103,7 +103,7 @@ def read_run(path: Path) -> Run:
     """Read a run folder, finished or not.
 
     Raises:
-        ReportError: The path is no run, or its ``run.json`` is broken.
+        ReportError: The path is not a run, or its ``run.json`` is broken.
     """
     facts = read_json(path / files.RUN)
     config = read_json(path / CONFIG) or {}
@@ -198,7 +198,7 @@ def _samples(path: Path, before: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def no_run(path: Path) -> str:
-    """Say why a path is no run, and what to name instead."""
+    """Say why a path is not a run, and what to name instead."""
     advice = "Name the folder of a run of `evert train`: it holds a run.json."
     if path.is_dir():
         inside = sorted(str(file.parent) for file in path.glob(f"*/{files.RUN}"))[:6]

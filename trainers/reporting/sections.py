@@ -38,9 +38,9 @@ from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
 
 TIME_SPENT = "time_spent.png"
 UNTOLD = ("log_path",)
-"""Settings that differ in any two runs, and so say nothing."""
+"""Settings that differ between any two runs, so they are uninformative."""
 LONGEST_VALUE = 160
-"""Most characters shown of a setting."""
+"""Maximum characters shown of a setting."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ HELD_OUT_ROLLOUTS = "eval_*_rollout_summaries.jsonl"
 SCHEMA = 1
 """Version of the Cookbook's rollout records that is read here."""
 MOST_FILES = 24
-"""Most rollout files that are read whole to count tokens."""
+"""Maximum rollout files that are read to count tokens."""
 
 
 @final
@@ -34,7 +34,7 @@ class Tokens:
     prefill: int
     sample: int
     train: int | None
-    """None: the rollouts do not say."""
+    """None: the rollouts do not record it."""
     is_estimate: bool
     """Whether ``train`` is scaled up from some of the steps."""
 

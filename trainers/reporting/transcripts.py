@@ -28,7 +28,7 @@ STEPS = 3
 MOST_TURNS = 12
 """Turns shown of an episode: the first ones and the last."""
 MOST_CHARACTERS = 2_000
-"""Of a turn's notes and messages together."""
+"""Maximum characters of a turn's notes and messages."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Episode:
     """Its length, and why it stopped."""
     turns: list[Turn]
     left_out: int
-    """Turns left out before the last one."""
+    """Number of turns omitted before the last one."""
 
 
 def training_episodes(run: Run) -> dict[str, list[Episode]]:

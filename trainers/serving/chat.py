@@ -49,19 +49,19 @@ from evert.trainers.serving.streaming import LiveReply
 logger = logging.getLogger(__name__)
 
 KEPT_TOKENS = 2**21
-"""Most tokens of the conversations that a model keeps, by default."""
+"""Default of the maximum tokens of the conversations that a model keeps."""
 
 CONVERSATION = 256
-"""Tokens that need about as much memory as a conversation, or a book, needs beside its tokens."""
+"""Overhead of a conversation or a book in memory, counted in tokens."""
 
 BYTES = 32
-"""Bytes of a request that may need as much memory as a token; images and ids are not all tokens."""
+"""Bytes of a request that count as one token of memory: images and ids are not all tokens."""
 
 RETRIES = 2
-"""How often a reply that does not have the requested format is sampled again."""
+"""How often a reply is resampled if it does not have the requested format."""
 
 KEPT_RESPONSES = 2**26
-"""Most characters of the responses that ``previous_response_id`` can name."""
+"""Maximum characters of the responses that ``previous_response_id`` can name."""
 
 Sample = Callable[..., Awaitable[types.SampledSequence]]
 """From a prompt, its parameters, and a function that gets the tokens so far (or None)."""
@@ -82,10 +82,10 @@ class ChatModel:
     Args:
         sample: Samples a reply.
         renderer: Renders its prompts.
-        context: Tokens of its context; None if they are not known.
-        max_tokens: Most tokens of a reply whose request sets no cap.
-        sampling: Sampling parameters that hold for every reply, whatever requests ask for.
-        keep: Most tokens of the conversations that are kept.
+        context: Tokens of its context; None if unknown.
+        max_tokens: Maximum tokens of a reply if the request sets no limit.
+        sampling: Sampling parameters of every reply; they override those of requests.
+        keep: Maximum tokens of the conversations that are kept.
 
     Attributes:
         records: Where conversations are recorded, and this model's name there; None: nowhere.
@@ -123,7 +123,7 @@ class ChatModel:
 
         Args:
             request: The request.
-            sampling: How its client wants to sample.
+            sampling: The sampling parameters that the client requests.
             live: Gets the tokens while they are sampled.
             size: Bytes of the request's body.
             reply_id: The id of the reply, for its record.
@@ -207,7 +207,7 @@ class ChatModel:
         book = self._books.get(key)
         if book is None:
             book = self._books[key] = _Book(key, ConversationBook(self.renderer))
-            self._add(book, CONVERSATION)  # its first request may be refused
+            self._add(book, CONVERSATION)  # even if its first request is refused
         else:
             self._books.move_to_end(key)
         return book
@@ -304,7 +304,7 @@ class ChatApi(Api):
             raise server_error(500, f"{type(error).__name__}: {error}") from error
 
     def _find(self, name: str) -> ChatModel:
-        """Return the model of a name. Any name is the only model's."""
+        """Return the model with this name. A single model answers to any name."""
         if len(self._models) == 1:
             return next(iter(self._models.values()))
         if (model := self._models.get(name)) is None:

@@ -37,7 +37,7 @@ TIMEOUT = 600.0
 class ServedSamplingClient:
     """Samples from a model behind vLLM's ``/v1/completions``, tokens in and tokens out.
 
-    ``base_model`` None: as ``model``. ``dialect`` None: the server is asked at the first call.
+    ``base_model`` None: same as ``model``. ``dialect`` None: the first call asks the server.
     """
 
     def __init__(
@@ -125,12 +125,12 @@ class ServedSamplingClient:
             return [dict(model) for model in orjson.loads(content)["data"]]
         except (ValueError, KeyError, TypeError) as error:
             raise NotServedError(
-                f"{self.base_url}/models is no list of models: {content[:200]!r}. Pass the address "
-                "of an OpenAI-like server, which usually ends in /v1."
+                f"{self.base_url}/models did not return a list of models: {content[:200]!r}. Pass "
+                "the address of an OpenAI-like server, which usually ends in /v1."
             ) from error
 
     async def dialect(self) -> Dialect:
-        """The server's dialect; the server is asked once."""
+        """The server's dialect; the server is asked only once."""
         if self._dialect is None:
             models = {str(model.get("id")): model for model in await self.models()}
             if self.model not in models:

@@ -17,11 +17,11 @@ from evert.trainers.engine.common.errors import EngineClosedError, SamplingReque
 from evert.trainers.serving.errors import NotServedError, ServerGoneError, ServingError
 
 KEEP_ALIVE, KEEP_ALIVE_EVERT = 4.0, 25.0
-"""Seconds that an idle connection is kept: fewer than servers keep it (uvicorn 5, ours 30). A new
+"""Seconds that an idle connection is kept: fewer than servers keep it (uvicorn 5, evert 30). A new
 one costs as much as four requests, and workers are idle while the trainer trains."""
 
 LONG_BODY = 2**20
-"""Bytes from which aiohttp wants a body as a stream."""
+"""Bytes from which aiohttp expects a body as a stream."""
 
 CONNECT_TIME = 30.0
 """Seconds to connect."""

@@ -3,7 +3,8 @@
 A known prompt is sent twice. First as text, from which the server samples a token: if its ids of
 the prompt differ from ours, it has another vocabulary. Then as ids with that token at the end: if
 the token's log-probability differs between the answers, the server reports another distribution
-(vLLM's ``--logprobs-mode processed_logprobs``). llama.cpp scores no prompts: only ids are compared.
+(vLLM's ``--logprobs-mode processed_logprobs``). llama.cpp does not score prompts: there, only ids
+are compared.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ from evert.trainers.serving.errors import UnfitServerError
 from evert.trainers.serving.wire import FIT, CompletionRequest, Dialect
 
 KNOWN_PROMPT = "The quick brown fox jumps over 12 lazy dogs"
-"""It has plain words, since servers differ in how they split unusual text."""
+"""It has only common words, since servers split unusual text differently."""
 HEAT = 2.0
 """Temperature at which that token is sampled; processed log-probabilities show its effect."""
 

@@ -1,15 +1,16 @@
 """``PolicyService``: sampling clients of this process, served over HTTP to workers and others.
 
-    GET  /v1/models        what is offered now
+    GET  /v1/models        the models that are offered now
     POST /v1/completions   vLLM's format, with token ids (``wire.py``)
     POST ...               the chat APIs of the models of ``chat`` (``chat.py``)
     POST /v1/feedback      rewards of recorded replies (``recording.py``)
 
 The service has its own thread and event loop, so that a busy trainer does not keep workers waiting.
 Each request calls the offered client's ``sample``. Requests that arrive together share the engine's
-batches, and so do this process's own samples. Closing the connection cancels the request.
+batches with each other and with this process's own samples. Closing the connection cancels the
+request.
 
-The key allows sampling, and nothing else. Requests without the key, and those of web pages, are
+The key allows only sampling. Requests without the key, and those of web pages, are
 refused (``is_named``, ``is_from_here``). Beyond loopback the traffic is plain HTTP.
 """
 
@@ -63,7 +64,7 @@ from evert.trainers.serving.wire import (
 logger = logging.getLogger(__name__)
 
 PEERS = 4096
-"""Most idle connections that brought the key; above that the oldest are closed."""
+"""Maximum idle connections that have sent the key; beyond it the oldest are closed."""
 
 BACKLOG = 4096
 WITHDRAWN = 256
@@ -137,7 +138,7 @@ class PolicyService:
         )
 
     def chat(self, models: Mapping[str, ChatModel], records: ServedRecords | None = None) -> None:
-        """Answer the chat APIs, too, by these models; make them with ``sample``.
+        """Also answer the chat APIs, with these models; make them with ``sample``.
 
         Args:
             models: The models, by the names that clients use.
@@ -146,7 +147,7 @@ class PolicyService:
         self._chat, self._records = ChatApi(models, records), records
 
     def sample(self, client: Any) -> Sample:
-        """Return what samples a ``ChatModel``'s replies from an embedded engine's client."""
+        """Return a ``ChatModel``'s sampling function for an embedded engine's client."""
         return partial(self._sample, client)
 
     async def _sample(
@@ -174,7 +175,7 @@ class PolicyService:
                 del self._offered[name]
 
     def close(self) -> None:
-        """Stop, and close all connections, with their requests. Further calls do nothing."""
+        """Stop, close all connections and cancel their requests. Further calls do nothing."""
         if self._thread.is_alive() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._closing.set)
         if self._thread is not threading.current_thread():
@@ -227,7 +228,7 @@ class PolicyService:
             return error_answer(
                 404,
                 "NotFoundError",
-                f"There is no {request.method} {path} here; there are GET /v1/models and "
+                f"{request.method} {path} is not served here. Use GET /v1/models or "
                 "POST /v1/completions, with token ids.",
             )
         body = await body_of(request)
@@ -297,7 +298,7 @@ class PolicyService:
                 f"newer ones. Name weights that are offered now: {names}."
             )
         else:
-            message = f"There is no model {name!r} here. Name one that is offered: {names}."
+            message = f"No model {name!r} is served here. Name one that is offered: {names}."
         return error_answer(404, "NotServedError", message)
 
 

@@ -25,7 +25,7 @@ from evert.bridge.clients.http.calls import PING_EVERY
 from evert.bridge.clients.http.connections import being_read, send, whole
 
 SHORTEST_PAUSE = 0.02
-"""Seconds between two readings of a reply, at least."""
+"""Minimum seconds between two readings of a reply."""
 
 SHARE = 20
 """A pause is this many times as long as a reading, so that reading takes 5 % of a core at most."""
@@ -72,7 +72,7 @@ class LiveReply:
         self._arrived.set()
 
     async def wait_for_begin(self, reply: "asyncio.Future[Reply]") -> bool:
-        """Wait until the prompt is accepted; False if ``reply`` was done, or refused, before."""
+        """Wait until the prompt is accepted; False if ``reply`` ended or was refused before."""
         self._reply = reply
         reply.add_done_callback(lambda _: self._arrived.set())
         waiting = asyncio.ensure_future(self._has_begun.wait())
@@ -162,7 +162,7 @@ async def stream_reply(
             await response.write_eof()
         return response
     finally:
-        reply.cancel()  # if the client has gone
+        reply.cancel()  # if the client has disconnected
 
 
 async def _encode_events(

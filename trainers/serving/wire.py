@@ -28,9 +28,9 @@ from evert.trainers.serving.errors import UnfitServerError
 
 PROMPT_LOGPROBS = "prompt_logprobs"
 MAX_TOKENS = 16
-"""Most tokens of a reply if a request has no ``max_tokens``; ``null``: what the context allows."""
+"""Default of ``max_tokens``; ``null``: as many as the context allows."""
 MOST_REPLIES = 256
-"""Most replies per request, since all are in memory until the last is sampled."""
+"""Maximum replies per request, since all are in memory until the last is sampled."""
 
 _REQUIRED: Any = object()
 
@@ -58,7 +58,7 @@ class Dialect(Enum):
     EVERT = "evert"
     LLAMA_CPP = "llamacpp"
     VLLM = "vllm"
-    """Also every other server with vLLM's API."""
+    """Or any other server with vLLM's API."""
 
     @classmethod
     def of(cls, owner: object) -> "Dialect":
@@ -86,7 +86,7 @@ class CompletionAnswer:
 
     sequences: list[types.SampledSequence]
     prompt_logprobs: list[float | None] | None = None
-    """One per token, None for the first; None: not requested."""
+    """One per token, None for the first token; None: not requested."""
     prompt_ids: list[int] | None = None
     """The prompt's ids on the server; None: not in the answer."""
 
@@ -124,7 +124,7 @@ def write_request(request: CompletionRequest, dialect: Dialect = Dialect.EVERT) 
 
 
 def _written_stop(stop: str | Sequence[str] | Sequence[int] | None, dialect: Dialect) -> Any:
-    """Stops with Tinker's meaning: given ones replace the model's own."""
+    """Stops with Tinker's meaning: those of a request replace the model's own."""
     if stop is None:
         return {}
     items = [stop] if isinstance(stop, str) else list(stop)
@@ -140,7 +140,7 @@ def read_request(content: bytes) -> CompletionRequest:
         body = orjson.loads(content)
     except ValueError as error:
         raise SamplingRequestError(
-            f"The body is no JSON: {error}. Send an object as vLLM's /v1/completions takes it."
+            f"The body is not JSON: {error}. Send an object as vLLM's /v1/completions takes it."
         ) from None
     if not isinstance(body, dict):
         raise SamplingRequestError(
@@ -167,7 +167,7 @@ def read_request(content: bytes) -> CompletionRequest:
 
 
 def _read_stop(settings: Mapping[str, Any], ignores_end: bool) -> Any:
-    """The given stops; None: the model's own end tokens."""
+    """The request's stops; None: the model's own end tokens."""
     ids, texts = settings["stop_token_ids"], settings["stop"]
     if ids and texts:
         raise SamplingRequestError("Got both stop and stop_token_ids; expected one of the two.")

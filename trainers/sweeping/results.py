@@ -1,7 +1,7 @@
 """The results of a sweep: the objective of a run, the best values, the table.
 
 The best values have the highest lower end of the interval of their mean over the seeds, not the
-luckiest run. The 95 % are for all choices together; without several seeds there is no interval.
+luckiest run. The 95 % hold for all choices jointly; an interval needs several seeds.
 """
 
 import math
@@ -20,7 +20,7 @@ from evert.trainers.sweeping.study import HELD_OUT, SEED, Run
 
 
 class ObjectiveError(EvertError, ValueError):
-    """A finished run has no such objective."""
+    """A finished run did not record the objective."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Choice:
     """Mean of the objective."""
     low: float | None
     high: float | None
-    """Ends of the mean's interval; None where no choice has several seeds."""
+    """Ends of the mean's interval; None if no choice has several seeds."""
     runs: tuple[int, ...]
     """Numbers of the runs with these values, one per seed."""
 
@@ -46,14 +46,14 @@ def objective_of(folder: RunFolder, objective: str) -> float:
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)
     names = textwrap.shorten(", ".join(metrics), 300, placeholder=" ...") or "nothing"
-    raise ObjectiveError(f"the run's {objective!r} is {value}, no finite number; it has {names}")
+    raise ObjectiveError(f"the run's {objective!r} is {value}, not a finite number; it has {names}")
 
 
 def rank(runs: Sequence[Run]) -> list[Choice]:
     """The choices of values with a completed run, the best first."""
     by_values: dict[Any, dict[Any, Run]] = defaultdict(dict)
     for run in runs:
-        if run.objective is not None:  # a repeated seed is the same run, and tells nothing new
+        if run.objective is not None:  # a repeated seed is the same run
             values = tuple((key, value) for key, value in run.values.items() if key != SEED)
             by_values[values][run.values.get(SEED)] = run
     choices = []

@@ -215,7 +215,7 @@ class Record:
         return self.runs[number]
 
     def next(self) -> Run | None:
-        """The run to start next; None if there is none left."""
+        """The run to start next; None if all have started."""
         number = self._retries.popleft() if self._retries else len(self.runs)
         if number >= self._plan.trials:
             return None

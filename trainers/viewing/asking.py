@@ -9,7 +9,7 @@ from evert.trainers.viewing.index import Index
 from evert.trainers.viewing.lines import RECORDED, SUMMARY, Row
 
 FOUND = 200
-"""Most episodes that a search or a list returns."""
+"""Maximum number of episodes that a search or a list returns."""
 
 
 def counts(index: Index) -> dict[int, Row]:
@@ -29,8 +29,8 @@ def counts(index: Index) -> dict[int, Row]:
 def steps(index: Index, run: int) -> list[Row]:
     """Return a run's steps, or an evaluation's models, with the rewards of their episodes.
 
-    Rewards are of all episodes if the Cookbook wrote summaries, else of the recorded ones;
-    ``half`` is half the 95 % interval of the mean, by groups.
+    Rewards cover all episodes if the Cookbook wrote summaries, else the recorded ones. ``half`` is
+    half the width of the mean's 95 % interval, computed over groups.
     """
     rows = index.ask(
         """
@@ -56,7 +56,7 @@ def steps(index: Index, run: int) -> list[Row]:
 
 
 def episodes(index: Index, run: int, split: str, model: str, step: int) -> list[Row]:
-    """Return the episodes of a step, recorded ones before those with only lengths and rewards."""
+    """Return the episodes of a step; those with only lengths and rewards come last."""
     rows = index.ask(
         "SELECT id, kind, grp, traj, seat, reward, turns, tokens, lineages, breaks, ending, task, "
         "said FROM episodes WHERE run = ? AND split = ? AND model = ? AND step = ? "
@@ -96,8 +96,8 @@ def episode(index: Index, number: int) -> tuple[Row, bytes]:
     """Return an episode's entry and its line.
 
     Raises:
-        LookupError: There is no episode of that number any more.
-        OSError: Its file is gone.
+        LookupError: No episode has that number any more.
+        OSError: Its file no longer exists.
     """
     rows = index.ask(
         "SELECT e.*, f.path FROM episodes e JOIN files f ON f.id = e.file WHERE e.id = ?",
@@ -112,9 +112,9 @@ def episode(index: Index, number: int) -> tuple[Row, bytes]:
 
 
 def _without_duplicates(rows: list[Row]) -> list[Row]:
-    """Leave out the Cookbook's summaries of groups that are recorded, too.
+    """Leave out the Cookbook's summaries of groups that are also recorded.
 
-    The two number groups differently, but the same group has the same lengths.
+    The two files number groups differently, so groups are matched by their lengths.
     """
 
     def lengths(grp: int, kind: str) -> tuple[tuple[int, int], ...]:

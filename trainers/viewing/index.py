@@ -43,15 +43,15 @@ CREATE INDEX IF NOT EXISTS by_file ON episodes (file);
 CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (text, content='');
 """
 VERSION = zlib.crc32(SCHEMA.encode())
-"""Of the schema; part of the database's name."""
+"""A checksum of the schema; part of the database's name."""
 LONGEST_LINE = 32 * 2**20
-"""Most bytes of a line; a file with a longer line is read up to there."""
+"""Maximum bytes of a line; a file with a longer line is read up to that line."""
 AT_ONCE = 200, 8 * 2**20
 """Lines, or bytes, after which a transaction is committed."""
 DEEPEST, MOST_RUNS = 4, 1_000
-"""How deep named folders are searched for runs, and the most runs that are found."""
+"""How deep the given folders are searched for runs, and the maximum number of runs."""
 LARGE = 2**30
-"""Larger files, in bytes, are read after all others."""
+"""Files with more bytes are read after all others."""
 FACTS = (files.RUN, files.METRICS, files.BATCHES, files.BEFORE, files.RESULT, files.SCORES)
 Stamp: TypeAlias = tuple[int, int, int]
 """Size, change time and inode: they change with a file or its permissions."""
@@ -64,20 +64,20 @@ class Index:
 
     Args:
         paths: Folders of runs or evaluations, folders that contain these, or files of rollouts.
-        database: The SQLite file; a damaged one is made anew.
+        database: The SQLite file; a damaged one is rebuilt.
     """
 
     def __init__(self, paths: Sequence[Path], database: Path) -> None:
         self.runs: dict[int, Path] = {}
-        """Number -> run, of the runs that exist now."""
+        """Number -> run, for the runs that exist now."""
         self.facts: dict[int, tuple[Stamp | None, ...]] = {}
         """Number -> stamps of the run's ``FACTS``, the files without episodes."""
         self.behind = 0
-        """Bytes that are not read yet."""
+        """Bytes that have not been read yet."""
         self.version = 0
         """Increases with every change."""
         self.troubles: dict[Path, str] = {}
-        """Why a file or a folder is not read, or only in part."""
+        """Why a file or a folder could not be read completely."""
         self._paths = paths
         self._database = database
         self._lock = threading.Lock()
@@ -85,7 +85,7 @@ class Index:
         self._stamps: dict[Path, tuple[int, Stamp]] = {}
         """The stamps of files when they were read to their ends."""
         self._is_damaged = False
-        """Whether the database has to be made anew."""
+        """Whether the database must be rebuilt."""
         self._reader = self._writer = sqlite3.connect(":memory:")  # until it is open
         try:
             self._open()
@@ -102,7 +102,7 @@ class Index:
         self._writer.close()
 
     def _open(self) -> None:
-        self._close()  # also what a failed attempt has opened
+        self._close()  # a failed attempt may have opened it
         self._database.touch(mode=0o600)  # the runs may be private
         self._writer = sqlite3.connect(self._database, check_same_thread=False)
         self._reader = sqlite3.connect(self._database, check_same_thread=False)
@@ -110,7 +110,7 @@ class Index:
         self._writer.executescript(SCHEMA)
 
     def _make_anew(self) -> None:
-        self._is_damaged = True  # until it is made: this may fail, on a full disk
+        self._is_damaged = True  # stays set if rebuilding fails, for example on a full disk
         with self._lock:
             self._close()
             for end in ("", "-wal", "-shm"):
@@ -124,8 +124,8 @@ class Index:
         """Return the rows of an SQL query.
 
         Raises:
-            sqlite3.Error: The question is wrong, or the database is damaged: the next ``look``
-                makes it anew.
+            sqlite3.Error: The query is wrong, or the database is damaged; the next ``look``
+                rebuilds a damaged one.
         """
         with self._lock:
             try:
@@ -219,7 +219,7 @@ class Index:
         return int(number), int(offset)
 
     def _take(self, run: int, file: Path, number: int, offset: int) -> Iterator[int]:
-        """Read a file's new lines; yield the bytes of each lot after its commit."""
+        """Read a file's new lines; yield the size of each batch in bytes after its commit."""
         with file.open("rb") as lines:
             while lot := list(_lines(lines, offset)):
                 broken, place = 0, offset
@@ -278,12 +278,12 @@ def _mark(file: Path, start: int, end: int) -> int | None:
 
 
 def _checksum(file: BinaryIO, line: bytes) -> int:
-    """Of a line's beginning and the file's inode, since a file that is replaced has another."""
+    """Checksum of a line's beginning and the inode, which changes when a file is replaced."""
     return zlib.crc32(line[:4096], os.fstat(file.fileno()).st_ino & 0xFFFFFFFF)
 
 
 def _lines(file: BinaryIO, start: int) -> Iterator[bytes]:
-    """Some whole lines, or a file's trace; a line without its end is left for later."""
+    """Some complete lines, or a file's trace; an incomplete line is left for later."""
     file.seek(start)
     max_lines, remaining = AT_ONCE
     if is_trace_file(Path(os.fsdecode(file.name))):
@@ -299,7 +299,7 @@ def _lines(file: BinaryIO, start: int) -> Iterator[bytes]:
 
 
 def _stamp(file: Path) -> Stamp | None:
-    """None: it is no file, or gone."""
+    """None: it is not a regular file, or no longer exists."""
     try:
         status = file.stat()
     except OSError:
@@ -308,7 +308,7 @@ def _stamp(file: Path) -> Stamp | None:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the run folders, evaluations and files of rollouts in some folders, each once."""
+    """Return the run folders, evaluations and files of rollouts in some folders, deduplicated."""
     runs, visited = list[Path](), set[tuple[int, int]]()
 
     def search(path: Path, deep: int) -> None:
@@ -333,7 +333,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def holds_episodes(file: Path) -> bool:
-    """Whether one of a file's first lines is an episode; so may be those of an empty file."""
+    """Whether one of a file's first lines is an episode; True for an empty file."""
     with file.open("rb") as lines:
         return not file.stat().st_size or any(map(_is_episode, _lines(lines, 0)))
 

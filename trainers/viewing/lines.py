@@ -22,7 +22,7 @@ from evert.bridge.redaction import redacted
 Row = dict[str, Any]
 
 PREVIEW = 200
-"""Most characters of a task and of the last reply in lists."""
+"""Maximum characters of a task and of the last reply in lists."""
 BEFORE, AFTER = -1, 2**31
 """Steps of samples: before the first step, and after the last."""
 WRONG = (LookupError, ArithmeticError, AttributeError, TypeError, ValueError, RecursionError)
@@ -50,7 +50,7 @@ class Entry(NamedTuple):
     """Sampled tokens; None if their number is not on record."""
     lineages: int
     breaks: int
-    """How often a history came back changed."""
+    """How often the agent changed the history."""
     ending: str
     task: str
     same: int

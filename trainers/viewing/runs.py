@@ -1,6 +1,6 @@
 """Reads a run folder for the page: ``overview`` for the list of runs, ``figures`` for one run.
 
-It does without PyTorch, which takes memory and is not needed here.
+It does not import PyTorch, which takes memory and is not needed here.
 """
 
 from collections import Counter
@@ -22,9 +22,9 @@ Row = dict[str, Any]
 Rows = Sequence[Mapping[str, float]]
 
 MOST_POINTS = 400
-"""Of a curve; more are averaged, as they would fall on the same pixels."""
+"""Maximum points of a curve; more are averaged, as they would fall on the same pixels."""
 LONGEST = 160
-"""Most characters of a setting."""
+"""Maximum characters of a setting."""
 
 
 @lru_cache(1024)
@@ -148,7 +148,7 @@ def _text(value: Any) -> str:
 
 
 def _written(run: Path) -> float:
-    """Time of the last write, in seconds since 1970; 0.0: the run is gone."""
+    """Time of the last write, in seconds since 1970; 0.0: the run no longer exists."""
     times = [0.0]
     for name in ("", files.RUN, files.METRICS, files.BATCHES, files.RESULT):
         with suppress(OSError):

@@ -1,7 +1,7 @@
 """The page's server: it answers requests that have the link's token, in JSON, from the index.
 
-It listens on this machine alone. The page keeps the link's token and sends it with each request; a
-cookie would go to every server on this machine, also to those of other users. A request that names
+It listens only on this machine. The page keeps the link's token and sends it with each request; a
+cookie would go to all servers on this machine, including those of other users. A request that names
 another host is refused: it comes from a foreign page whose name resolves to this machine (DNS
 rebinding). Every answer goes through ``redacted``, so that no known secret leaves.
 """
@@ -51,9 +51,9 @@ PATIENCE = 250
 AGAIN = "Evert-Again"
 """Header: seconds after which an idle page may ask again."""
 VERSION = "Evert-Version"
-"""Header: of the index that answered."""
+"""Header: version of the index that answered."""
 LOOKS = 1.0, 10.0
-"""Least and most seconds between two looks at the files."""
+"""Minimum and maximum seconds between two looks at the files."""
 
 
 class Viewer:
@@ -140,14 +140,14 @@ class Viewer:
     # -- the answers -----------------------------------------------------------------------------
 
     def state(self, query: Mapping[str, str]) -> Row:
-        """Return the index's version, the bytes that are not read yet, and what went wrong."""
+        """Return the index's version, the unread bytes, and the first error."""
         index = self.index
         troubles = [*index.troubles.values(), self._trouble]
         trouble = next(filter(None, troubles), "")
         return {"version": index.version, "behind": index.behind, "trouble": trouble}
 
     def all_runs(self, query: Mapping[str, str]) -> Row:
-        """Return all runs, the last written first."""
+        """Return all runs, the most recently written first."""
         counts = asking.counts(self.index)
         overviews = [self._overview(run, counts) for run in self.index.runs]
         overviews.sort(key=lambda overview: overview["written"], reverse=True)
@@ -162,7 +162,7 @@ class Viewer:
         return self.index.runs[run], self.index.facts.get(run)
 
     def one_run(self, query: Mapping[str, str]) -> Row:
-        """Return a run: its figures, its steps."""
+        """Return the figures and the steps of a run."""
         run = self._run(query)
         rows = runs.rows_of(*self._folder(run))
         overview = self._overview(run, asking.counts(self.index))

@@ -53,9 +53,9 @@ def test_each_server_is_asked_for_the_whole_distribution_in_its_own_words() -> N
 
 
 WRONG: list[tuple[str, str]] = [
-    ("", "The body is no JSON"),
-    ("[" * 10_000, "The body is no JSON"),
-    ('{"a": ' * 10_000, "The body is no JSON"),
+    ("", "The body is not JSON"),
+    ("[" * 10_000, "The body is not JSON"),
+    ('{"a": ' * 10_000, "The body is not JSON"),
     ("[1]", r"The body is \[1\]; expected a JSON object"),
     ("{}", "prompt is None; expected one prompt"),
     ('{"prompt": []}', r"prompt is \[\]"),
@@ -72,7 +72,7 @@ WRONG: list[tuple[str, str]] = [
     ('{"prompt": [1], "temperature": -1}', "temperature is -1"),
     ('{"prompt": [1], "temperature": "hot"}', "temperature is 'hot'"),
     ('{"prompt": [1], "seed": 1e40}', "seed is"),
-    ('{"prompt": [1], "temperature": 1e999}', "temperature is inf|The body is no JSON"),
+    ('{"prompt": [1], "temperature": 1e999}', "temperature is inf|The body is not JSON"),
     ('{"prompt": [1], "top_p": 2}', "top_p is 2"),
     ('{"prompt": [1], "top_p": 0}', "top_p is 0; expected a number above 0 and at most 1"),
     ('{"prompt": [1], "top_k": -2}', "top_k is -2; expected a whole number of 1 or more, or -1"),

@@ -18,7 +18,7 @@ SPLITS = {"train": "seen in training", "test": "held out"}
 PARTS = (("#22405c", "#ffffff"), ("#5b86a8", "#ffffff"), ("#a5c0d6", INK), ("#dbe4ec", INK))
 """Colours of the parts of the time, and of the numbers on them."""
 LONGEST = 28
-"""Most characters of a bar's name."""
+"""Maximum characters of a bar's name."""
 
 
 def draw_splits(title: str, scores: Sequence[Score]) -> Figure:

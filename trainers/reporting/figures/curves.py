@@ -98,7 +98,7 @@ def _draw(
 def _settle(axes: Axes, unit: str, lines: Sequence[Line]) -> None:
     """Set an axis's limits, so that shares show all of 0 to 1, and flat lines show 0.
 
-    Intervals make the axis at most three times as long, and are cut there.
+    Intervals extend the axis to at most three times its length, and are cut off there.
     """
     scores = [score for _, curve, *_ in lines for score in curve.scores]
     if not scores:

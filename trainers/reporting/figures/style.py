@@ -55,7 +55,7 @@ def head(axes: Axes, title: str, about: str) -> None:
 
 
 def name_ends(axes: Axes, ends: Sequence[End]) -> None:
-    """Name the lines beside the panel; call this last, since all that is drawn sets its scale."""
+    """Name the lines beside the panel; call this last, since everything drawn changes the scale."""
     axes.autoscale_view()
     height = axes.get_figure().get_size_inches()[1] - 0.9  # without titles and labels
     names = [name.replace(", ", ",\n") if len(ends) <= FEW_LINES else name for name, *_ in ends]
@@ -94,7 +94,7 @@ def plain(text: str, limit: int) -> str:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Return names without the parts that all have; a single name becomes empty."""
+    """Return names without the parts they all share; a single name becomes empty."""
     if len(names) < 2:
         return [""] * len(names)
     parts = [name.split(", ") for name in names]
