@@ -40,7 +40,13 @@ from evert import ChatAgentGroupBuilder, ScriptedPolicy
 from evert.trainers.reporting.figures.colours import COLOURS
 from evert.trainers.reporting.figures.style import head, new_figure
 from evert.trainers.serving.service import PolicyService
-from evert.trainers.serving.wire import Answered, Asked, Dialect, write_answer, write_request
+from evert.trainers.serving.wire import (
+    CompletionAnswer,
+    CompletionRequest,
+    Dialect,
+    write_answer,
+    write_request,
+)
 
 MACHINES = (1, 10, 100, 1000)
 PROMPT, REPLY = 500, 100
@@ -173,9 +179,9 @@ def measure(quick: bool) -> Costs:
     seconds, size = measure_group(group, 20 if quick else 200)
     service, client = measure_service(320 if quick else 8000)
     ids = [*range(PROMPT)]
-    asked = Asked("policy-1", ids, tinker.SamplingParams(max_tokens=REPLY))
-    answer = write_answer(asked, Answered([SEQUENCE], None, ids), None)
-    on_the_way = len(write_request(asked, Dialect.OURS)) + len(answer) + HEADERS
+    asked = CompletionRequest("policy-1", ids, tinker.SamplingParams(max_tokens=REPLY))
+    answer = write_answer(asked, CompletionAnswer([SEQUENCE], None, ids), None)
+    on_the_way = len(write_request(asked, Dialect.EVERT)) + len(answer) + HEADERS
     return Costs(turn, client, service, seconds, on_the_way, size, task_bytes)
 
 

@@ -47,7 +47,7 @@ from evert.bridge.tokens.renderer import prompt_renderer
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.serving import chat
 from evert.trainers.serving.service import PolicyService
-from evert.trainers.serving.wire import Asked, write_request
+from evert.trainers.serving.wire import CompletionRequest, write_request
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for the two files beside this one
@@ -204,7 +204,7 @@ class Costs:
             chats = [conversation(opening, turn) for opening in openings]
             length = (await self.post("/chat/completions", chats[0]))["usage"]["prompt_tokens"]
             ids = types.ModelInput.from_ints([1 + index % 400 for index in range(length)])
-            asked = Asked("model", ids.to_ints(), tinker.SamplingParams(max_tokens=64))
+            asked = CompletionRequest("model", ids.to_ints(), tinker.SamplingParams(max_tokens=64))
             chat_time = await self.of("/chat/completions", chats[1:])
             ids_time = await self.of("/completions", [write_request(asked)] * len(chats[1:]))
             times.append((chat_time, ids_time))

@@ -132,7 +132,7 @@ def serve(name: str) -> None:
         service.chat({"model": model})
         print(json.dumps([service.url, service.key]), flush=True)
         for line in sys.stdin:
-            figures = {"cpu": time.process_time(), "kept": model.kept}
+            figures = {"cpu": time.process_time(), "kept": model.kept_tokens}
             if line.strip() == "memory":
                 gc.collect()
                 ctypes.CDLL(None).malloc_trim(0)

@@ -400,7 +400,7 @@ def test_an_endpoints_host_can_be_reached_beside_frozen_weights_of_the_engine() 
         env="identity", models=("x",), frozen={"user": "evert-tiny"}, policy_names=("gpt-4o",)
     )
     contestant = find("https://far.example/v1#m", settings)
-    assert isinstance(contestant.named, NamedEndpoint)
+    assert isinstance(contestant.model, NamedEndpoint)
     with contestant.ready(print):
         assert not network_is_refused("far.example")
         assert network_is_refused("elsewhere.example")

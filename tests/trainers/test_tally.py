@@ -40,9 +40,9 @@ from evert.trainers.episodes.failures import (
     Failures,
     failure_in,
     failure_of,
+    merge,
     read_batches,
     shortened,
-    together,
 )
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import FAILED, SKIPPED
@@ -234,7 +234,7 @@ def test_those_that_are_alike_are_counted_together() -> None:
     found = Failures.of(8, [(VALUE, 1), (TABLE, 1), (OTHER_TABLE, 1), (SLOW, 1)])
     assert found.kinds == {"agent_error": 3, "agent_timeout": 1}
     assert (found.commonest, found.count, found.share) == (TABLE, 4, 0.5)
-    assert found.said() == (
+    assert found.describe() == (
         "4 of 8 episodes failed (3 agent errors, 1 timeout)\n"
         "the commonest, 2 times: LookupError: no table 1\n"
         "  Traceback: ...\n"
@@ -248,17 +248,17 @@ def test_those_that_are_alike_are_counted_together() -> None:
         assert Failures.of(2, others).summary() == said
     nothing = Failures.of(4, [])
     assert (nothing.share, nothing.commonest) == (0.0, None)
-    assert nothing.said() == "0 of 4 episodes failed"
+    assert nothing.describe() == "0 of 4 episodes failed"
     assert Failures.of(0, []).share == 0.0
 
     one, other = Failures.of(4, [(SLOW, 1), (VALUE, 2)]), Failures.of(4, [(SLOW, 3)])
-    whole = together([one, other])
+    whole = merge([one, other])
     assert (whole.episodes, whole.kinds) == (8, {"agent_timeout": 4, "agent_error": 2})
     assert whole.found[0] == (SLOW, 4)
     assert Failures.read(json.loads(json.dumps(asdict(whole)))) == whole
     many = Failures.of(99, [(Failure("agent_error", f"Error{n}: x"), 1) for n in range(20)])
     assert (len(many.found), many.count) == (MOST_ALIKE, 20)
-    assert together([many, many]).count == 40
+    assert merge([many, many]).count == 40
 
 
 def test_each_kind_has_words_for_one_and_for_many_and_a_long_message_is_cut() -> None:
@@ -266,7 +266,7 @@ def test_each_kind_has_words_for_one_and_for_many_and_a_long_message_is_cut() ->
         one, two = (Failures.of(n, [(Failure(kind, "x"), n)]) for n in (1, 2))
         assert f"(1 {word})" in one.summary()
         assert f"(2 {word})" not in two.summary()  # but a plural
-        assert two.said().endswith("."), kind
+        assert two.describe().endswith("."), kind
     assert shortened("one line") == "one line"
     assert len(shortened("line\n" * 50).splitlines()) == MOST_LINES + 1
 

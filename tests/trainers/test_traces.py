@@ -27,7 +27,7 @@ from evert.bridge.errors import RecordError
 from evert.bridge.records import traces
 from evert.trainers import cli
 from evert.trainers.rundir.exports import FORMATS
-from evert.trainers.viewing.lines import entries, shown
+from evert.trainers.viewing.lines import entries, page_row
 
 FOREIGN: dict[str, Any] = {
     "schema_version": "ATIF-v1.6",
@@ -365,4 +365,4 @@ def test_any_damage_of_a_trace_is_told_or_does_no_harm(
             for rows in FORMATS.values():
                 assert json.dumps([*rows([record, record], lambda why: None)])
     for entry in entries_of(line):
-        assert shown(line, entry.part)["steps"] is not None
+        assert page_row(line, entry.part)["steps"] is not None

@@ -50,7 +50,7 @@ from evert.trainers.system.provenance import origin
 
 if TYPE_CHECKING:
     from evert.trainers.episodes.players import Contestant
-    from evert.trainers.episodes.playing import Episode, EpisodeLog, Planned
+    from evert.trainers.episodes.playing import Episode, EpisodeLog, PlannedEpisode
 
 SHOWN = 3
 """Tasks of each model whose answers are shown below the table."""
@@ -173,7 +173,7 @@ def _evaluate(
     path: Path,
     console: Console,
 ) -> list["Episode"]:
-    from evert.trainers.episodes.playing import Episode, EpisodeLog, planned
+    from evert.trainers.episodes.playing import Episode, EpisodeLog, plan_episodes
 
     seeds = range(settings.seed, settings.seed + settings.seeds)
     folder, episodes = RunFolder(path), list[Episode]()
@@ -182,7 +182,7 @@ def _evaluate(
         log = EpisodeLog(path)
         console.print(f"evaluation: {path}", soft_wrap=True)
         for contestant in contestants:
-            plan = planned(contestant.name, contestant.digest, tasks, seeds)
+            plan = plan_episodes(contestant.name, contestant.digest, tasks, seeds)
             todo = [(episode, task) for episode, task in plan if episode.key not in log.by_key]
             _play(contestant, settings, todo, log, console)
             # The log may have these weights under another name.
@@ -194,7 +194,7 @@ def _evaluate(
 def _play(
     contestant: "Contestant",
     settings: EvaluateSettings,
-    todo: Sequence["Planned"],
+    todo: Sequence["PlannedEpisode"],
     log: "EpisodeLog",
     console: Console,
 ) -> None:
@@ -259,13 +259,13 @@ def _report(
     title += f", temperature {settings.temperature:g}" + ", with search" * settings.search
     title += f", against {redacted(settings.opponent)}" * bool(settings.opponent)
     console.print(title, soft_wrap=True)
-    console.print(scores.as_table(rows, scores.counted(episodes)))
+    console.print(scores.as_table(rows, scores.turns_name(episodes)))
     if play := scores.as_play_table(rows):
         console.print(play)
     for model in dict.fromkeys(episode.model for episode in episodes):
         counts = failures([episode for episode in episodes if episode.model == model])
         if counts.count:
-            console.print(f"{model}: {counts.said()}", soft_wrap=True)
+            console.print(f"{model}: {counts.describe()}", soft_wrap=True)
         _show_answers([episode for episode in episodes if episode.model == model], console)
     folder.write(SCORES, scores.as_csv([*rows, *categories]))
     save(draw_splits(title, splits), folder.path / SPLITS_FIGURE)

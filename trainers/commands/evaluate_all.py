@@ -185,7 +185,7 @@ def _failed_episodes(folder: Path) -> list[str]:
         counts = failures([*EpisodeLog(folder).by_key.values()])
     except EpisodeError:  # another version wrote them, as the evaluation reported
         return []
-    return [f"  {line}" for line in counts.said().splitlines()] if counts.count else []
+    return [f"  {line}" for line in counts.describe().splitlines()] if counts.count else []
 
 
 def _as_table(rows: Sequence[Mapping[str, str]]) -> Table:

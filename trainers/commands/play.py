@@ -81,16 +81,16 @@ def _play(contestant: "Contestant", settings: PlaySettings, console: Console) ->
     from evert.bridge.records.files import ROLLOUTS
     from evert.bridge.records.recorder import Recorder
     from evert.trainers.episodes.person import EndOfInputError
-    from evert.trainers.episodes.playing import failures, planned, play
-    from evert.trainers.episodes.showing import Shown
+    from evert.trainers.episodes.playing import failures, plan_episodes, play
+    from evert.trainers.episodes.showing import PrintingPolicy
 
     def say(text: str) -> None:
         console.print(harmless(Text(redacted(text))))
 
     tasks = settings.tasks_by_split()
     number = settings.number_of(next(iter(tasks.values())))
-    episode = planned(contestant.name, "", tasks, [settings.seed])[number]
-    views, turn = dict[ChatAgentEnv, Shown](), asyncio.Lock()
+    episode = plan_episodes(contestant.name, "", tasks, [settings.seed])[number]
+    views, turn = dict[ChatAgentEnv, PrintingPolicy](), asyncio.Lock()
     if episode[1] is not NO_TASK:
         say(f"task {number}: {episode[0].target}")
     record = None
@@ -102,7 +102,7 @@ def _play(contestant: "Contestant", settings: PlaySettings, console: Console) ->
         player = replace(
             ready,
             policy=lambda env, seed: views.setdefault(
-                env, Shown(ready.policy(env, seed), env, console, turn)
+                env, PrintingPolicy(ready.policy(env, seed), env, console, turn)
             ),
             hooks=views.get,
             record=record,
@@ -117,5 +117,5 @@ def _play(contestant: "Contestant", settings: PlaySettings, console: Console) ->
         view.explain()
     counts = failures(results)
     if counts.count:
-        say(counts.said())
+        say(counts.describe())
     return int(any(result.reward is None for result in results))

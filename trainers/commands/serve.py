@@ -189,7 +189,7 @@ def _records(
         Path(settings.record).expanduser(),
         {name: model.renderer for name, model in models.items()},
         share=settings.record_share,
-        most=settings.record_bytes,
+        max_bytes=settings.record_bytes,
     )
     try:
         yield records

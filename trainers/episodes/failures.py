@@ -1,9 +1,9 @@
-"""Why episodes fail: failures found in exceptions and trajectories, and put into words.
+"""Why episodes fail: reads failures from exceptions and trajectories, and describes them.
 
-    Failure        what went wrong in one episode: one of the ``KINDS``
+    Failure        what went wrong in one episode; its kind is one of ``KINDS``
     failure_of     from the exception that ended a rollout
     failure_in     from a trajectory: an error that was scored, no call, too small a context
-    Failures       the failures of some episodes: how many of each kind, the commonest, in words
+    Failures       the failures of some episodes: counts by kind, and the most frequent one
 
 Training, evaluation and the report all use these to count and describe failures.
 """
@@ -67,7 +67,7 @@ CAUSES = {
         "A plain `def` gets a blocking client, whose calls are not awaited. Declare the agent "
         "`async def`, and take AsyncOpenAI in place of OpenAI.",
     r"^(API(Connection|Timeout|Status)|Authentication|PermissionDenied|RateLimit|InternalServer)Error:":
-        "A service that the agent itself calls, or the endpoint of a frozen model, gave no answer: "
+        "A service that the agent itself calls, or the endpoint of a frozen model, did not answer: "
         "check its address, key and limits.",
     r"^CommandError:": "Run the agent's command by hand; its last output is above.",
     r"JSONDecodeError|ValidationError|Output\w*Pars|[Cc]ould not parse|could not convert string to "
@@ -82,11 +82,11 @@ SCORED = (
     "Equal rewards teach nothing: take a model that succeeds now and then, raise max_tokens, or "
     "warm the model up (warm_up_steps=)."
 )
-"""Further advice if the model's replies may be the cause: for unscored and for scored failures."""
+"""Further advice if the model's replies may be the cause: unscored and scored failures."""
 MOST_LINES = 8
-"""Most lines of an error's message that are shown."""
+"""Maximum lines of an error's message that are shown."""
 MOST_ALIKE = 5
-"""Most failures that are kept for a set of episodes, one for all that are alike."""
+"""Maximum failures kept for a set of episodes; similar failures count as one."""
 _UNKNOWN_MODEL = "; the policy is called "
 """Part of a failure's text if the agent asked for a model that does not exist (``Routes.hint``)."""
 
@@ -100,13 +100,13 @@ class Failure:
     error: str
     """Class and message."""
     traceback: str = ""
-    """The agent's own frames; "" where there are none."""
+    """The agent's own frames; "" if there are none."""
     is_scored: bool = False
     """Whether ``on_agent_error`` gave it a reward."""
 
     @property
     def alike(self) -> tuple[str, ...]:
-        """A key that is equal for failures which differ only in numbers or names."""
+        """A key that is equal for failures that differ only in numbers or names."""
         return self.kind, self.error.partition(":")[0], self.remedy
 
     @property
@@ -115,15 +115,15 @@ class Failure:
         usual = KINDS[self.kind][1]
         if self.kind != AGENT_ERROR:
             return usual
-        found = (remedy for cause, remedy in CAUSES.items() if re.search(cause, self.error))
-        remedy = next(found, usual)
+        remedies = (remedy for cause, remedy in CAUSES.items() if re.search(cause, self.error))
+        remedy = next(remedies, usual)
         if remedy not in (usual, UNREADABLE):
             return remedy
         return f"{remedy} {SCORED if self.is_scored else NOT_SCORED}"
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """The failure behind a rollout's exception; None: it is not this episode's alone."""
+    """The failure behind a rollout's exception; None: it affects more than this episode."""
     if isinstance(error, AgentTimeoutError):
         return Failure(AGENT_TIMEOUT, str(error))
     if isinstance(error, RewardError):
@@ -160,7 +160,8 @@ def _kind_of(text: str) -> str:
 class Failures:
     """The failures of some episodes: how many of each kind, and examples with their frequency.
 
-    ``found`` has ``MOST_ALIKE`` examples at most, one for all that are alike, the commonest first.
+    ``found`` has at most ``MOST_ALIKE`` examples, one per group of similar failures, the most
+    frequent first.
     """
 
     episodes: int
@@ -168,11 +169,11 @@ class Failures:
     found: Sequence[tuple[Failure, int]] = ()
 
     @classmethod
-    def of(cls, episodes: int, found: Iterable[tuple[Failure, int]]) -> "Failures":
-        """Count the failures of ``episodes`` episodes; each comes with how often it occurred."""
+    def of(cls, episodes: int, pairs: Iterable[tuple[Failure, int]]) -> "Failures":
+        """Count the failures of ``episodes`` episodes; each is paired with its frequency."""
         first: dict[tuple[str, ...], Failure] = {}
         kinds, times = Counter[str](), Counter[tuple[str, ...]]()
-        for failure, count in found:
+        for failure, count in pairs:
             kinds[failure.kind] += count
             times[failure.alike] += count
             first.setdefault(failure.alike, failure)
@@ -186,13 +187,13 @@ class Failures:
         Raises:
             KeyError, TypeError, ValueError: Another version wrote the record, or it is damaged.
         """
-        found = [(Failure(**failure), int(count)) for failure, count in record["found"]]
+        examples = [(Failure(**failure), int(count)) for failure, count in record["found"]]
         kinds = {kind: int(count) for kind, count in dict(record["kinds"]).items()}
-        known = {*kinds, *(failure.kind for failure, _ in found)} <= KINDS.keys()
-        texts = [text for failure, _ in found for text in (failure.error, failure.traceback)]
-        if not known or not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"a failure has no text, or is of none of the kinds {[*KINDS]}")
-        return cls(int(record["episodes"]), kinds, found)
+        is_known = {*kinds, *(failure.kind for failure, _ in examples)} <= KINDS.keys()
+        texts = [text for failure, _ in examples for text in (failure.error, failure.traceback)]
+        if not is_known or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"a failure has no text, or a kind other than {[*KINDS]}")
+        return cls(int(record["episodes"]), kinds, examples)
 
     @property
     def count(self) -> int:
@@ -213,11 +214,11 @@ class Failures:
         """One line: how many failed, whether they were scored, and their kinds."""
         kinds = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in self.kinds.items())
         scored = " and were scored" * (bool(self.found) and all(f.is_scored for f, _ in self.found))
-        failed = f"{self.count} of {self.episodes} episodes failed{scored}"
-        return failed + f" ({kinds})" * bool(kinds)
+        text = f"{self.count} of {self.episodes} episodes failed{scored}"
+        return text + f" ({kinds})" * bool(kinds)
 
-    def said(self) -> str:
-        """The summary, the commonest failure with its traceback, and what to do about it."""
+    def describe(self) -> str:
+        """The summary, the most frequent failure with its traceback, and its remedy."""
         if not self.found:
             return self.summary()
         failure, times = self.found[0]
@@ -227,13 +228,12 @@ class Failures:
         return "\n".join([*lines, failure.remedy])
 
 
-def together(several: Iterable[Failures]) -> Failures:
+def merge(sets: Sequence[Failures]) -> Failures:
     """The failures of several sets of episodes, as one."""
-    sets = list(several)
-    found = [each for failures in sets for each in failures.found]
-    whole = Failures.of(sum(failures.episodes for failures in sets), found)
+    pairs = [pair for failures in sets for pair in failures.found]
+    merged = Failures.of(sum(failures.episodes for failures in sets), pairs)
     kinds = sum((Counter(failures.kinds) for failures in sets), Counter())
-    return replace(whole, kinds=dict(kinds.most_common()))
+    return replace(merged, kinds=dict(kinds.most_common()))
 
 
 def shortened(text: str) -> str:
@@ -256,4 +256,4 @@ def read_batches(path: Path) -> tuple[Failures, int]:
         with suppress(KeyError, TypeError, ValueError):  # another version's record
             failures.append(Failures.read(record))
             skipped += bool(record["metrics"][SKIPPED])
-    return together(failures), skipped
+    return merge(failures), skipped

@@ -1,9 +1,9 @@
 """``interval``: the 95 % interval of a mean or of a share, for every table, figure and page.
 
-It is for all tasks of the kind, of which the played tasks are a sample. A mean has Student's, over
-the tasks' means. A share has Clopper and Pearson's exact one of a binomial (Biometrika 26, 1934),
-for the number of independent episodes that the spread between tasks shows, as Korn and Graubard do
-for surveys (Survey Methodology 24, 1998). ``benchmarks/intervals.py`` measures both.
+It covers all tasks of the kind; the played tasks are a sample. A mean has Student's interval over
+the tasks' means. A share has Clopper and Pearson's exact binomial interval (Biometrika 26, 1934)
+for the effective number of independent episodes, given the spread between tasks, as Korn and
+Graubard do for surveys (Survey Methodology 24, 1998). ``benchmarks/intervals.py`` measures both.
 """
 
 import math
@@ -13,12 +13,12 @@ ByTask = Sequence[Sequence[float]]  # the values of each task's episodes; for a 
 
 
 def interval(
-    by_task: ByTask, *, is_share: bool = False, others: Sequence[ByTask] = ()
+    by_task: ByTask, *, is_share: bool = False, other_samples: Sequence[ByTask] = ()
 ) -> tuple[float, float] | None:
     """Return the ends of the 95 % interval; None for a mean of one task, whose spread is unknown.
 
-    ``others`` are samples that a mean is compared with: the spread is pooled over all (analysis of
-    variance), and the 95 % are for all intervals together (Bonferroni).
+    ``other_samples`` are those that a mean is compared with: the spread is pooled over all
+    (analysis of variance), and the 95 % are for all intervals together (Bonferroni).
     """
     from scipy import special  # type: ignore[import-untyped]
 
@@ -28,7 +28,7 @@ def interval(
         low = special.betaincinv(ones, count - ones + 1, 0.025) if ones > 0 else 0.0
         high = special.betaincinv(ones + 1, count - ones, 0.975) if ones < count else 1.0
         return float(low), float(high)
-    samples = [[*map(_mean, sample)] for sample in (by_task, *others)]
+    samples = [[*map(_mean, sample)] for sample in (by_task, *other_samples)]
     freedom = sum(map(len, samples)) - len(samples)
     if freedom < 1:
         return None

@@ -1,4 +1,4 @@
-"""``Person``: a model whose replies somebody types at the terminal.
+"""``Person``: a model whose replies a person types at the terminal.
 
 A line is a reply; one that ends with a backslash continues on the next. ``name key=value`` calls a
 tool that the request offers; values are quoted as in a shell. Ctrl-D ends the episode.
@@ -27,12 +27,12 @@ class EndOfInputError(EvertError, EOFError):
 
 @dataclass
 class Person:
-    """Somebody at the terminal, who answers one request after the other."""
+    """A person at the terminal who answers requests one at a time."""
 
     _input: bytes = field(default=b"", init=False, repr=False)
 
     async def __call__(self, request: ChatRequest) -> Reply:
-        """Return the reply that is typed.
+        """Return the typed reply.
 
         Raises:
             EndOfInputError: The input has ended.
@@ -79,8 +79,8 @@ def typed_message(lines: Sequence[str], tools: Sequence[Any]) -> Message:
     calls = [_call(line, offered) for line in lines]
     text = [line for line, call in zip(lines, calls, strict=True) if call is None]
     message = Message(role="assistant", content="\n".join(text))
-    if made := [call for call in calls if call is not None]:
-        message["tool_calls"] = made
+    if tool_calls := [call for call in calls if call is not None]:
+        message["tool_calls"] = tool_calls
     return message
 
 
@@ -92,9 +92,9 @@ def _call(line: str, offered: dict[str, Any]) -> ToolCall | None:
         return None
     if not words or words[0] not in offered or not all("=" in word for word in words[1:]):
         return None
-    known = (offered[words[0]].get("parameters") or {}).get("properties") or {}
+    schemas = (offered[words[0]].get("parameters") or {}).get("properties") or {}
     pairs = [word.split("=", 1) for word in words[1:]]
-    arguments = {key: _value(text, known.get(key)) for key, text in pairs}
+    arguments = {key: _value(text, schemas.get(key)) for key, text in pairs}
     body = ToolCall.FunctionBody(name=words[0], arguments=json.dumps(arguments))
     return ToolCall(function=body)
 

@@ -4,9 +4,9 @@
 of its ``ready``. All contestants play the evaluation's agent, with its options and beside its
 frozen models; players without a model are agents themselves.
 
-A contestant's digest covers all that decides its replies: its weights, in whatever folder, the
-agent, the renderer, the most tokens of a reply, the episode's settings. The weights behind an
-endpoint or a server are unknown: its address and the model's name count instead.
+A contestant's digest covers everything that determines its replies: the weights (not their folder),
+the agent, the renderer, the maximum tokens of a reply, the episode's settings. The weights behind
+an endpoint or a server are unknown: its address and the model's name count instead.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ from evert.trainers.serving.fitness import check_server
 from evert.trainers.system.command import run_async
 
 NO_MATTER = frozenset({"agent_timeout", "close_timeout", "context_length"})
-"""Settings of an episode that do not change what is said in it."""
+"""Settings of an episode that do not change its messages."""
 
 OPENAI_KEY, SERVER_KEY = "OPENAI_API_KEY", "VLLM_API_KEY"
 """Environment variables with the keys of endpoints and servers, unless settings name another."""
@@ -70,7 +70,7 @@ Policy: TypeAlias = Callable[[ChatAgentEnv, int], TokenCompleter]
 
 
 class EndpointError(EvertError, RuntimeError):
-    """The endpoint of the model that plays gives no answer. Finished episodes are kept."""
+    """The endpoint of the playing model does not answer. Finished episodes are kept."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class Contestant:
         name: Its name in the tables.
         settings: The settings of its episodes.
         agent: Import path of the agent; without a model, of a function from a seed to the agent.
-        run: The run that trained it, or would: engine, model, renderer, most tokens of a reply.
-        named: The model that answers the agent's calls; None: a player without a model.
+        run: The run that trained it, or could: engine, model, renderer, maximum tokens of a reply.
+        model: The model that answers the agent's calls; None: a player without a model.
         context_length: Tokens of its context, as its server says; None: unknown.
     """
 
@@ -90,52 +90,54 @@ class Contestant:
     settings: PlayingSettings
     agent: str
     run: TrainSettings
-    named: NamedWeights | NamedEndpoint | ServedSamplingClient | Person | None = None
+    model: NamedWeights | NamedEndpoint | ServedSamplingClient | Person | None = None
     context_length: int | None = None
 
     @property
     def digest(self) -> str:
-        """Digest of all that decides its replies; see the module."""
-        text = json.dumps([self.agent, self._episode(), *self._says_by()])
+        """Digest of everything that determines its replies; see the module."""
+        text = json.dumps([self.agent, self._episode(), *self._reply_sources()])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def _episode(self) -> list[Any]:
         names = sorted(chz.chz_fields(EpisodeSettings).keys() - NO_MATTER)
         values: list[Any] = [(name, getattr(self.settings, name)) for name in names]
         values = [(n, dict(sorted(v.items())) if isinstance(v, Mapping) else v) for n, v in values]
-        found = [*values, fingerprint(self.settings.frozen_models)]
-        return [*found, self.settings.opponent] if self.settings.opponent else found
+        parts = [*values, fingerprint(self.settings.frozen_models)]
+        return [*parts, self.settings.opponent] if self.settings.opponent else parts
 
-    def _says_by(self) -> list[Any]:
-        named = self.named
-        if named is None or isinstance(named, Person):
+    def _reply_sources(self) -> list[Any]:
+        model = self.model
+        if model is None or isinstance(model, Person):
             return []
-        if isinstance(named, NamedEndpoint):
-            return [named.model, self._address, self.settings.max_tokens]
-        who = [named.digests] if isinstance(named, NamedWeights) else [named.model, self._address]
-        return [*who, renderer_of(self.run), self.max_tokens]
+        if isinstance(model, NamedEndpoint):
+            return [model.model, self._address, self.settings.max_tokens]
+        source = (
+            [model.digests] if isinstance(model, NamedWeights) else [model.model, self._address]
+        )
+        return [*source, renderer_of(self.run), self.max_tokens]
 
     @property
     def weights(self) -> Mapping[str, Any]:
-        """Arguments that create its sampling client; empty unless ``named`` are weights."""
-        if not isinstance(self.named, NamedWeights):
+        """Arguments that create its sampling client; empty unless ``model`` are weights."""
+        if not isinstance(self.model, NamedWeights):
             return {}
-        path = self.named.model_path
-        return {"base_model": self.named.base_model} if path is None else {"model_path": path}
+        path = self.model.model_path
+        return {"base_model": self.model.base_model} if path is None else {"model_path": path}
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of a reply that is sampled by token ids."""
+        """Maximum tokens of a reply that is sampled by token ids."""
         return self.settings.max_tokens or self.run.max_tokens
 
     @property
     def _address(self) -> str:
-        if isinstance(self.named, NamedEndpoint):
-            return self.named.base_url or self.settings.base_url
-        return self.named.base_url if isinstance(self.named, ServedSamplingClient) else ""
+        if isinstance(self.model, NamedEndpoint):
+            return self.model.base_url or self.settings.base_url
+        return self.model.base_url if isinstance(self.model, ServedSamplingClient) else ""
 
     @property
-    def _played(self) -> TrainSettings:
+    def _engine_run(self) -> TrainSettings:
         """The run whose engine it plays on."""
         return self.run if self.weights else self.settings.run_of("")
 
@@ -145,22 +147,22 @@ class Contestant:
         Raises:
             EvertError: One of these does not exist, or does not fit.
         """
-        run, settings, agent = self._played, self.settings, self._agents()(0)
+        run, settings, agent = self._engine_run, self.settings, self._agents()(0)
         task = next(tasks[0] for tasks in settings.tasks_by_split().values() if len(tasks))
         engine = choose_engine(run)
         if self.weights:
             check_engine(run, engine)
         frozen = frozen_models(settings.frozen)
         check_episodes(settings, frozen, agent, task, embedded=engine.embedded)
-        if self.weights or isinstance(self.named, ServedSamplingClient):
+        if self.weights or isinstance(self.model, ServedSamplingClient):
             renderer = renderer_of(self.run)
             if self.run.chat_template:
                 model_renderer(self.run.model_name, renderer)  # raises for an unread variable
 
     def _agents(self) -> Callable[[int], Any]:
         """From a seed to the agent that it plays."""
-        found: Any = load_agent(self.agent)
-        return found if self.named is None else lambda seed: found
+        agent: Any = load_agent(self.agent)
+        return agent if self.model is None else lambda seed: agent
 
     # -- ready to play ---------------------------------------------------------------------------
 
@@ -169,9 +171,9 @@ class Contestant:
         """Make it ready to play inside the block; ``say`` gets a line about its engine.
 
         Raises:
-            EndpointError: Its endpoint gives no answer.
+            EndpointError: Its endpoint does not answer.
         """
-        with self._answering(say) as (policy, fitting):
+        with self._policy(say) as (policy, fitting):
             service = self.run.base_url if self.weights else None
             options = env_options(self.settings, frozen_models(self.settings.frozen, service))
             options.update(fitting)
@@ -185,16 +187,16 @@ class Contestant:
                 ) from error
 
     @contextmanager
-    def _answering(self, say: Say) -> Iterator[tuple[Policy, EnvOptions]]:
+    def _policy(self, say: Say) -> Iterator[tuple[Policy, EnvOptions]]:
         """The policy, and the Env options that fit it."""
         settings, run = self.settings, self.run
-        match self.named:
+        match self.model:
             case None:
                 with self._engine():
                     yield lambda env, seed: NoPolicy(), {}
-            case NamedEndpoint() as named:
+            case NamedEndpoint() as endpoint:
                 key, heat = settings.api_key_env or OPENAI_KEY, settings.temperature
-                remote = RemoteModel(named.model, self._address, key, temperature=heat)
+                remote = RemoteModel(endpoint.model, self._address, key, temperature=heat)
                 say(f"{remote.model} at {remote.base_url}")
                 with self._engine():
                     yield lambda env, seed: EndpointPolicy(env, remote, settings.max_tokens), {}
@@ -224,7 +226,7 @@ class Contestant:
 
     def _engine(self) -> AbstractContextManager[Any]:
         """An engine, if the frozen models need one; it allows the endpoint's host."""
-        run = self._played
+        run = self._engine_run
         if not needs_engine(frozen_models(run.models)):
             return nullcontext()
         host = urlsplit(self._address).hostname
@@ -240,16 +242,16 @@ def find(name: str, settings: PlayingSettings) -> Contestant:
     if name in settings.players:
         return Contestant(name, settings, settings.players[name], settings.run_of(""))
     check_player(name, settings.name, settings.players)
-    model, shown = find_model(name, settings.players), redacted(name)
+    model, title = find_model(name, settings.players), redacted(name)
     if isinstance(model, NamedServer):
         return _find_served(name, model, settings)
     if isinstance(model, NamedEndpoint):
         run = settings.run_of(name)
-        return Contestant(shown, settings, settings.agent_of(run), run, model)
+        return Contestant(title, settings, settings.agent_of(run), run, model)
     base = model.base_model or settings.model_name
     if not base:
         raise ModelNameError(
-            f"{name} are weights of an unknown base model. Pass it, for example "
+            f"The base model of the weights {name} is unknown. Pass it, for example "
             "model_name=Qwen/Qwen3-8B. For weights of the embedded engine pass their run: "
             "runs/NAME."
         )
@@ -258,24 +260,24 @@ def find(name: str, settings: PlayingSettings) -> Contestant:
     if model.run:
         trained = chz.replace(TrainSettings(**model.run), **settings.overrides)
         run = settings.played_as(trained)
-    return Contestant(shown, settings, agent, run, model)
+    return Contestant(title, settings, agent, run, model)
 
 
-def _find_served(name: str, named: NamedServer, settings: PlayingSettings) -> Contestant:
+def _find_served(name: str, server: NamedServer, settings: PlayingSettings) -> Contestant:
     key = os.environ.get(settings.api_key_env or SERVER_KEY)
-    there = run_async(ServedSamplingClient(named.base_url, "", key).models())
-    models = {str(model.get("id")): model for model in there}
-    wanted = named.model or (next(iter(models)) if len(models) == 1 else None)
-    if wanted not in models:
+    cards = run_async(ServedSamplingClient(server.base_url, "", key).models())
+    models = {str(model.get("id")): model for model in cards}
+    model_id = server.model or (next(iter(models)) if len(models) == 1 else None)
+    if model_id not in models:
         raise ModelNameError(
             f"{name}: the server has {', '.join(map(repr, models)) or 'no models'}. Name one of "
-            f"them after a #: vllm:{named.base_url}#{next(iter(models), 'MODEL')}."
+            f"them after a #: vllm:{server.base_url}#{next(iter(models), 'MODEL')}."
         )
-    facts = models[wanted]
+    facts = models[model_id]
     # the root is the base model at `evert serve`, and the weights' source at vLLM
-    roots = [root for root in (facts.get("root"), wanted) if root in BASES]
-    base = settings.model_name or (roots or [facts.get("root") or wanted])[0]
+    roots = [root for root in (facts.get("root"), model_id) if root in BASES]
+    base = settings.model_name or (roots or [facts.get("root") or model_id])[0]
     run = settings.run_of(base)
-    client = ServedSamplingClient(named.base_url, wanted, key, base_model=base)
+    client = ServedSamplingClient(server.base_url, model_id, key, base_model=base)
     context = facts.get("max_model_len") or dict(facts.get("meta") or {}).get("n_ctx")
     return Contestant(redacted(name), settings, settings.agent_of(run), run, client, context)

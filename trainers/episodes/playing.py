@@ -4,7 +4,7 @@ An episode is identified by the contestant's digest, split, task and seed; the l
 that is random in it. Episodes on record (``episodes.jsonl``) are not played again, and an
 interrupted evaluation ends with the same table. Weights with further training have another digest.
 
-In order: the record, its file, :func:`planned` (the episodes to play), :func:`play`.
+In order: the record, its file, :func:`plan_episodes` (the episodes to play), :func:`play`.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class Episode:
     """The result of one episode, a line of ``episodes.jsonl``; a missing text is "".
 
     Attributes:
-        digest: The contestant's (``players.py``); "" if the episode is never looked up.
+        digest: The contestant's digest (``players.py``); "" if the episode is never looked up.
         reward: The episode's reward; None if the agent failed.
         tokens: Number of sampled tokens.
         metrics: Metrics of the agent and the Env, summed over the turns.
@@ -101,7 +101,7 @@ class Episode:
         except TypeError as error:
             raise EpisodeError(
                 f"A record of an episode has other fields than this version of evert writes: "
-                f"{error}. Start anew in another folder, or use the version that wrote it."
+                f"{error}. Start again in another folder, or use the version that wrote it."
             ) from error
 
 
@@ -123,13 +123,13 @@ class EpisodeLog:
         self.by_key[episode.key] = episode
 
 
-Planned: TypeAlias = tuple[Episode, Any]
+PlannedEpisode: TypeAlias = tuple[Episode, Any]
 """An episode to play, and its task."""
 
 
-def planned(
+def plan_episodes(
     model: str, digest: str, tasks: Mapping[str, Sequence[Any]], seeds: Sequence[int]
-) -> list[Planned]:
+) -> list[PlannedEpisode]:
     """All episodes of a model: one for each split, task and seed."""
     return [
         (Episode(model, digest, split, number, seed, _category(task), str(task)), task)
@@ -152,7 +152,7 @@ class Player:
 
     Attributes:
         opponents: Models at some of the seats; None: the policy plays all seats.
-        strict: Whether an agent's failure is raised; else it is an episode without a reward.
+        strict: Whether an agent's failure is raised; if not, the episode has no reward.
         dialogues: Number of tasks of a split whose dialogues are recorded.
         record: Records every rollout; None: no record.
         hooks: The hooks into an Env's rollout; None: none.
@@ -170,7 +170,7 @@ class Player:
 
 
 async def play(
-    episodes: Sequence[Planned],
+    episodes: Sequence[PlannedEpisode],
     player: Player,
     *when_over: Callable[[Episode], None],
     success: float = 1.0,
@@ -188,21 +188,21 @@ async def play(
     """
     free = places or asyncio.Semaphore(at_a_time(None))
 
-    async def one(episode: Episode, task: Any) -> Episode:
+    async def play_one(episode: Episode, task: Any) -> Episode:
         async with free:
-            over = await _play_one(episode, task, player, success)
-        for tell in when_over:
-            tell(over)
-        return over
+            result = await _play_one(episode, task, player, success)
+        for callback in when_over:
+            callback(result)
+        return result
 
-    return await side_by_side(one(*each) for each in episodes)
+    return await side_by_side(play_one(*pair) for pair in episodes)
 
 
 async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run coroutines side by side; return their results. The first error ends all and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in work]
+            tasks = [group.create_task(coroutine) for coroutine in work]
     except BaseExceptionGroup as errors:
         first: BaseException = errors
         while isinstance(first, BaseExceptionGroup):
@@ -225,27 +225,27 @@ async def _play_one(episode: Episode, task: Any, player: Player, success: float)
         for number, env in enumerate(envs)
     ]
     try:
-        trajectories = await together(rollouts)
+        trajectories = await gather_seats(rollouts)
     except (EvertError, *REFUSALS) as error:
         failure = failure_of(error)
         if failure is None or player.strict:
             raise
-        return _failed(episode, failure)
+        return _with_failure(episode, failure)
     finally:
         for env in envs:
             await env.close()
     if player.record is not None:
         about = {"model": episode.model, "task_number": episode.task, "seed": episode.seed}
         player.record.add(trajectories, envs, split=episode.split, about=about)
-    return _told(episode, trajectories, envs, player, success)
+    return _result(episode, trajectories, envs, player, success)
 
 
 def _seated(player: Player, episode: Episode) -> Player:
     if player.opponents is None:
         return player
     number = episode.task + episode.seed
-    taken = player.opponents(player.seats, 0, number, episode.draws)
-    seats, options = with_opponents(player.seats, player.options, taken)
+    opponents = player.opponents(player.seats, 0, number, episode.draws)
+    seats, options = with_opponents(player.seats, player.options, opponents)
     return replace(player, seats=seats, options=options)
 
 
@@ -263,11 +263,11 @@ def _seat_seed(draws: int, number: int) -> int:
     return (draws + 1_000_003 * number) % 2**31
 
 
-async def together(rollouts: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
+async def gather_seats(rollouts: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
     """Play an episode's seats side by side.
 
-    A failure of this episode is raised when all have ended, any other error at once: if the policy
-    fails at one seat, nothing ends the others.
+    A failure of this episode is raised when all seats have ended. Any other error is raised at
+    once: if the policy fails at one seat, nothing ends the others.
     """
     ends = await side_by_side(map(_trajectory_or_failure, rollouts))
     for end in ends:
@@ -287,19 +287,20 @@ async def _trajectory_or_failure(
         return error
 
 
-def _told(
+def _result(
     episode: Episode,
     trajectories: Sequence[Trajectory],
     envs: Sequence[ChatAgentEnv],
     player: Player,
     success: float,
 ) -> Episode:
-    rewards = [sum(turn.reward for turn in each.transitions) for each in trajectories]
+    rewards = [sum(turn.reward for turn in trajectory.transitions) for trajectory in trajectories]
     reward = fmean(rewards)
     transitions = [turn for trajectory in trajectories for turn in trajectory.transitions]
-    seen = [failure for failure in map(failure_in, trajectories) if failure is not None]
-    for failure in [each for each in seen if each.kind != NO_CALL][:1]:  # some players make no call
-        episode = _failed(episode, failure)
+    for failure in filter(None, map(failure_in, trajectories)):
+        if failure.kind != NO_CALL:  # some players make no call
+            episode = _with_failure(episode, failure)
+            break
     by_seat = {f"seat/{s}/reward": r for s, r in zip(player.seats, rewards, strict=False)}
     return replace(
         episode,
@@ -327,13 +328,15 @@ def summed(transitions: Iterable[Transition]) -> dict[str, float]:
     return dict(metrics)
 
 
-def _failed(episode: Episode, failure: Failure) -> Episode:
+def _with_failure(episode: Episode, failure: Failure) -> Episode:
     error, kind, traceback = failure.error, failure.kind, failure.traceback
     return replace(episode, error=error, failure=kind, traceback=traceback)
 
 
 def failures(episodes: Sequence[Episode]) -> Failures:
     """The failures of some episodes."""
-    failed = [each for each in episodes if each.failure]
-    found = [(Failure(e.failure, e.error, e.traceback, e.reward is not None), 1) for e in failed]
-    return Failures.of(len(episodes), found)
+    failed_episodes = [episode for episode in episodes if episode.failure]
+    pairs = [
+        (Failure(e.failure, e.error, e.traceback, e.reward is not None), 1) for e in failed_episodes
+    ]
+    return Failures.of(len(episodes), pairs)

@@ -27,13 +27,13 @@ class SeededPolicy(TokenCompleter):
 
     client: tinker.SamplingClient | ServedSamplingClient
     max_tokens: int
-    """Most tokens of a reply."""
+    """Maximum tokens of a reply."""
     temperature: float
     """0 for greedy."""
     seed: int
     """The episode's seed. The seed of each reply is derived from it, from the prompt, and from how
     often that prompt was answered before."""
-    _answered: Counter[int] = field(default_factory=Counter, init=False, repr=False)
+    _answer_counts: Counter[int] = field(default_factory=Counter, init=False, repr=False)
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
@@ -58,8 +58,8 @@ class SeededPolicy(TokenCompleter):
         items = [x if isinstance(x, int) else _content(x) for x in flatten(prompt.chunks)]
         content = pickle.dumps(items, protocol=4)  # only numbers: equal lists are equal bytes
         key = int.from_bytes(hashlib.blake2b(content, digest_size=4).digest())
-        self._answered[key] += 1
-        return (self.seed + key + self._answered[key]) % 2**31
+        self._answer_counts[key] += 1
+        return (self.seed + key + self._answer_counts[key]) % 2**31
 
 
 def _content(chunk: Chunk) -> int:
@@ -81,7 +81,7 @@ class EndpointPolicy(TokenCompleter):
     remote: FrozenAnswer
     """The model, whose temperature counts; or the person."""
     max_tokens: int | None = None
-    """Most tokens of a reply, unless the agent asks for fewer; None: no limit."""
+    """Maximum tokens of a reply, unless the agent requests fewer; None: no limit."""
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
@@ -106,6 +106,6 @@ class NoPolicy(TokenCompleter):
     ) -> TokensWithLogprobs:
         """Raise a PolicyError."""
         raise PolicyError(
-            "This player called a model, and it has none. Name a model in models=, or correct the "
+            "This player has no model, but called one. Name a model in models=, or correct the "
             "player."
         )

@@ -34,8 +34,8 @@ class Score:
         questions: Mean number of questions (or of turns) in successful episodes; None: no success.
         calls: Mean number of tool calls.
         errors: Number of episodes that failed.
-        won, drawn, lost: Shares of the games, by the game's metrics; None if it has none of these.
-        play: Means of the game's own metrics (``Game.metrics``), where it noted them.
+        won, drawn, lost: Shares of the games, by the game's metrics; None if not recorded.
+        play: Means of the game's own metrics (``Game.metrics``), where it recorded them.
         reward_error: Half the 95 % interval of the mean reward; None for fewer than two tasks.
         pass_at: pass@k by k.
     """
@@ -71,8 +71,8 @@ def scores(
     for episode in episodes:
         split, category = (getattr(episode, n) if n in by else "" for n in ("split", "category"))
         groups[episode.model, split, category].append(episode)
-    own = [name for name, metric in metrics_of(game).items() if metric.tabled]
-    return [_score(*group, members, own, pass_at) for group, members in groups.items()]
+    metric_names = [name for name, metric in metrics_of(game).items() if metric.tabled]
+    return [_score(*group, members, metric_names, pass_at) for group, members in groups.items()]
 
 
 def _score(
@@ -80,7 +80,7 @@ def _score(
     split: str,
     category: str,
     episodes: Sequence[Episode],
-    own: Sequence[str],
+    metric_names: Sequence[str],
     ks: Sequence[int],
 ) -> Score:
     tasks: dict[tuple[str, int], list[Episode]] = defaultdict(list)
@@ -105,7 +105,7 @@ def _score(
         errors=sum(bool(episode.error) for episode in episodes),
         reward_error=half_of([task for task in earned if task]),
         **_ends(episodes),
-        play=_means(episodes, own),
+        play=_means(episodes, metric_names),
         pass_at={k: pass_at(k, outcomes) for k in ks},
     )
 
@@ -117,8 +117,8 @@ def _ends(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _means(episodes: Sequence[Episode], names: Sequence[str]) -> dict[str, float]:
-    noted = {name: [e.metrics[name] for e in episodes if name in e.metrics] for name in names}
-    return {name: fmean(values) for name, values in noted.items() if values}
+    by_metric = {name: [e.metrics[name] for e in episodes if name in e.metrics] for name in names}
+    return {name: fmean(values) for name, values in by_metric.items() if values}
 
 
 # -- tables --------------------------------------------------------------------------------------
@@ -130,28 +130,30 @@ def as_csv(rows: Iterable[Score]) -> str:
 
 
 def _as_row(score: Score) -> dict[str, Any]:
-    own = {name: value for name, value in vars(score).items() if name not in ("play", "pass_at")}
-    own |= {
+    columns = {
+        name: value for name, value in vars(score).items() if name not in ("play", "pass_at")
+    }
+    columns |= {
         f"pass_at_{k}{end}": value
         for k, estimate in score.pass_at.items()
         for end, value in zip(("", "_low", "_high"), astuple(estimate), strict=True)
     }
-    values = own | {name: value for name, value in score.play.items() if name not in own}
+    values = columns | {name: value for name, value in score.play.items() if name not in columns}
     return {k: f"{v:.4f}" if isinstance(v, float) else v for k, v in values.items()}
 
 
-def counted(episodes: Iterable[Episode]) -> str:
+def turns_name(episodes: Iterable[Episode]) -> str:
     """What ``Score.questions`` counts: questions, or turns if no episode has questions."""
     return QUESTIONS if any(QUESTIONS in episode.metrics for episode in episodes) else "turns"
 
 
 def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
-    """Scores for a terminal, without columns that would say nothing."""
+    """Scores for a terminal, without uninformative columns."""
     columns: dict[str, Callable[[Score], str]] = {
         "episodes": lambda row: str(row.episodes),
         "success": lambda row: f"{row.success:.1%}",
         "95 %": lambda row: f"{row.low:.0%}-{row.high:.0%}",
-        questions: lambda row: shown(row.questions),
+        questions: lambda row: two_digits(row.questions),
     }
     for k in rows[0].pass_at if rows else ():
         columns[f"pass@{k}"] = partial(_pass_at, k)
@@ -159,7 +161,7 @@ def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
         for name in ENDS:
             columns[name] = partial(_share, name)
     if any(row.reward is None or abs(row.reward - row.success) > 1e-9 for row in rows):
-        columns["reward"] = lambda row: shown(row.reward)
+        columns["reward"] = lambda row: two_digits(row.reward)
     if any(row.calls for row in rows):
         columns["tool calls"] = lambda row: f"{row.calls:.2f}"
     if any(row.errors for row in rows):
@@ -168,11 +170,11 @@ def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
 
 
 def as_play_table(rows: Sequence[Score]) -> Table | None:
-    """The games' own metrics, for a terminal; None where there are none."""
-    said = [row for row in rows if row.play]
-    names = dict.fromkeys(name for row in said for name in row.play)
-    columns = {name.replace("_", " "): partial(_shown, name) for name in names}
-    return _table(said, columns) if said else None
+    """The games' own metrics, for a terminal; None if there are none."""
+    with_play = [row for row in rows if row.play]
+    names = dict.fromkeys(name for row in with_play for name in row.play)
+    columns = {name.replace("_", " "): partial(_play_text, name) for name in names}
+    return _table(with_play, columns) if with_play else None
 
 
 def _table(rows: Sequence[Score], columns: Mapping[str, Callable[[Score], str]]) -> Table:
@@ -193,10 +195,10 @@ def _share(name: str, row: Score) -> str:
     return "" if share is None else f"{share:.1%}"
 
 
-def _shown(name: str, row: Score) -> str:
-    return shown(row.play.get(name))
+def _play_text(name: str, row: Score) -> str:
+    return two_digits(row.play.get(name))
 
 
-def shown(value: float | None) -> str:
+def two_digits(value: float | None) -> str:
     """A number for a terminal; "" for none."""
     return "" if value is None else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""``Shown``: a policy whose episode appears in the terminal, turn by turn."""
+"""``PrintingPolicy``: a policy whose episode appears in the terminal, turn by turn."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from evert.bridge.tokens.renderer import prompt_renderer
 
 
 @dataclass(eq=False)
-class Shown(TokenCompleter, RolloutHooks):
+class PrintingPolicy(TokenCompleter, RolloutHooks):
     """Prints what each request adds to those before it, the reply, and what the turn earned.
 
     It is a policy around another one, and the hooks of the same rollout.
@@ -117,6 +117,8 @@ def _parts(message: Message) -> Iterator[str]:
 
 
 def _signature(function: dict[str, Any]) -> str:
-    known = (function.get("parameters") or {}).get("properties") or {}
-    kinds = [f"{k}: {v.get('type', 'any')}" if isinstance(v, dict) else k for k, v in known.items()]
+    properties = (function.get("parameters") or {}).get("properties") or {}
+    kinds = [
+        f"{k}: {v.get('type', 'any')}" if isinstance(v, dict) else k for k, v in properties.items()
+    ]
     return f"{function['name']}({', '.join(kinds)})"

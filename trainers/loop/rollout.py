@@ -33,7 +33,7 @@ from evert.bridge.records.recorder import Recorder
 from evert.bridge.tokens.bases import model_renderer
 from evert.trainers.config.fields import at_a_time
 from evert.trainers.episodes.failures import Failure, Failures, failure_in, failure_of
-from evert.trainers.episodes.playing import side_by_side, together
+from evert.trainers.episodes.playing import gather_seats, side_by_side
 from evert.trainers.episodes.policies import SeededPolicy
 from evert.trainers.loop.batch import Batch, TaskEpisodes
 from evert.trainers.serving.client import ServedSamplingClient
@@ -236,7 +236,7 @@ async def _play(
         policies = [policy_of(member, seat) for seat in range(width)]
         async with places:
             try:
-                return await together(list(map(do_parallel_rollout, policies, envs)))
+                return await gather_seats(list(map(do_parallel_rollout, policies, envs)))
             except EvertError as error:
                 if failure_of(error) is None:
                     raise

@@ -19,7 +19,7 @@ from evert.trainers.reporting.figures.colours import COLOURS
 from evert.trainers.reporting.figures.metrics import TRAIN
 from evert.trainers.reporting.panels import own_metrics
 from evert.trainers.reporting.run import SUCCESS_NAMES
-from evert.trainers.reporting.sections import Report, facts, recorded, sections, settings
+from evert.trainers.reporting.sections import Report, facts, metric_names, sections, settings
 from evert.trainers.reporting.tokens import cost
 from evert.trainers.reporting.transcripts import held_out_episodes, training_episodes
 
@@ -32,7 +32,7 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 def render(report: Report, title: str) -> bytes:
     """Make the page, and its figures in the report's folder."""
-    noted = recorded(report.runs, "")
+    names = metric_names(report.runs, "")
     costs = [tokens and cost(tokens, report.prices) for tokens in report.tokens]
     html = _environment(report).get_template(TEMPLATE).render(
         title=title,
@@ -46,9 +46,9 @@ def render(report: Report, title: str) -> bytes:
         facts=facts(report.runs),
         settings=settings(report.runs),
         sections=sections(report),
-        success=[name for name in recorded(report.runs, TRAIN) if name in SUCCESS_NAMES],
-        causes=recorded(report.runs, f"{TRAIN}drift/"),
-        notes=[metric.about for metric in own_metrics(noted).values() if metric.about],
+        success=[name for name in metric_names(report.runs, TRAIN) if name in SUCCESS_NAMES],
+        causes=metric_names(report.runs, f"{TRAIN}drift/"),
+        notes=[metric.about for metric in own_metrics(names).values() if metric.about],
         held_out=[held_out_episodes(run) for run in report.runs],
         training=[training_episodes(run) for run in report.runs],
     )  # fmt: skip
@@ -64,5 +64,7 @@ def _environment(report: Report) -> Environment:
     loader = PackageLoader("evert.trainers.reporting", ".")
     environment = Environment(autoescape=True, loader=loader, **options)
     filters = (formatting.score, formatting.count, formatting.duration, formatting.dollars)
-    environment.filters |= {each.__name__: each for each in (*filters, formatting.parts, embedded)}
+    environment.filters |= {
+        function.__name__: function for function in (*filters, formatting.parts, embedded)
+    }
     return environment

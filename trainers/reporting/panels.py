@@ -55,12 +55,12 @@ GAMES_OWN = "play"
 
 def own_metrics(keys: Collection[str]) -> dict[str, Metric]:
     """Return all metrics of each game that has one of a run's keys."""
-    noted = {key.removeprefix("test/").removeprefix(TRAIN) for key in keys}
-    found = dict[str, Metric]()
+    names = {key.removeprefix("test/").removeprefix(TRAIN) for key in keys}
+    metrics = dict[str, Metric]()
     for game in games().values():
-        if noted & game.metrics.keys():
-            found |= game.metrics
-    return found
+        if names & game.metrics.keys():
+            metrics |= game.metrics
+    return metrics
 
 
 def own_panels(metrics: Mapping[str, Metric]) -> dict[str, Panel]:

@@ -1,6 +1,6 @@
 """Reads a run folder for its report: ``read_run`` returns a ``Run``.
 
-The files that it reads, as far as there are any:
+The files that it reads, if they exist:
 
     run.json       settings and machine; a run of the Cookbook alone has config.json instead
     metrics.jsonl  a row of numbers per step, from the first step on
@@ -46,7 +46,7 @@ SUCCESS_NAMES = ("success", "correct", "found", "solved", "won", "accuracy")
 
 
 class ReportError(EvertError, ValueError):
-    """A report cannot be made: a path is no run, an option is wrong, or it cannot be written."""
+    """A report cannot be made: a path is not a run, an option is wrong, or writing fails."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Run:
     final: float | None
     """Held-out mean reward of the last weights, at temperature 1; None if unknown."""
     failures: "Failures"
-    """Of the episodes in training; none for a run of the Cookbook alone."""
+    """Failures of the episodes in training; empty for a run of the Cookbook alone."""
     skipped: int
     """Batches that nothing could be learned from."""
     samples: list[dict[str, Any]]
@@ -79,11 +79,11 @@ class Run:
 
     @property
     def progress(self) -> str:
-        """Steps done, and of how many, if that is known and a resumed run did no more."""
+        """Finished steps, and their planned number if known and not exceeded by a resumed run."""
         planned = self.settings.get("steps", self.settings.get("max_steps"))
-        known = isinstance(planned, int) and planned >= len(self.rows)
-        done = f"{len(self.rows)} of {planned}" if known else f"{len(self.rows)}"
-        return done if self.finished else f"{done}, not finished"
+        is_planned = isinstance(planned, int) and planned >= len(self.rows)
+        steps = f"{len(self.rows)} of {planned}" if is_planned else f"{len(self.rows)}"
+        return steps if self.finished else f"{steps}, not finished"
 
     @property
     def seconds(self) -> float:
@@ -103,7 +103,7 @@ def read_run(path: Path) -> Run:
     """Read a run folder, finished or not.
 
     Raises:
-        ReportError: The path is no run, or its ``run.json`` is broken.
+        ReportError: The path is not a run, or its ``run.json`` is broken.
     """
     facts = read_json(path / files.RUN)
     config = read_json(path / CONFIG) or {}
@@ -141,8 +141,8 @@ def read_run(path: Path) -> Run:
 def _last_score(path: Path, rows: Sequence[Mapping[str, float]]) -> float | None:
     """The held-out reward that the Cookbook measured after the last step; None: it did not."""
     after = rows[-1]["step"] + 1 if rows else 0
-    found = [row for row in read_jsonl(path / METRICS) if row.get("step") == after]
-    scores = [row[HELD_OUT_REWARD] for row in found if is_number(row.get(HELD_OUT_REWARD))]
+    last_rows = [row for row in read_jsonl(path / METRICS) if row.get("step") == after]
+    scores = [row[HELD_OUT_REWARD] for row in last_rows if is_number(row.get(HELD_OUT_REWARD))]
     return scores[-1] if scores else None
 
 
@@ -155,9 +155,9 @@ def curve_of(rows: Sequence[Mapping[str, Any]], key: str, final: float | None) -
 
 def read_rows(folder: Path) -> list[dict[str, float]]:
     """Return a run's metrics by step, finite numbers only, with the derived metrics."""
-    read = read_steps(folder / METRICS)
+    steps = read_steps(folder / METRICS)
     rows = [
-        {k: v for k, v in row.items() if is_number(v)} for row in read if is_number(row["step"])
+        {k: v for k, v in row.items() if is_number(v)} for row in steps if is_number(row["step"])
     ]
     recorded = {key.removeprefix("test/").removeprefix(TRAIN) for row in rows for key in row}
     success = next((name for name in SUCCESS_NAMES if name in recorded), None)
@@ -175,12 +175,12 @@ def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _scores(found: object) -> "dict[str, Score]":
+def _scores(value: object) -> "dict[str, Score]":
     """Scores by way of playing; none if another version of evert wrote them."""
     from evert.trainers.episodes.scores import Score
 
     try:
-        return {how: Score(**_mapping(score)) for how, score in _mapping(found).items()}
+        return {how: Score(**_mapping(score)) for how, score in _mapping(value).items()}
     except TypeError:
         return {}
 
@@ -198,12 +198,12 @@ def _samples(path: Path, before: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def no_run(path: Path) -> str:
-    """Say why a path is no run, and what to name instead."""
-    wanted = "Name the folder of a run of `evert train`: it holds a run.json."
+    """Say why a path is not a run, and what to name instead."""
+    advice = "Name the folder of a run of `evert train`: it holds a run.json."
     if path.is_dir():
-        inside = sorted(str(found.parent) for found in path.glob(f"*/{files.RUN}"))[:6]
-        hint = f"Runs are in it: {' '.join(inside)}" if inside else wanted
+        inside = sorted(str(file.parent) for file in path.glob(f"*/{files.RUN}"))[:6]
+        hint = f"Runs are in it: {' '.join(inside)}" if inside else advice
         return f"{path} is not a run's folder: it has no readable {files.RUN}. {hint}"
     if path.exists():
-        return f"{path} is a file, not a run's folder. {wanted}"
-    return f"There is no folder {path}. {near_path(path) or wanted}"
+        return f"{path} is a file, not a run's folder. {advice}"
+    return f"There is no folder {path}. {near_path(path) or advice}"

@@ -38,9 +38,9 @@ from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
 
 TIME_SPENT = "time_spent.png"
 UNTOLD = ("log_path",)
-"""Settings that differ in any two runs, and so say nothing."""
+"""Settings that differ between any two runs, so they are uninformative."""
 LONGEST_VALUE = 160
-"""Most characters shown of a setting."""
+"""Maximum characters shown of a setting."""
 
 
 @dataclass(frozen=True)
@@ -82,21 +82,23 @@ class Section:
 
 def sections(report: Report) -> dict[str, Section]:
     """Return the sections, by their names in the template."""
-    drawn = {name: _drawn(report, panels) for name, panels in PANELS.items()}
-    drawn[GAMES_OWN] = _drawn(report, own_panels(own_metrics(recorded(report.runs, ""))))
-    if not drawn[GAMES_OWN].figures:
-        del drawn[GAMES_OWN]
-    outcomes, time = _outcomes(report, drawn["outcomes"]), _time(report, drawn["time"])
-    return {**drawn, "outcomes": outcomes, "time": time, "tokens": _tokens(report)}
+    by_name = {name: _draw_section(report, panels) for name, panels in PANELS.items()}
+    by_name[GAMES_OWN] = _draw_section(
+        report, own_panels(own_metrics(metric_names(report.runs, "")))
+    )
+    if not by_name[GAMES_OWN].figures:
+        del by_name[GAMES_OWN]
+    outcomes, time = _outcomes(report, by_name["outcomes"]), _time(report, by_name["time"])
+    return {**by_name, "outcomes": outcomes, "time": time, "tokens": _tokens(report)}
 
 
-def recorded(runs: Sequence[Run], prefix: str) -> list[str]:
+def metric_names(runs: Sequence[Run], prefix: str) -> list[str]:
     """Return the names of the runs' metrics that have a prefix, without the prefix."""
     keys = {key for run in runs for row in run.rows for key in row if key.startswith(prefix)}
     return sorted(key.removeprefix(prefix) for key in keys)
 
 
-def _drawn(report: Report, panels: Mapping[str, Panel]) -> Section:
+def _draw_section(report: Report, panels: Mapping[str, Panel]) -> Section:
     figures, absent = {}, []
     for title, (file, unit, key) in panels.items():
         curves = [reward_curve(run, key) for run in report.runs]
@@ -118,37 +120,37 @@ def reward_curve(run: Run, key: str) -> Curve:
     name = {TRAIN_REWARD: ROLLOUTS, HELD_OUT_REWARD: HELD_OUT_ROLLOUTS}.get(key)
     if name is None or len(curve.steps) >= FEW:
         return curve
-    done = int(key == TRAIN_REWARD)
-    files = {step + done: path for step, path in rollout_files(run.path, name).items()}
-    found = {step: rewards_error(path) for step, path in files.items()}
-    if (final := run.after.get("temperature_1")) and not done and curve.steps:
-        found[curve.steps[-1]] = final.reward_error
-    return replace(curve, errors=[found.get(step) or math.nan for step in curve.steps])
+    offset = int(key == TRAIN_REWARD)
+    files = {step + offset: path for step, path in rollout_files(run.path, name).items()}
+    errors = {step: rewards_error(path) for step, path in files.items()}
+    if (final := run.after.get("temperature_1")) and not offset and curve.steps:
+        errors[curve.steps[-1]] = final.reward_error
+    return replace(curve, errors=[errors.get(step) or math.nan for step in curve.steps])
 
 
-def _outcomes(report: Report, drawn: Section) -> Section:
+def _outcomes(report: Report, section: Section) -> Section:
     if not any(run.failures.count or run.skipped for run in report.runs):
-        return drawn
+        return section
     commonest = [run.failures.commonest for run in report.runs]
     rows = [
         ("failed in training", [run.failures.summary() for run in report.runs]),
-        ("most frequent failure", [shortened(one.error) if one else "none" for one in commonest]),
+        ("most frequent failure", [shortened(f.error) if f else "none" for f in commonest]),
         ("batches skipped", [count(run.skipped) for run in report.runs]),
     ]
-    return Section(drawn.figures, Table(rows), drawn.missing)
+    return Section(section.figures, Table(rows), section.missing)
 
 
-def _time(report: Report, drawn: Section) -> Section:
+def _time(report: Report, section: Section) -> Section:
     spent = [time_spent(run.rows) for run in report.runs]
-    known = next((parts for parts in spent if parts), None)
-    if known is None:
+    recorded_parts = next((parts for parts in spent if parts), None)
+    if recorded_parts is None:
         missing = "The split into sampling and training was not recorded, so it is not shown."
-        return Section(drawn.figures, missing=missing)
+        return Section(section.figures, missing=missing)
     rows = [("all steps", [duration(run.seconds) for run in report.runs])]
-    rows += [(name, [_part(parts, name) for parts in spent]) for name in known]
+    rows += [(name, [_part(parts, name) for parts in spent]) for name in recorded_parts]
     save(draw_time(report.labels, spent), report.out / TIME_SPENT)
     bars = {TIME_SPENT: "Where the time went: the same numbers as in the table."}
-    return Section({**bars, **drawn.figures}, Table(rows), drawn.missing)
+    return Section({**bars, **section.figures}, Table(rows), section.missing)
 
 
 def _part(parts: Mapping[str, float] | None, name: str) -> str:
@@ -163,7 +165,7 @@ def _tokens(report: Report) -> Section:
     rows = [
         ("given to the model (prefill)", [count(t and t.prefill) for t in report.tokens]),
         ("sampled", [count(t and t.sample) for t in report.tokens]),
-        ("trained on", [_trained(t) for t in report.tokens]),
+        ("trained on", [_trained_tokens(t) for t in report.tokens]),
     ]
     if not report.prices:
         return Section({}, Table(rows), "No prices were given, so no cost is shown.")
@@ -171,7 +173,7 @@ def _tokens(report: Report) -> Section:
     return Section({}, Table(rows))
 
 
-def _trained(tokens: Tokens | None) -> str:
+def _trained_tokens(tokens: Tokens | None) -> str:
     if tokens is None or tokens.train is None or not tokens.is_estimate:
         return count(tokens and tokens.train)
     return f"about {count(float(f'{tokens.train:.3g}'))}"
@@ -180,7 +182,7 @@ def _trained(tokens: Tokens | None) -> str:
 # -- facts and settings ----------------------------------------------------------------------------
 
 
-def differing(runs: Sequence[Run]) -> list[str]:
+def differing_settings(runs: Sequence[Run]) -> list[str]:
     """Return the settings in which runs differ, among the runs that record a setting."""
     keys = dict.fromkeys(key for run in runs for key in run.settings if key not in UNTOLD)
     return [
@@ -196,12 +198,12 @@ def labels(runs: Sequence[Run]) -> list[str]:
     It is what was trained, if that is unique; else with the settings that differ, if there are at
     most two and that is unique; else the folder's name, numbered if it repeats.
     """
-    keys = differing(runs)
-    for shown in [], keys if len(keys) <= 2 else []:
-        told = [[f"{key}={show(run.settings.get(key))}" for key in shown] for run in runs]
-        named = [", ".join([run.name, *each]) for run, each in zip(runs, told, strict=True)]
-        if len(set(named)) == len(runs):
-            return named
+    keys = differing_settings(runs)
+    for label_keys in [], keys if len(keys) <= 2 else []:
+        texts = [[f"{key}={show(run.settings.get(key))}" for key in label_keys] for run in runs]
+        candidates = [", ".join([run.name, *parts]) for run, parts in zip(runs, texts, strict=True)]
+        if len(set(candidates)) == len(runs):
+            return candidates
     names = [run.path.resolve().name for run in runs]
     return [
         name if names.count(name) == 1 else f"{name} ({names[: number + 1].count(name)})"
@@ -217,8 +219,8 @@ def facts(runs: Sequence[Run]) -> Table:
         values = [shorten(fact(run), 3 * LONGEST_VALUE) for run in runs]
         if any(values):
             rows.setdefault(name, values)
-    told_apart = [name for name, values in rows.items() if len(set(values)) > 1]
-    return Table(list(rows.items()), frozenset(told_apart) - {"started", "command", "folder"})
+    differing = [name for name, values in rows.items() if len(set(values)) > 1]
+    return Table(list(rows.items()), frozenset(differing) - {"started", "command", "folder"})
 
 
 def _engine(run: Run) -> str:
@@ -230,7 +232,7 @@ def _engine(run: Run) -> str:
     return f"{engine.get('engine')} on {where}{size}, trains {engine.get('trains')}"
 
 
-def _listed(run: Run, name: str) -> str:
+def _facts_text(run: Run, name: str) -> str:
     parts = run.facts.get(name)
     return ", ".join(f"{k} {v}" for k, v in parts.items()) if isinstance(parts, dict) else ""
 
@@ -239,8 +241,8 @@ _FACTS: Mapping[str, Callable[[Run], str]] = {
     "agent": lambda run: str(run.settings.get("agent") or run.name),
     "model_name": lambda run: str(run.settings.get("model_name") or ""),
     "ran on": _engine,
-    "machine": lambda run: _listed(run, "machine"),
-    "versions": lambda run: _listed(run, "versions"),
+    "machine": lambda run: _facts_text(run, "machine"),
+    "versions": lambda run: _facts_text(run, "versions"),
     "git revision": lambda run: str(run.facts.get("git") or ""),
     "started": lambda run: str(run.facts.get("started") or ""),
     "command": lambda run: shlex.join(map(str, run.facts.get("command") or ())),
@@ -251,10 +253,10 @@ _FACTS: Mapping[str, Callable[[Run], str]] = {
 
 def settings(runs: Sequence[Run]) -> Table:
     """Return all settings; those in which the runs differ come first."""
-    changed = differing(runs)
-    keys = dict.fromkeys([*changed, *(key for run in runs for key in run.settings)])
+    differing_keys = differing_settings(runs)
+    keys = dict.fromkeys([*differing_keys, *(key for run in runs for key in run.settings)])
     rows = [
         (key, [shorten(str(run.settings.get(key, "not recorded")), LONGEST_VALUE) for run in runs])
         for key in keys
     ]
-    return Table(rows, frozenset(changed))
+    return Table(rows, frozenset(differing_keys))

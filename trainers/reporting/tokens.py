@@ -23,7 +23,7 @@ HELD_OUT_ROLLOUTS = "eval_*_rollout_summaries.jsonl"
 SCHEMA = 1
 """Version of the Cookbook's rollout records that is read here."""
 MOST_FILES = 24
-"""Most rollout files that are read whole to count tokens."""
+"""Maximum rollout files that are read to count tokens."""
 
 
 @final
@@ -34,7 +34,7 @@ class Tokens:
     prefill: int
     sample: int
     train: int | None
-    """None: the rollouts do not say."""
+    """None: the rollouts do not record it."""
     is_estimate: bool
     """Whether ``train`` is scaled up from some of the steps."""
 
@@ -51,15 +51,17 @@ def count_tokens(run: Run) -> Tokens | None:
     """Count a run's tokens; None if its metrics do not have them."""
     if not any(f"{TRAIN}total_ac_tokens" in row for row in run.rows):
         return None
-    given, sampled = (
+    prompt_tokens, sampled_tokens = (
         [run.total(f"{prefix}total_{kind}_tokens") for prefix in (TRAIN, HELD_OUT)]
         for kind in ("ob", "ac")
     )
     files = rollout_files(run.path)
-    read = spread(files, MOST_FILES)
-    share = _share_trained_on(files[step] for step in read)
-    trained = None if share is None else round(share * (given[0] + sampled[0]))
-    return Tokens(round(sum(given)), round(sum(sampled)), trained, len(read) < len(run.rows))
+    steps = spread(files, MOST_FILES)
+    share = _share_trained_on(files[step] for step in steps)
+    trained = None if share is None else round(share * (prompt_tokens[0] + sampled_tokens[0]))
+    return Tokens(
+        round(sum(prompt_tokens)), round(sum(sampled_tokens)), trained, len(steps) < len(run.rows)
+    )
 
 
 def rollout_files(folder: Path, name: str = ROLLOUTS) -> dict[int, Path]:
@@ -69,12 +71,12 @@ def rollout_files(folder: Path, name: str = ROLLOUTS) -> dict[int, Path]:
     return dict(sorted((int(step), path) for step, path in steps.items() if step.isdigit()))
 
 
-def spread(items: Iterable[int], most: int) -> Sequence[int]:
-    """Return at most ``most`` items, evenly spread, with the first and the last."""
+def spread(items: Iterable[int], limit: int) -> Sequence[int]:
+    """Return at most ``limit`` items, evenly spread, with the first and the last."""
     listed = list(items)
-    if len(listed) <= most:
+    if len(listed) <= limit:
         return listed
-    return [listed[round(i * (len(listed) - 1) / (most - 1))] for i in range(most)]
+    return [listed[round(i * (len(listed) - 1) / (limit - 1))] for i in range(limit)]
 
 
 def read_rollouts(path: Path) -> list[dict[str, Any]]:
@@ -104,14 +106,14 @@ def rewards_error(path: Path) -> float | None:
 
 def _share_trained_on(files: Iterable[Path]) -> float | None:
     """Tokens trained on, as a share of prompt and sampled tokens; None: not known."""
-    trained = handled = 0
+    trained = total = 0
     for record in (record for path in files for record in read_rollouts(path)):
         ends: dict[object, int] = {}
         for step in record.get("steps") or ():
             length = step["ob_len"] + step["ac_len"]
-            handled += length
+            total += length
             if (lineage := (step.get("logs") or {}).get(LINEAGE)) is None:
                 return None
             ends[lineage] = length
         trained += sum(ends.values())
-    return trained / handled if handled else None
+    return trained / total if total else None

@@ -28,7 +28,7 @@ STEPS = 3
 MOST_TURNS = 12
 """Turns shown of an episode: the first ones and the last."""
 MOST_CHARACTERS = 2_000
-"""Of a turn's notes and messages together."""
+"""Maximum characters of a turn's notes and messages."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class Episode:
     """Its length, and why it stopped."""
     turns: list[Turn]
     left_out: int
-    """Turns left out before the last one."""
+    """Number of turns omitted before the last one."""
 
 
 def training_episodes(run: Run) -> dict[str, list[Episode]]:
     """Return episodes of the first, the middle and the last step with rollouts, by heading."""
     files = rollout_files(run.path)
-    return {f"Step {step + 1}": _firsts(files[step]) for step in spread(files, STEPS)}
+    return {f"Step {step + 1}": _first_episodes(files[step]) for step in spread(files, STEPS)}
 
 
 def held_out_episodes(run: Run) -> dict[str, list[Episode]]:
@@ -66,14 +66,14 @@ def held_out_episodes(run: Run) -> dict[str, list[Episode]]:
     between = [step for step in files if 0 < step < len(run.rows)]
     for when in ("before", "after"):
         if samples := [sample[when] for sample in run.samples[:EPISODES] if sample.get(when)]:
-            columns[f"{when.capitalize()} training"] = [_sample(each) for each in samples]
+            columns[f"{when.capitalize()} training"] = [_sample(sample) for sample in samples]
         if when == "before" and between:
             step = between[len(between) // 2]
-            columns[f"After {step} steps, temperature 1"] = _firsts(files[step])
+            columns[f"After {step} steps, temperature 1"] = _first_episodes(files[step])
     return columns
 
 
-def _firsts(file: Path) -> list[Episode]:
+def _first_episodes(file: Path) -> list[Episode]:
     firsts = [record for record in read_rollouts(file) if record.get("traj_idx") == 0]
     return [_rollout(record) for record in firsts[:EPISODES]]
 
@@ -92,7 +92,7 @@ def _rollout(record: Mapping[str, Any]) -> Episode:
     stops = [name.removeprefix(STOP_METRIC_PREFIX) for name in last
              if name.startswith(STOP_METRIC_PREFIX)]  # fmt: skip
     drift = [f"drift {last[DRIFT]:.0f}"] if last.get(DRIFT) else []
-    ending = ", ".join([_counted(turns), *stops, *drift])
+    ending = ", ".join([_turn_count(turns), *stops, *drift])
     return _episode(float(record["total_reward"]), ending, turns)
 
 
@@ -101,25 +101,25 @@ def _sample(sample: Mapping[str, Any]) -> Episode:
         _turn(f"turn {number}", {part: turn.get(part, "") for part in ("told", "said")})
         for number, turn in enumerate(sample.get("dialogue") or (), 1)
     ]
-    ending = f"task {shorten(str(sample.get('target', '')), 60)}, {_counted(turns)}"
+    ending = f"task {shorten(str(sample.get('target', '')), 60)}, {_turn_count(turns)}"
     return _episode(sample.get("reward"), ending, turns)
 
 
-def _counted(turns: Sequence[Turn]) -> str:
+def _turn_count(turns: Sequence[Turn]) -> str:
     return f"{len(turns)} turn{'s' * (len(turns) != 1)}"
 
 
 def _episode(reward: float | None, ending: str, turns: Sequence[Turn]) -> Episode:
-    shown = [*turns[: MOST_TURNS - 1], *turns[-1:]] if len(turns) > MOST_TURNS else [*turns]
-    return Episode(reward, ending, shown, len(turns) - len(shown))
+    page_turns = [*turns[: MOST_TURNS - 1], *turns[-1:]] if len(turns) > MOST_TURNS else [*turns]
+    return Episode(reward, ending, page_turns, len(turns) - len(page_turns))
 
 
 def _turn(heading: str, notes: Mapping[str, Any]) -> Turn:
-    texts, left = list[tuple[str, str]](), MOST_CHARACTERS
+    texts, remaining = list[tuple[str, str]](), MOST_CHARACTERS
     for number, (name, value) in enumerate(notes.items()):
-        if left <= 0:
+        if remaining <= 0:
             texts.append(("…", f"{len(notes) - number} more notes are not shown"))
             break
-        texts.append((shorten(str(name), 60), shorten(str(value), left)))
-        left -= sum(map(len, texts[-1]))
+        texts.append((shorten(str(name), 60), shorten(str(value), remaining)))
+        remaining -= sum(map(len, texts[-1]))
     return Turn(heading, texts)

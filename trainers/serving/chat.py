@@ -49,19 +49,19 @@ from evert.trainers.serving.streaming import LiveReply
 logger = logging.getLogger(__name__)
 
 KEPT_TOKENS = 2**21
-"""Most tokens of the conversations that a model keeps, by default."""
+"""Default of the maximum tokens of the conversations that a model keeps."""
 
 CONVERSATION = 256
-"""Tokens that need about as much memory as a conversation, or a book, needs beside its tokens."""
+"""Overhead of a conversation or a book in memory, counted in tokens."""
 
 BYTES = 32
-"""Bytes of a request that may need as much memory as a token; images and ids are not all tokens."""
+"""Bytes of a request that count as one token of memory: images and ids are not all tokens."""
 
 RETRIES = 2
-"""How often a reply that does not have the requested format is sampled again."""
+"""How often a reply is resampled if it does not have the requested format."""
 
 KEPT_RESPONSES = 2**26
-"""Most characters of the responses that ``previous_response_id`` can name."""
+"""Maximum characters of the responses that ``previous_response_id`` can name."""
 
 Sample = Callable[..., Awaitable[types.SampledSequence]]
 """From a prompt, its parameters, and a function that gets the tokens so far (or None)."""
@@ -82,10 +82,10 @@ class ChatModel:
     Args:
         sample: Samples a reply.
         renderer: Renders its prompts.
-        context: Tokens of its context; None if they are not known.
-        max_tokens: Most tokens of a reply whose request sets no cap.
-        sampling: Sampling parameters that hold for every reply, whatever requests ask for.
-        keep: Most tokens of the conversations that are kept.
+        context: Tokens of its context; None if unknown.
+        max_tokens: Maximum tokens of a reply if the request sets no limit.
+        sampling: Sampling parameters of every reply; they override those of requests.
+        keep: Maximum tokens of the conversations that are kept.
 
     Attributes:
         records: Where conversations are recorded, and this model's name there; None: nowhere.
@@ -109,7 +109,7 @@ class ChatModel:
         self._keep = keep
         self.records: tuple[ServedRecords, str] | None = None
         self._books: OrderedDict[bytes, _Book] = OrderedDict()
-        self.kept = 0  # tokens of the conversations that are kept
+        self.kept_tokens = 0  # tokens of the conversations that are kept
 
     async def reply(
         self,
@@ -123,7 +123,7 @@ class ChatModel:
 
         Args:
             request: The request.
-            sampling: How its client wants to sample.
+            sampling: The sampling parameters that the client requests.
             live: Gets the tokens while they are sampled.
             size: Bytes of the request's body.
             reply_id: The id of the reply, for its record.
@@ -131,7 +131,7 @@ class ChatModel:
         Raises:
             openai.BadRequestError: The request cannot be rendered, or its prompt is too long.
         """
-        book, conversation = await finished(self._observed(request, size))  # the client may leave
+        book, conversation = await finished(self._observe(request, size))  # the client may leave
         reader = partial(self._read, conversation, request)
         params = self._params(conversation.length, request, sampling)
         if live is not None:
@@ -140,16 +140,16 @@ class ChatModel:
         for attempt in itertools.count():
             prompt = conversation.prompt()
             sampled = await self._sample(prompt, params, live and live.add)
-            tokens, wanted = [*sampled.tokens], request.format
-            reply, problem = _checked(
-                reader(tokens, is_cut=sampled.stop_reason == "length"), wanted
+            tokens, reply_format = [*sampled.tokens], request.format
+            reply, problem = _check_format(
+                reader(tokens, is_cut=sampled.stop_reason == "length"), reply_format
             )
-            if problem is None or wanted is None or attempt == RETRIES:
+            if problem is None or reply_format is None or attempt == RETRIES:
                 break
             async with book.lock:
                 self._note(conversation, request, prompt, sampled, None)
                 conversation.record(tokens, reply, self.renderer, is_seen=False)
-                correction = wanted.correction(problem)
+                correction = reply_format.correction(problem)
                 inject = partial(book.conversations.inject, conversation, [correction])
                 await finished(LongTexts(self.renderer).render(inject))
             params = self._params(conversation.length, request, sampling)
@@ -161,7 +161,7 @@ class ChatModel:
             reply = with_logprobs(reply, tokens, sampled.logprobs, self.renderer)
         return replace(reply, tokens=tuple(tokens))
 
-    async def _observed(self, request: ChatRequest, size: int) -> tuple[_Book, Conversation]:
+    async def _observe(self, request: ChatRequest, size: int) -> tuple[_Book, Conversation]:
         book = await self._book(request)
         observe = partial(book.conversations.observe, request, "")
         async with book.lock:  # a long text is rendered in a thread
@@ -187,11 +187,11 @@ class ChatModel:
     def _params(
         self, length: int, request: ChatRequest, sampling: Mapping[str, Any]
     ) -> types.SamplingParams:
-        most = reply_cap(length, self._context, request.max_tokens or self._max_tokens)
+        cap = reply_cap(length, self._context, request.max_tokens or self._max_tokens)
         try:
             params = tinker.SamplingParams(
                 stop=self.renderer.stop_with(request.stop),
-                max_tokens=most,
+                max_tokens=cap,
                 **{"temperature": 1.0, **sampling, **self._fixed},
             )
         except ValueError as error:
@@ -207,7 +207,7 @@ class ChatModel:
         book = self._books.get(key)
         if book is None:
             book = self._books[key] = _Book(key, ConversationBook(self.renderer))
-            self._add(book, CONVERSATION)  # its first request may be refused
+            self._add(book, CONVERSATION)  # even if its first request is refused
         else:
             self._books.move_to_end(key)
         return book
@@ -221,10 +221,10 @@ class ChatModel:
         book.tokens += tokens
         if self._books.get(book.key) is not book:
             return  # it was dropped meanwhile
-        self.kept += tokens
-        while self.kept > self._keep:
+        self.kept_tokens += tokens
+        while self.kept_tokens > self._keep:
             _, oldest = self._books.popitem(last=False)
-            self.kept -= oldest.tokens
+            self.kept_tokens -= oldest.tokens
             if self.records is not None:
                 for dropped in [*oldest.lengths]:
                     self.records[0].write(dropped)
@@ -235,20 +235,22 @@ class ChatModel:
             records.note(name, conversation, *turn)
 
 
-def _checked(reply: Reply, wanted: ReplyFormat | None) -> tuple[Reply, str | None]:
+def _check_format(reply: Reply, reply_format: ReplyFormat | None) -> tuple[Reply, str | None]:
     """The reply in the requested format, and what is wrong with it."""
-    if wanted is None or reply.finish_reason == "length":
+    if reply_format is None or reply.finish_reason == "length":
         return reply, None
-    reply = wanted.cleaned(reply)
-    return reply, wanted.problem(reply)
+    reply = reply_format.cleaned(reply)
+    return reply, reply_format.problem(reply)
 
 
-def _opening(request: ChatRequest, _: PromptRenderer, most: int | None) -> bytes:
+def _opening(request: ChatRequest, _: PromptRenderer, limit: int | None) -> bytes:
     """A digest of the first message that is not the system's; agents that hand over share it."""
     messages = (as_fields(message, index) for index, message in enumerate(request.messages))
-    others = (message for message in messages if message.get("role") not in ("system", "developer"))
-    opening = next(others, {})
-    check_text(opening, most)
+    candidates = (
+        message for message in messages if message.get("role") not in ("system", "developer")
+    )
+    opening = next(candidates, {})
+    check_text(opening, limit)
     text = json.dumps(opening, sort_keys=True, default=str)
     return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
 
@@ -302,7 +304,7 @@ class ChatApi(Api):
             raise server_error(500, f"{type(error).__name__}: {error}") from error
 
     def _find(self, name: str) -> ChatModel:
-        """Return the model of a name. Any name is the only model's."""
+        """Return the model with this name. A single model answers to any name."""
         if len(self._models) == 1:
             return next(iter(self._models.values()))
         if (model := self._models.get(name)) is None:

@@ -17,9 +17,15 @@ from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 from evert.bridge.models.sampling_ranges import out_of_range
 from evert.trainers.engine.common.errors import SamplingRequestError
-from evert.trainers.serving.connection import KEPT_ALIVE, KEPT_BY_OURS, ask
+from evert.trainers.serving.connection import KEEP_ALIVE, KEEP_ALIVE_EVERT, ask
 from evert.trainers.serving.errors import NotServedError
-from evert.trainers.serving.wire import Answered, Asked, Dialect, read_answer, write_request
+from evert.trainers.serving.wire import (
+    CompletionAnswer,
+    CompletionRequest,
+    Dialect,
+    read_answer,
+    write_request,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,7 +37,7 @@ TIMEOUT = 600.0
 class ServedSamplingClient:
     """Samples from a model behind vLLM's ``/v1/completions``, tokens in and tokens out.
 
-    ``base_model`` None: as ``model``. ``dialect`` None: the server is asked at the first call.
+    ``base_model`` None: same as ``model``. ``dialect`` None: the first call asks the server.
     """
 
     def __init__(
@@ -74,11 +80,13 @@ class ServedSamplingClient:
         if (fault := out_of_range(sampling_params)) is not None:
             raise SamplingRequestError(f"SamplingParams has {fault}.")
         tokens = _text_tokens(prompt)
-        asked = Asked(self.model, tokens, sampling_params, num_samples, include_prompt_logprobs)
-        answered = await self.request(asked)
-        scores = answered.prompt_logprobs
+        request = CompletionRequest(
+            self.model, tokens, sampling_params, num_samples, include_prompt_logprobs
+        )
+        answer = await self.request(request)
+        scores = answer.prompt_logprobs
         return types.SampleResponse(
-            sequences=answered.sequences,
+            sequences=answer.sequences,
             prompt_logprobs_np=None if scores is None else np.array(scores, dtype=np.float32),
         )
 
@@ -88,10 +96,10 @@ class ServedSamplingClient:
 
     async def compute_logprobs_async(self, prompt: types.ModelInput) -> list[float | None]:
         """Log-probability of each token given those before it; None for the first."""
-        ours = await self.dialect() is Dialect.OURS
-        params = types.SamplingParams(max_tokens=0 if ours else 1)
-        asked = Asked(self.model, _text_tokens(prompt), params, prompt_logprobs=True)
-        return (await self.request(asked)).prompt_logprobs or []
+        is_evert = await self.dialect() is Dialect.EVERT
+        params = types.SamplingParams(max_tokens=0 if is_evert else 1)
+        request = CompletionRequest(self.model, _text_tokens(prompt), params, prompt_logprobs=True)
+        return (await self.request(request)).prompt_logprobs or []
 
     def compute_logprobs(
         self, prompt: types.ModelInput
@@ -99,12 +107,12 @@ class ServedSamplingClient:
         """See ``compute_logprobs_async``."""
         return _in_background(self.compute_logprobs_async(prompt))
 
-    async def request(self, asked: Asked) -> Answered:
+    async def request(self, request: CompletionRequest) -> CompletionAnswer:
         """Send a request; see ``sample_async`` for errors."""
         dialect = await self.dialect()
-        kept = KEPT_BY_OURS if dialect is Dialect.OURS else KEPT_ALIVE
-        url, body = f"{self.base_url}/completions", write_request(asked, dialect)
-        return read_answer(await ask(url, self._key, body, self._timeout, kept), asked)
+        keep_alive = KEEP_ALIVE_EVERT if dialect is Dialect.EVERT else KEEP_ALIVE
+        url, body = f"{self.base_url}/completions", write_request(request, dialect)
+        return read_answer(await ask(url, self._key, body, self._timeout, keep_alive), request)
 
     async def post(self, url: str, body: Mapping[str, Any]) -> bytes:
         """Send JSON to another URL, and return the answer; see ``sample_async`` for errors."""
@@ -117,20 +125,20 @@ class ServedSamplingClient:
             return [dict(model) for model in orjson.loads(content)["data"]]
         except (ValueError, KeyError, TypeError) as error:
             raise NotServedError(
-                f"{self.base_url}/models is no list of models: {content[:200]!r}. Pass the address "
-                "of an OpenAI-like server, which usually ends in /v1."
+                f"{self.base_url}/models did not return a list of models: {content[:200]!r}. Pass "
+                "the address of an OpenAI-like server, which usually ends in /v1."
             ) from error
 
     async def dialect(self) -> Dialect:
-        """The server's dialect; the server is asked once."""
+        """The server's dialect; the server is asked only once."""
         if self._dialect is None:
-            there = {str(model.get("id")): model for model in await self.models()}
-            if self.model not in there:
+            models = {str(model.get("id")): model for model in await self.models()}
+            if self.model not in models:
                 raise NotServedError(
                     f"{self.base_url} has no model {self.model!r}; it has "
-                    f"{', '.join(map(repr, there)) or 'none'}. Pass one of these."
+                    f"{', '.join(map(repr, models)) or 'none'}. Pass one of these."
                 )
-            self._dialect = Dialect.of(there[self.model].get("owned_by"))
+            self._dialect = Dialect.of(models[self.model].get("owned_by"))
         return self._dialect
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":

@@ -16,12 +16,12 @@ from evert.bridge.ownership import left_alone
 from evert.trainers.engine.common.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.serving.errors import NotServedError, ServerGoneError, ServingError
 
-KEPT_ALIVE, KEPT_BY_OURS = 4.0, 25.0
-"""Seconds that an idle connection is kept: fewer than servers keep it (uvicorn 5, ours 30). A new
+KEEP_ALIVE, KEEP_ALIVE_EVERT = 4.0, 25.0
+"""Seconds that an idle connection is kept: fewer than servers keep it (uvicorn 5, evert 30). A new
 one costs as much as four requests, and workers are idle while the trainer trains."""
 
 LONG_BODY = 2**20
-"""Bytes from which aiohttp wants a body as a stream."""
+"""Bytes from which aiohttp expects a body as a stream."""
 
 CONNECT_TIME = 30.0
 """Seconds to connect."""
@@ -36,14 +36,14 @@ async def ask(
     key: str | None,
     body: bytes | None,
     timeout: float,  # noqa: ASYNC109
-    kept: float = KEPT_ALIVE,
+    keep_alive: float = KEEP_ALIVE,
 ) -> bytes:
     """Send JSON (None: a GET), and return the answer's body within ``timeout`` seconds."""
     headers = {"Content-Type": "application/json"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
     limit = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_TIME)
-    session = await _session(kept)
+    session = await _session(keep_alive)
     method = "GET" if body is None else "POST"
     data = io.BytesIO(body) if body is not None and len(body) >= LONG_BODY else body
     try:
@@ -90,15 +90,15 @@ def _read_error(content: bytes) -> tuple[str, str]:
         return "", content[:500].decode("utf-8", "replace") or "(nothing)"
 
 
-async def _session(kept: float) -> aiohttp.ClientSession:
-    place = asyncio.get_running_loop(), kept
+async def _session(keep_alive: float) -> aiohttp.ClientSession:
+    place = asyncio.get_running_loop(), keep_alive
     if place not in _open:
-        holder = _held(place)
+        holder = _open_session(place)
         _open[place] = await anext(holder), holder
     return _open[place][0]
 
 
-async def _held(place: _Place) -> AsyncGenerator[aiohttp.ClientSession]:
+async def _open_session(place: _Place) -> AsyncGenerator[aiohttp.ClientSession]:
     """A session that is open until the loop closes its generators."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=place[1])
     try:

@@ -3,8 +3,8 @@
     EvertError
     └── ServingError            (RuntimeError)     a server did not answer as it should
         ├── ServerGoneError     (ConnectionError)  it cannot be reached, or closed the connection
-        ├── NotServedError      (LookupError)      it has no such model, or no longer has it
-        └── UnfitServerError                       it does not return what training data need
+        ├── NotServedError      (LookupError)      it does not serve the model, or no longer does
+        └── UnfitServerError                       its answers cannot be used as training data
 
 A request that the server refuses (a prompt is too long, for example) raises the engine's
 ``SamplingRequestError``, as without a server.
@@ -22,7 +22,7 @@ class ServerGoneError(ServingError, ConnectionError):
 
 
 class NotServedError(ServingError, LookupError):
-    """A server of token ids has no model of this name, or no longer has it."""
+    """A server of token ids does not serve a model of this name, or no longer does."""
 
 
 class UnfitServerError(ServingError):

@@ -3,7 +3,8 @@
 A known prompt is sent twice. First as text, from which the server samples a token: if its ids of
 the prompt differ from ours, it has another vocabulary. Then as ids with that token at the end: if
 the token's log-probability differs between the answers, the server reports another distribution
-(vLLM's ``--logprobs-mode processed_logprobs``). llama.cpp scores no prompts: only ids are compared.
+(vLLM's ``--logprobs-mode processed_logprobs``). llama.cpp does not score prompts: there, only ids
+are compared.
 """
 
 from typing import Any
@@ -13,10 +14,10 @@ from tinker import types
 from evert.bridge.chat.fields import json_object
 from evert.trainers.serving.client import ServedSamplingClient
 from evert.trainers.serving.errors import UnfitServerError
-from evert.trainers.serving.wire import FIT, Asked, Dialect
+from evert.trainers.serving.wire import FIT, CompletionRequest, Dialect
 
 KNOWN_PROMPT = "The quick brown fox jumps over 12 lazy dogs"
-"""It has plain words, since servers differ in how they split unusual text."""
+"""It has only common words, since servers split unusual text differently."""
 HEAT = 2.0
 """Temperature at which that token is sampled; processed log-probabilities show its effect."""
 
@@ -30,14 +31,14 @@ async def check_server(client: ServedSamplingClient, tokenizer: Any | None = Non
     Raises:
         UnfitServerError: It returns no ids or log-probabilities, or those of another model.
     """
-    ids, token, logprob = await _sampled(client)
+    ids, token, logprob = await _sample_probe(client)
     if tokenizer is not None:
-        ours = list(tokenizer.encode(KNOWN_PROMPT, add_special_tokens=False))
-        if ids != ours:
+        our_ids = list(tokenizer.encode(KNOWN_PROMPT, add_special_tokens=False))
+        if ids != our_ids:
             raise UnfitServerError(
                 f"{client.base_url} cuts {KNOWN_PROMPT!r} into the tokens {ids}, and our tokenizer "
                 f"({getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__}) into "
-                f"{ours}: {client.model!r} is another model, or its tokenizer another version. "
+                f"{our_ids}: {client.model!r} is another model, or its tokenizer another version. "
                 "Name the model that is served: model_name= in a command, tokenizer= in Python."
             )
     if await client.dialect() is Dialect.LLAMA_CPP:
@@ -53,12 +54,12 @@ async def check_server(client: ServedSamplingClient, tokenizer: Any | None = Non
         )
 
 
-async def _sampled(client: ServedSamplingClient) -> tuple[list[int], int, float]:
+async def _sample_probe(client: ServedSamplingClient) -> tuple[list[int], int, float]:
     """The known prompt's ids, as the server has them, and a token sampled after it."""
     params = types.SamplingParams(max_tokens=1, temperature=HEAT, seed=1)
-    answered = await client.request(Asked(client.model, KNOWN_PROMPT, params, texts=True))
-    [sequence] = answered.sequences
-    ids = answered.prompt_ids
+    answer = await client.request(CompletionRequest(client.model, KNOWN_PROMPT, params, texts=True))
+    [sequence] = answer.sequences
+    ids = answer.prompt_ids
     if ids is None and await client.dialect() is Dialect.LLAMA_CPP:
         body = {"content": KNOWN_PROMPT, "add_special": False}
         content = await client.post(client.base_url.removesuffix("/v1") + "/tokenize", body)

@@ -23,9 +23,9 @@ class ServedPolicy(TokenCompleter):
     Args:
         base_url: The server's URL, for example ``http://127.0.0.1:8000/v1``.
         model: The model's name on the server.
-        api_key: The server's key; None for none.
-        max_tokens: Most tokens of a reply.
-        temperature: Of sampling; 0 for greedy. The log-probabilities are at temperature 1.
+        api_key: The server's key; None: no key.
+        max_tokens: Maximum tokens of a reply.
+        temperature: Sampling temperature; 0 for greedy. The log-probabilities are at temperature 1.
         seed: Seed of the first reply; each further reply has the next. None: the server chooses.
         tokenizer: The prompts' tokenizer (``env.renderer.tokenizer``), which the server's must
             equal; None: not checked.

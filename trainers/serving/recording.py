@@ -1,7 +1,7 @@
-"""Records of what is served: a conversation is a rollout, whose rewards programs give later.
+"""Records of served conversations: each is a rollout, whose rewards programs give later.
 
-A conversation is written when nobody has continued it for ``IDLE`` seconds, when the server drops
-its tokens, or when the server stops. If it goes on later, the rest is a rollout of its own.
+A conversation is written when it has been idle for ``IDLE`` seconds, when the server drops its
+tokens, or when the server stops. If it continues later, the new turns are a separate rollout.
 """
 
 import asyncio
@@ -41,20 +41,20 @@ IDLE = 600.0
 """Seconds after the last reply to a conversation before it is written."""
 
 FILE = 2**23
-"""Bytes after which a file is full."""
+"""Bytes after which a new file is started."""
 
 ID = "id"
-"""The log of a transition that has the id of its reply."""
+"""Name of the log that holds the id of a transition's reply."""
 
 FEEDBACK = "feedback"
-"""The metric of a transition whose reward a program has given."""
+"""Metric of transitions that got their reward from a program."""
 
 _ID = re.compile(r"[0-9a-f]{12}[0-9]+$")  # see ``Api.new_id``; before it, the API's own prefix
 
 
 @dataclass
 class _Rollout:
-    """A conversation that is not written yet, with what a record has of an Env."""
+    """A conversation that is not written yet, with the attributes that a record reads of an Env."""
 
     agent: str
     renderer: Renderer
@@ -65,7 +65,7 @@ class _Rollout:
 
 
 async def feedback(records: "ServedRecords | None", content: bytes) -> Answer:
-    """Give a reply a reward, as ``{"id": ..., "reward": ...}`` says; return the answer to that."""
+    """Give a reply a reward, as ``{"id": ..., "reward": ...}`` says; return the HTTP answer."""
     body: Any = json_object(content) or {}
     reply, reward = body.get("id"), body.get("reward")
     is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
@@ -79,7 +79,7 @@ async def feedback(records: "ServedRecords | None", content: bytes) -> Answer:
     is_recorded = await records.reward(reply, float(reward))
     if not is_recorded and records.share == 1:
         return _refusal(
-            f"There is no reply {reply!r:.80} on record here. Send the id of an answer of this "
+            f"No reply {reply!r:.80} is on record here. Send the id of an answer of this "
             "server whose record is not deleted yet.",
             404,
         )
@@ -97,7 +97,7 @@ class ServedRecords:
         folder: Where to write; the rollouts are in its folder ``rollouts``, in numbered files.
         renderers: The served models' renderers, by their names.
         share: Share of the conversations that are written, above 0.
-        most: Most bytes of all files; the oldest are deleted.
+        max_bytes: Maximum bytes of all files; the oldest are deleted.
         idle: See ``IDLE``.
 
     Raises:
@@ -110,21 +110,21 @@ class ServedRecords:
         renderers: Mapping[str, PromptRenderer],
         *,
         share: float = 1.0,
-        most: int = 2**30,
+        max_bytes: int = 2**30,
         idle: float = IDLE,
     ) -> None:
         self.share = share
         self._folder = folder / ROLLOUTS
         self._folder.mkdir(parents=True, exist_ok=True)
         self._recorder = Recorder(self._folder, share)
-        self._most, self._idle = most, idle
-        self._renderers = {  # of their own, because the rows are made in a thread
+        self._max_bytes, self._idle = max_bytes, idle
+        self._renderers = {  # copies, because a thread makes the rows
             name: with_tokenizer(prompts.renderer, deepcopy(prompts.renderer.tokenizer))
             for name, prompts in renderers.items()
         }
         self._rollouts: dict[Conversation, _Rollout] = {}
         self._replies: dict[str, Transition] = {}  # by id, of the rollouts that are not written
-        self._taken: WeakKeyDictionary[Conversation, bool] = WeakKeyDictionary()
+        self._is_recorded: WeakKeyDictionary[Conversation, bool] = WeakKeyDictionary()
         self._seen = 0  # conversations
         self._file = 1 + max((int(file.stem) for file in self._files()), default=0)
         self._writer = ThreadPoolExecutor(1, "evert records")
@@ -138,20 +138,20 @@ class ServedRecords:
         sampled: types.SampledSequence,
         reply_id: str | None,
     ) -> None:
-        """Keep a turn; call it before the conversation records the reply.
+        """Keep a turn; call this before the conversation records the reply.
 
         Args:
             model: The model's name.
             conversation: The conversation.
             request: The request.
-            prompt: What was sampled from.
-            sampled: What was sampled.
+            prompt: The sampled reply's prompt.
+            sampled: The sampled reply.
             reply_id: The id of the reply; None: the client does not get it.
         """
-        if conversation not in self._taken:
-            self._taken[conversation] = self._recorder.takes(self._seen)
+        if conversation not in self._is_recorded:
+            self._is_recorded[conversation] = self._recorder.takes(self._seen)
             self._seen += 1
-        if not self._taken[conversation]:
+        if not self._is_recorded[conversation]:
             return
         if conversation not in self._rollouts:
             self._rollouts[conversation] = _Rollout(model, self._renderers[model])
@@ -169,7 +169,7 @@ class ServedRecords:
         rollout.timer = loop.call_later(self._idle, self.write, conversation)
 
     def write(self, conversation: Conversation) -> None:
-        """Write a conversation, soon; do nothing if none of its turns is kept."""
+        """Schedule a conversation to be written; do nothing if none of its turns is kept."""
         rollout = self._rollouts.pop(conversation, None)
         if rollout is None:
             return
@@ -180,7 +180,7 @@ class ServedRecords:
         self._writer.submit(self._write, rollout)
 
     async def reward(self, reply: str, reward: float) -> bool:
-        """Give a reply a reward, instead of an earlier one.
+        """Set the reward of a reply; it replaces an earlier one.
 
         Args:
             reply: The id that the client got.
@@ -189,15 +189,15 @@ class ServedRecords:
         Returns:
             Whether the reply is on record.
         """
-        found = _ID.search(reply)
-        if found is None:
+        match = _ID.search(reply)
+        if match is None:
             return False
-        if (turn := self._replies.get(found[0])) is not None:
+        if (turn := self._replies.get(match[0])) is not None:
             turn.reward = reward
             turn.metrics[FEEDBACK] = 1.0
             return True
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._writer, self._change, found[0], reward)
+        return await loop.run_in_executor(self._writer, self._change, match[0], reward)
 
     def close(self) -> None:
         """Write all conversations. The event loop must have ended."""
@@ -220,7 +220,7 @@ class ServedRecords:
     def _rotate(self) -> None:
         sizes = {file: file.stat().st_size for file in self._files()}
         self._file += max(sizes.values()) >= FILE
-        while len(sizes) > 1 and sum(sizes.values()) > self._most:
+        while len(sizes) > 1 and sum(sizes.values()) > self._max_bytes:
             oldest = min(sizes)
             oldest.unlink()
             del sizes[oldest]

@@ -1,15 +1,16 @@
 """``PolicyService``: sampling clients of this process, served over HTTP to workers and others.
 
-    GET  /v1/models        what is offered now
+    GET  /v1/models        the models that are offered now
     POST /v1/completions   vLLM's format, with token ids (``wire.py``)
     POST ...               the chat APIs of the models of ``chat`` (``chat.py``)
     POST /v1/feedback      rewards of recorded replies (``recording.py``)
 
 The service has its own thread and event loop, so that a busy trainer does not keep workers waiting.
 Each request calls the offered client's ``sample``. Requests that arrive together share the engine's
-batches, and so do this process's own samples. Closing the connection cancels the request.
+batches with each other and with this process's own samples. Closing the connection cancels the
+request.
 
-The key allows sampling, and nothing else. Requests without the key, and those of web pages, are
+The key allows only sampling. Requests without the key, and those of web pages, are
 refused (``is_named``, ``is_from_here``). Beyond loopback the traffic is plain HTTP.
 """
 
@@ -51,13 +52,19 @@ from evert.trainers.engine.models.encoding import make_thread_safe
 from evert.trainers.serving.chat import ChatApi, ChatModel, Sample
 from evert.trainers.serving.client import ServedSamplingClient
 from evert.trainers.serving.recording import ServedRecords, feedback
-from evert.trainers.serving.streaming import streamed
-from evert.trainers.serving.wire import Answered, Asked, Dialect, read_request, write_answer
+from evert.trainers.serving.streaming import stream_reply
+from evert.trainers.serving.wire import (
+    CompletionAnswer,
+    CompletionRequest,
+    Dialect,
+    read_request,
+    write_answer,
+)
 
 logger = logging.getLogger(__name__)
 
 PEERS = 4096
-"""Most idle connections that brought the key; above that the oldest are closed."""
+"""Maximum idle connections that have sent the key; beyond it the oldest are closed."""
 
 BACKLOG = 4096
 WITHDRAWN = 256
@@ -98,10 +105,10 @@ class PolicyService:
         self._withdrawn: deque[str] = deque(maxlen=WITHDRAWN)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
-        named = f"[{host}]" if ":" in host else host
+        address = f"[{host}]" if ":" in host else host
         if host in ("0.0.0.0", "::"):
-            named = socket.gethostname()
-        self.url = f"http://{named}:{self._socket.getsockname()[1]}/v1"
+            address = socket.gethostname()
+        self.url = f"http://{address}:{self._socket.getsockname()[1]}/v1"
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         self._peers: OrderedDict[Connection, None] = OrderedDict()
@@ -122,14 +129,16 @@ class PolicyService:
         Returns:
             A client for other processes; its pickle contains the key.
         """
-        known = next((n for n, c in [*self._offered.items()] if c is client), None)
-        name = known or name or f"policy-{next(self._names)}"
+        old_name = next((n for n, c in [*self._offered.items()] if c is client), None)
+        name = old_name or name or f"policy-{next(self._names)}"
         self._offered[name] = client
         base = client.get_base_model()
-        return ServedSamplingClient(self.url, name, self.key, base_model=base, dialect=Dialect.OURS)
+        return ServedSamplingClient(
+            self.url, name, self.key, base_model=base, dialect=Dialect.EVERT
+        )
 
     def chat(self, models: Mapping[str, ChatModel], records: ServedRecords | None = None) -> None:
-        """Answer the chat APIs, too, by these models; make them with ``sample``.
+        """Also answer the chat APIs, with these models; make them with ``sample``.
 
         Args:
             models: The models, by the names that clients use.
@@ -138,10 +147,10 @@ class PolicyService:
         self._chat, self._records = ChatApi(models, records), records
 
     def sample(self, client: Any) -> Sample:
-        """Return what samples a ``ChatModel``'s replies from an embedded engine's client."""
-        return partial(self._sampled, client)
+        """Return a ``ChatModel``'s sampling function for an embedded engine's client."""
+        return partial(self._sample, client)
 
-    async def _sampled(
+    async def _sample(
         self,
         client: Any,
         prompt: tinker.ModelInput,
@@ -166,7 +175,7 @@ class PolicyService:
                 del self._offered[name]
 
     def close(self) -> None:
-        """Stop, and close all connections, with their requests. Further calls do nothing."""
+        """Stop, close all connections and cancel their requests. Further calls do nothing."""
         if self._thread.is_alive() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._closing.set)
         if self._thread is not threading.current_thread():
@@ -199,7 +208,7 @@ class PolicyService:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if not (is_named(request, self._host) and is_from_here(request, self._host)):
             return await send(request, whole(_MISNAMED, last=True))
-        keys = (one.encode(errors="surrogateescape") for one in (key_of(request), self.key))
+        keys = (key.encode(errors="surrogateescape") for key in (key_of(request), self.key))
         if not hmac.compare_digest(*keys):
             return await send(request, whole(_WRONG_KEY, last=True))
         connection = connection_of(request)
@@ -216,10 +225,10 @@ class PolicyService:
         if path == "/v1/models" and request.method == "GET":
             return self._models()
         if path != "/v1/completions" or request.method != "POST":
-            return failed(
+            return error_answer(
                 404,
                 "NotFoundError",
-                f"There is no {request.method} {path} here; there are GET /v1/models and "
+                f"{request.method} {path} is not served here. Use GET /v1/models or "
                 "POST /v1/completions, with token ids.",
             )
         body = await body_of(request)
@@ -228,12 +237,12 @@ class PolicyService:
         try:
             return await self._complete(read_request(body))
         except SamplingRequestError as error:
-            return failed(400, "SamplingRequestError", str(error))
+            return error_answer(400, "SamplingRequestError", str(error))
         except EngineClosedError as error:
-            return failed(503, "EngineClosedError", str(error))
+            return error_answer(503, "EngineClosedError", str(error))
         except Exception as error:
             logger.warning("A request to sample failed.", exc_info=error)
-            return failed(500, type(error).__name__, str(error))
+            return error_answer(500, type(error).__name__, str(error))
 
     async def _answer_chat(self, api: ChatApi, request: web.BaseRequest) -> web.StreamResponse:
         body = await body_of(request)
@@ -247,7 +256,7 @@ class PolicyService:
         if isinstance(call, Answer):
             return await send(request, whole(call))
         if call.stream:
-            return await streamed(request, call, api.reply_to)
+            return await stream_reply(request, call, api.reply_to)
         return await send(request, whole(await call.wait(api.reply_to(call))))
 
     def _models(self) -> Answer:
@@ -258,37 +267,39 @@ class PolicyService:
             cards.append({**model_card(name), **facts})
         return model_list(cards)
 
-    async def _complete(self, asked: Asked) -> Answer:
-        client = self._offered.get(asked.model)
+    async def _complete(self, request: CompletionRequest) -> Answer:
+        client = self._offered.get(request.model)
         if client is None:
-            return self._not_served(asked.model)
+            return self._not_served(request.model)
         self.requests += 1
-        decode = client.get_tokenizer().decode if asked.texts else None
-        ids = asked.prompt
+        decode = client.get_tokenizer().decode if request.texts else None
+        ids = request.prompt
         if isinstance(ids, str):
             _check_length(ids, client)
             encode = make_thread_safe(client.get_tokenizer()).encode
             ids = [*await off_loop(encode, ids, add_special_tokens=False)]
         prompt = tinker.ModelInput.from_ints(ids)
         sequences: Sequence[types.SampledSequence] = ()
-        if asked.params.max_tokens != 0:
-            sampling = client.sample(prompt, asked.count, asked.params)
+        if request.params.max_tokens != 0:
+            sampling = client.sample(prompt, request.count, request.params)
             sequences = (await self._arrivals.of(sampling.future())).sequences
         scores = None
-        if asked.prompt_logprobs:
+        if request.prompt_logprobs:
             scores = await self._arrivals.of(client.compute_logprobs(prompt).future())
-        return Answer(200, write_answer(asked, Answered([*sequences], scores, ids), decode))
+        return Answer(
+            200, write_answer(request, CompletionAnswer([*sequences], scores, ids), decode)
+        )
 
     def _not_served(self, name: str) -> Answer:
-        there = ", ".join(self._offered) or "none"
+        names = ", ".join(self._offered) or "none"
         if name in self._withdrawn:
             message = (
                 f"The weights {name!r} are no longer served: they were withdrawn, usually for "
-                f"newer ones. Name weights that are offered now: {there}."
+                f"newer ones. Name weights that are offered now: {names}."
             )
         else:
-            message = f"There is no model {name!r} here. Name one that is offered: {there}."
-        return failed(404, "NotServedError", message)
+            message = f"No model {name!r} is served here. Name one that is offered: {names}."
+        return error_answer(404, "NotServedError", message)
 
 
 def _check_length(text: str, client: Any) -> None:
@@ -348,20 +359,20 @@ def _wake(waiter: "asyncio.Future[None]") -> None:
         waiter.set_result(None)
 
 
-def failed(status: int, kind: str, message: str) -> Answer:
+def error_answer(status: int, kind: str, message: str) -> Answer:
     """An error in vLLM's format."""
     error = {"message": message, "type": kind, "param": None, "code": status}
     return Answer(status, orjson.dumps({"error": error}))
 
 
-_WRONG_KEY = failed(
+_WRONG_KEY = error_answer(
     401,
     "AuthenticationError",
     "The request does not have this service's key. Send `Authorization: Bearer KEY` with the key "
     "that the service was started with.",
 )
 
-_MISNAMED = failed(
+_MISNAMED = error_answer(
     403,
     "PermissionDeniedError",
     "The request names a host that is not this service, or comes from another host's web page "

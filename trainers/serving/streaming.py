@@ -25,7 +25,7 @@ from evert.bridge.clients.http.calls import PING_EVERY
 from evert.bridge.clients.http.connections import being_read, send, whole
 
 SHORTEST_PAUSE = 0.02
-"""Seconds between two readings of a reply, at least."""
+"""Minimum seconds between two readings of a reply."""
 
 SHARE = 20
 """A pause is this many times as long as a reading, so that reading takes 5 % of a core at most."""
@@ -49,83 +49,83 @@ class LiveReply:
         self._request = request
         self._tokens: list[int] = []
         self._arrived = asyncio.Event()
-        self._begun = asyncio.Event()
+        self._has_begun = asyncio.Event()
         self._latest: Reply | None = None
-        self._read: Read | None = None
-        self._whole: asyncio.Future[Reply] | None = None
+        self._reader: Read | None = None
+        self._reply: asyncio.Future[Reply] | None = None
 
-    def begin(self, read: Read, prompt_tokens: int, *, is_thought: bool) -> None:
+    def begin(self, reader: Read, prompt_tokens: int, *, is_thought: bool) -> None:
         """Say that the prompt was accepted.
 
         Args:
-            read: Reads tokens as a reply that was cut after them.
+            reader: Reads tokens as a reply that was cut after them.
             prompt_tokens: Number of tokens of the prompt.
-            is_thought: Whether the prompt opens a thought that ``read`` does not recognise before
+            is_thought: Whether the prompt opens a thought that ``reader`` does not recognise before
                 it is closed.
         """
-        self._read, self.prompt_tokens, self._is_thought = read, prompt_tokens, is_thought
-        self._begun.set()
+        self._reader, self.prompt_tokens, self._is_thought = reader, prompt_tokens, is_thought
+        self._has_begun.set()
 
     def add(self, tokens: list[int]) -> None:
         """Take the tokens sampled so far; to be called in the loop."""
         self._tokens = tokens
         self._arrived.set()
 
-    async def begun(self, reply: "asyncio.Future[Reply]") -> bool:
-        """Wait until the prompt is accepted; False if ``reply`` was done, or refused, before."""
-        self._whole = reply
+    async def wait_for_begin(self, reply: "asyncio.Future[Reply]") -> bool:
+        """Wait until the prompt is accepted; False if ``reply`` ended or was refused before."""
+        self._reply = reply
         reply.add_done_callback(lambda _: self._arrived.set())
-        waiting = asyncio.ensure_future(self._begun.wait())
-        both: list[asyncio.Future[Any]] = [waiting, reply]
+        waiting = asyncio.ensure_future(self._has_begun.wait())
+        tasks: list[asyncio.Future[Any]] = [waiting, reply]
         try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
         return not reply.done()
 
     async def thoughts(self) -> AsyncIterator[str]:
         """Yield the pieces of its reasoning."""
-        sent = ""
+        prefix = ""
         while True:
             reply, is_over = await self._next()
             ready = (reply.reasoning or "") if reply is not None else ""
             is_closed = is_over or bool(reply is not None and self._ready_text(reply))
-            if piece := (ready if is_closed else _settled(ready))[len(sent) :]:
+            if piece := (ready if is_closed else _without_open_end(ready))[len(prefix) :]:
                 yield piece
-                sent += piece
+                prefix += piece
             if is_closed:
                 return
 
     async def text(self) -> AsyncIterator[str]:
         """Yield the pieces of its text."""
-        sent, reply, is_over = "", self._latest, self._is_over
+        prefix, reply, is_over = "", self._latest, self._is_over
         while True:
             if reply is not None:
                 ready = reply.text if is_over else self._ready_text(reply)
-                if piece := ready[len(sent) :]:
+                if piece := ready[len(prefix) :]:
                     yield piece
-                    sent += piece
+                    prefix += piece
             if is_over:
                 return
             reply, is_over = await self._next()
 
     @property
     def _is_over(self) -> bool:
-        return self._whole is not None and self._whole.done()
+        return self._reply is not None and self._reply.done()
 
     async def _next(self) -> tuple[Reply | None, bool]:
         """Wait for more tokens; return the reply so far, and whether it is whole."""
-        assert self._whole is not None
-        assert self._read is not None
+        assert self._reply is not None
+        assert self._reader is not None
         await self._arrived.wait()
         if not self._is_over:
             self._arrived.clear()
             start = time.perf_counter()
-            self._latest = self._read([*self._tokens])
+            self._latest = self._reader([*self._tokens])
             pause = max(SHORTEST_PAUSE, SHARE * (time.perf_counter() - start))
-            await asyncio.wait({self._whole}, timeout=pause)
+            await asyncio.wait({self._reply}, timeout=pause)
         if self._is_over:
-            self._latest = self._whole.result()
+            self._latest = self._reply.result()
         return self._latest, self._is_over
 
     def _ready_text(self, reply: Reply) -> str:
@@ -140,32 +140,32 @@ class LiveReply:
             text = text[: call.start()]
         elif request.stop and reply.stop_string is None:
             text = text[: max(0, len(text) - max(map(len, request.stop)) + 1)]
-        return _settled(text)
+        return _without_open_end(text)
 
 
-async def streamed(
+async def stream_reply(
     request: web.BaseRequest, call: Call, reply_to: Callable[[Call, LiveReply], Awaitable[Reply]]
 ) -> web.StreamResponse:
     """Stream a reply while it is sampled. A refusal before its first token has its own status."""
     live = LiveReply(call.request)
     reply = asyncio.ensure_future(reply_to(call, live))
     try:
-        if not await live.begun(reply):
+        if not await live.wait_for_begin(reply):
             return await send(request, whole(await call.wait(reply)))
         response = web.StreamResponse(headers={"content-type": EVENTS})
         async with being_read(request):
             await response.prepare(request)
-        async for data in _with_pings(_encoded(call, live, reply), call.dialect.ping):
+        async for data in _with_pings(_encode_events(call, live, reply), call.dialect.ping):
             async with being_read(request):
                 await response.write(data)
         async with being_read(request):
             await response.write_eof()
         return response
     finally:
-        reply.cancel()  # if the client has gone
+        reply.cancel()  # if the client has disconnected
 
 
-async def _encoded(
+async def _encode_events(
     call: Call, live: LiveReply, reply: "asyncio.Future[Reply]"
 ) -> AsyncIterator[bytes]:
     empty = read_reply(
@@ -211,7 +211,7 @@ async def _with_pings(pieces: AsyncIterator[bytes], ping: bytes) -> AsyncIterato
             yield data
 
 
-def _settled(text: str) -> str:
+def _without_open_end(text: str) -> str:
     """A text without its end, as long as that may be part of a mark, or of a character."""
     mark = _MARK.search(text)
     return (text if mark is None else text[: mark.start()]).rstrip("\ufffd").rstrip()

@@ -1,11 +1,11 @@
 """The bodies of ``/v1/completions`` with token ids; no other module knows their format.
 
-    Asked          a request
-    write_request  asked -> bytes              clients
-    read_request   bytes -> asked              our server
-    Answered       what was sampled, and the log-probabilities of the prompt
-    write_answer   answered -> bytes           our server
-    read_answer    bytes -> answered           clients
+    CompletionRequest  prompt and sampling parameters
+    write_request      request -> bytes, for clients
+    read_request       bytes -> request, for our server
+    CompletionAnswer   the sampled sequences, and the log-probabilities of the prompt
+    write_answer       answer -> bytes, for our server
+    read_answer        bytes -> answer, for clients
 
 The format is vLLM's (``return_token_ids``). Two things are sent to our own server only:
 ``detokenize: false`` for an answer without texts, and ``max_tokens: 0`` beside ``prompt_logprobs``
@@ -28,9 +28,9 @@ from evert.trainers.serving.errors import UnfitServerError
 
 PROMPT_LOGPROBS = "prompt_logprobs"
 MAX_TOKENS = 16
-"""Most tokens of a reply if a request has no ``max_tokens``; ``null``: what the context allows."""
+"""Default of ``max_tokens``; ``null``: as many as the context allows."""
 MOST_REPLIES = 256
-"""Most replies per request, since all are in memory until the last is sampled."""
+"""Maximum replies per request, since all are in memory until the last is sampled."""
 
 _REQUIRED: Any = object()
 
@@ -55,19 +55,19 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
 class Dialect(Enum):
     """The kind of a server, from ``owned_by`` in its ``/v1/models``."""
 
-    OURS = "evert"
+    EVERT = "evert"
     LLAMA_CPP = "llamacpp"
     VLLM = "vllm"
-    """Also every other server with vLLM's API."""
+    """Or any other server with vLLM's API."""
 
     @classmethod
     def of(cls, owner: object) -> "Dialect":
         """The dialect of a server by the owner of its models."""
-        return next((each for each in cls if each.value == owner), cls.VLLM)
+        return next((dialect for dialect in cls if dialect.value == owner), cls.VLLM)
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompletionRequest:
     """A request to sample replies, or to score a prompt."""
 
     model: str
@@ -81,12 +81,12 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answered:
+class CompletionAnswer:
     """The answer to a request."""
 
     sequences: list[types.SampledSequence]
     prompt_logprobs: list[float | None] | None = None
-    """One per token, None for the first; None: not requested."""
+    """One per token, None for the first token; None: not requested."""
     prompt_ids: list[int] | None = None
     """The prompt's ids on the server; None: not in the answer."""
 
@@ -94,20 +94,20 @@ class Answered:
 # -- requests ------------------------------------------------------------------------------------
 
 
-def write_request(asked: Asked, dialect: Dialect = Dialect.OURS) -> bytes:
+def write_request(request: CompletionRequest, dialect: Dialect = Dialect.EVERT) -> bytes:
     """The body of a request to a server of the dialect."""
-    params = asked.params
+    params = request.params
     body: dict[str, Any] = {
-        "model": asked.model,
-        "prompt": asked.prompt,
-        "n": asked.count,
+        "model": request.model,
+        "prompt": request.prompt,
+        "n": request.count,
         "max_tokens": params.max_tokens,
         "temperature": params.temperature,
         "seed": params.seed,
         "top_k": params.top_k if params.top_k > 0 else None,
         "top_p": params.top_p if params.top_p < 1 else None,
         **_written_stop(params.stop, dialect),
-        PROMPT_LOGPROBS: 0 if asked.prompt_logprobs else None,
+        PROMPT_LOGPROBS: 0 if request.prompt_logprobs else None,
     }
     if dialect is Dialect.LLAMA_CPP:
         # its other samplers cut the distribution; 0 would mean no log-probabilities at all
@@ -115,8 +115,8 @@ def write_request(asked: Asked, dialect: Dialect = Dialect.OURS) -> bytes:
         body |= {"logprobs": 1, "samplers": ["temperature", *cut]}
     else:
         body |= {"logprobs": 0, "return_token_ids": True, "add_special_tokens": False}
-        body["skip_special_tokens"] = None if dialect is Dialect.OURS else False
-    if dialect is Dialect.OURS and not asked.texts:
+        body["skip_special_tokens"] = None if dialect is Dialect.EVERT else False
+    if dialect is Dialect.EVERT and not request.texts:
         body["detokenize"] = False
     body = {name: value for name, value in body.items() if value is not None}
     open_end = -1 if dialect is Dialect.LLAMA_CPP else None
@@ -124,48 +124,51 @@ def write_request(asked: Asked, dialect: Dialect = Dialect.OURS) -> bytes:
 
 
 def _written_stop(stop: str | Sequence[str] | Sequence[int] | None, dialect: Dialect) -> Any:
-    """Stops with Tinker's meaning: given ones replace the model's own."""
+    """Stops with Tinker's meaning: those of a request replace the model's own."""
     if stop is None:
         return {}
     items = [stop] if isinstance(stop, str) else list(stop)
-    own = {} if dialect is Dialect.LLAMA_CPP else {"ignore_eos": True}  # llama.cpp bans the token
+    flags = {} if dialect is Dialect.LLAMA_CPP else {"ignore_eos": True}  # llama.cpp bans the token
     if all(isinstance(item, int) for item in items):
-        return {"stop_token_ids": items, **own}
-    return {"stop": items, "include_stop_str_in_output": True, **own}
+        return {"stop_token_ids": items, **flags}
+    return {"stop": items, "include_stop_str_in_output": True, **flags}
 
 
-def read_request(content: bytes) -> Asked:
+def read_request(content: bytes) -> CompletionRequest:
     """Read a request from its body."""
     try:
         body = orjson.loads(content)
     except ValueError as error:
         raise SamplingRequestError(
-            f"The body is no JSON: {error}. Send an object as vLLM's /v1/completions takes it."
+            f"The body is not JSON: {error}. Send an object as vLLM's /v1/completions takes it."
         ) from None
     if not isinstance(body, dict):
         raise SamplingRequestError(
-            f"The body is {_shown(body)}; expected a JSON object, as vLLM's /v1/completions takes."
+            f"The body is {_short_repr(body)}; expected a JSON object, as vLLM's /v1/completions "
+            "takes."
         )
     for name, neutral in NOT_SERVED.items():
         if body.get(name) not in neutral:
             raise SamplingRequestError(
-                f"{name}={_shown(body[name])} is not served here. Leave it out."
+                f"{name}={_short_repr(body[name])} is not served here. Leave it out."
             )
     scoring = body.get(PROMPT_LOGPROBS) is not None
     ids_wanted = body.get("return_token_ids", False)
     # vLLM also takes 0 for no limit.
-    given = {"max_tokens": MAX_TOKENS, **body, "top_k": body.get("top_k") or None}
-    fields = {**FIELDS, "max_tokens": _most(0 if scoring else 1)}
-    found = {name: _field(name, given.get(name), *field) for name, field in fields.items()}
-    how = {name: found[name] for name in ("max_tokens", "temperature", "seed", "top_k", "top_p")}
-    params = types.SamplingParams(**how, stop=_read_stop(found, bool(body.get("ignore_eos"))))
+    values = {"max_tokens": MAX_TOKENS, **body, "top_k": body.get("top_k") or None}
+    fields = {**FIELDS, "max_tokens": _token_limit(0 if scoring else 1)}
+    settings = {name: _field(name, values.get(name), *field) for name, field in fields.items()}
+    how = {name: settings[name] for name in ("max_tokens", "temperature", "seed", "top_k", "top_p")}
+    params = types.SamplingParams(**how, stop=_read_stop(settings, bool(body.get("ignore_eos"))))
     texts = not ids_wanted or body.get("detokenize") is not False
-    return Asked(found["model"], found["prompt"], params, found["n"], scoring, texts)
+    return CompletionRequest(
+        settings["model"], settings["prompt"], params, settings["n"], scoring, texts
+    )
 
 
-def _read_stop(found: Mapping[str, Any], ignores_end: bool) -> Any:
-    """The given stops; None: the model's own end tokens."""
-    ids, texts = found["stop_token_ids"], found["stop"]
+def _read_stop(settings: Mapping[str, Any], ignores_end: bool) -> Any:
+    """The request's stops; None: the model's own end tokens."""
+    ids, texts = settings["stop_token_ids"], settings["stop"]
     if ids and texts:
         raise SamplingRequestError("Got both stop and stop_token_ids; expected one of the two.")
     return ids or texts or ([] if ignores_end else None)
@@ -177,15 +180,15 @@ def _field(
     if value is None and missing is not _REQUIRED:
         return missing
     if not fits(value):
-        raise SamplingRequestError(f"{name} is {_shown(value)}; expected {expected}.")
+        raise SamplingRequestError(f"{name} is {_short_repr(value)}; expected {expected}.")
     return value
 
 
-def _shown(value: object) -> str:
+def _short_repr(value: object) -> str:
     return f"{value!r:.80}"
 
 
-def _most(least: int) -> tuple[Callable[[Any], bool], str, None]:
+def _token_limit(least: int) -> tuple[Callable[[Any], bool], str, None]:
     expected = f"a whole number, {least} or more, or null for what the context has room for"
     return lambda value: type(value) is int and least <= value < 2**31, expected, None
 
@@ -196,7 +199,7 @@ def _are_ids(value: object) -> bool:
 
 def _are_texts(value: object) -> bool:
     listed = value if isinstance(value, list) else [value]
-    return all(isinstance(one, str) and one for one in listed)
+    return all(isinstance(text, str) and text for text in listed)
 
 
 FIELDS: dict[str, tuple[Any, ...]] = {
@@ -223,10 +226,12 @@ FIELDS: dict[str, tuple[Any, ...]] = {
 # -- answers -------------------------------------------------------------------------------------
 
 
-def write_answer(asked: Asked, answered: Answered, decode: Callable[[Any], str] | None) -> bytes:
+def write_answer(
+    request: CompletionRequest, answer: CompletionAnswer, decode: Callable[[Any], str] | None
+) -> bytes:
     """The body of an answer; without texts if ``decode`` is None."""
-    choices = [_choice(index, one, decode) for index, one in enumerate(answered.sequences)]
-    ids, scores = answered.prompt_ids or [], answered.prompt_logprobs
+    choices = [_choice(index, sequence, decode) for index, sequence in enumerate(answer.sequences)]
+    ids, scores = answer.prompt_ids or [], answer.prompt_logprobs
     if scores is not None:
         choices = choices or [{"index": 0, "text": "", "token_ids": [], "finish_reason": "length"}]
         choices[0][PROMPT_LOGPROBS] = [
@@ -239,7 +244,7 @@ def write_answer(asked: Asked, answered: Answered, decode: Callable[[Any], str] 
             choice["prompt_token_ids"] = ids
     body = {
         "object": "text_completion",
-        "model": asked.model,
+        "model": request.model,
         "choices": choices,
         "usage": {
             "prompt_tokens": len(ids),
@@ -266,21 +271,21 @@ def _choice(
     }
 
 
-def read_answer(content: bytes, asked: Asked) -> Answered:
+def read_answer(content: bytes, request: CompletionRequest) -> CompletionAnswer:
     """Read a server's answer from its body."""
     try:
         choices = orjson.loads(content)["choices"]
-        wanted = choices if asked.params.max_tokens != 0 else []
-        sequences = [_read_choice(choice, asked) for choice in wanted]
+        sampled_choices = choices if request.params.max_tokens != 0 else []
+        sequences = [_read_choice(choice, request) for choice in sampled_choices]
         first = choices[0]
-        scores = _read_scores(first, asked) if asked.prompt_logprobs else None
+        scores = _read_scores(first, request) if request.prompt_logprobs else None
         prompt_ids = first.get("prompt_token_ids")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise UnfitServerError(
             f"The answer has another format than vLLM's /v1/completions ({error!r}): "
             f"{content[:200]!r}. {FIT}"
         ) from error
-    return Answered(sequences, scores, prompt_ids)
+    return CompletionAnswer(sequences, scores, prompt_ids)
 
 
 FIT = (
@@ -289,27 +294,27 @@ FIT = (
 )
 
 
-def _read_choice(choice: Mapping[str, Any], asked: Asked) -> types.SampledSequence:
+def _read_choice(choice: Mapping[str, Any], request: CompletionRequest) -> types.SampledSequence:
     logprobs = choice.get("logprobs") or {}
     if "content" in logprobs:  # llama.cpp: one entry per token
         tokens: Any = [entry.get("id") for entry in logprobs["content"]]
-        found: Any = [entry.get("logprob") for entry in logprobs["content"]]
+        scores: Any = [entry.get("logprob") for entry in logprobs["content"]]
     else:
-        tokens, found = choice.get("token_ids"), logprobs.get("token_logprobs")
+        tokens, scores = choice.get("token_ids"), logprobs.get("token_logprobs")
     if tokens is None or None in tokens:
         raise UnfitServerError(f"The server returned no token ids. {FIT}")
-    if found is None or None in found or len(found) != len(tokens):
-        count = 0 if found is None else len(found)
+    if scores is None or None in scores or len(scores) != len(tokens):
+        count = 0 if scores is None else len(scores)
         raise UnfitServerError(
             f"The server returned {count} log-probabilities for {len(tokens)} tokens. {FIT}"
         )
     reason: types.StopReason = "length" if choice["finish_reason"] == "length" else "stop"
-    tokens, found, reason = _cut(tokens, found, reason, asked.params.stop)
+    tokens, scores, reason = _cut(tokens, scores, reason, request.params.stop)
     return types.SampledSequence(
         stop_reason=reason,
         sequence_id=f"sequence-{choice.get('index', 0)}",
         tokens_np=np.array(tokens, dtype=np.int32),
-        logprobs_np=np.array(found, dtype=np.float32),
+        logprobs_np=np.array(scores, dtype=np.float32),
     )
 
 
@@ -324,14 +329,14 @@ def _cut(
     return tokens, logprobs, reason
 
 
-def _read_scores(choice: Mapping[str, Any], asked: Asked) -> list[float | None]:
-    given = choice.get(PROMPT_LOGPROBS)
-    if given is None or len(given) != len(asked.prompt):
+def _read_scores(choice: Mapping[str, Any], request: CompletionRequest) -> list[float | None]:
+    scores = choice.get(PROMPT_LOGPROBS)
+    if scores is None or len(scores) != len(request.prompt):
         raise UnfitServerError(
             "The server returned no log-probabilities of the prompt. Expected vLLM's "
             "prompt_logprobs; `evert serve` has it as well."
         )
     return [
         None if entry is None else entry[str(token)]["logprob"]
-        for token, entry in zip(asked.prompt, given, strict=True)
+        for token, entry in zip(request.prompt, scores, strict=True)
     ]

@@ -1,6 +1,6 @@
 """A run in a separate process: ``evert train`` with its output in a file.
 
-If the run crashes, or the kernel kills it for its memory, nothing else ends. The processes are
+If the run crashes or runs out of memory, nothing else ends. The processes are
 forked from one that has imported everything already (``multiprocessing``'s fork server), since
 importing takes longer than a short run. The fork server uses no model and no GPU.
 """
@@ -47,9 +47,9 @@ def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]
     is_linux = sys.platform == "linux"  # macOS's own libraries may not be used after a fork
     context: Any = multiprocessing.get_context("forkserver" if is_linux else "spawn")
     context.set_forkserver_preload(PRELOADED)
-    whole = (str(Path.cwd()), {**environment, **os.environ}, str(output), list(arguments))
+    process_args = (str(Path.cwd()), {**environment, **os.environ}, str(output), list(arguments))
     output.touch()  # the run may end before it opens the file
-    process: BaseProcess = context.Process(target=_live, args=whole)
+    process: BaseProcess = context.Process(target=_live, args=process_args)
     process.start()
     return process
 
@@ -74,7 +74,7 @@ def _live(cwd: str, environment: dict[str, str], output: str, arguments: list[st
 
 
 def _interrupt_when_orphaned() -> None:
-    """Stop the run if the sweep is killed, which cannot stop its runs then."""
+    """Stop the run if the sweep was killed and so cannot stop it."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -86,7 +86,7 @@ async def stop(process: BaseProcess, folder: RunFolder) -> bool:
     under_way = process.is_alive()
     if under_way and folder.begun:
         os.kill(process.pid or 0, signal.SIGINT)
-    elif under_way:  # nothing to save, and it may not handle signals yet
+    elif under_way:  # there is nothing to save, and it may not handle signals yet
         process.kill()
     deadline = time.monotonic() + STOP_SECONDS
     while process.is_alive():
@@ -112,23 +112,23 @@ def ending(code: int | None, output: Path, *, stopped: bool) -> tuple[str, str]:
 
 
 def room_for(folder: RunFolder, pid: int | None) -> int:
-    """How many runs like this running one fit, one on a GPU; 0 before its first step is done."""
+    """How many runs like this one fit, one on a GPU; 0 before its first step ends."""
     if not folder.steps_done():
         return 0
     engine = (folder.read_json(RUN) or {}).get("engine", {})
     if engine.get("device", "cpu") != "cpu":
         return 1
-    taken = 1
+    memory = 1
     with suppress(psutil.Error):
         run = psutil.Process(pid)
         for process in (run, *run.children(recursive=True)):
-            taken += memory_of(process)
+            memory += memory_of(process)
     side_by_side = cores() // int(engine.get("threads", 1))
-    return max(1, min(side_by_side, 1 + int(free_memory() / (SPARE * taken))))
+    return max(1, min(side_by_side, 1 + int(free_memory() / (SPARE * memory))))
 
 
 def memory_of(process: psutil.Process) -> int:
-    """Bytes of a process, without what it shares with the fork server where that can be told."""
+    """Bytes of a process, without memory shared with the fork server where that is known."""
     try:
         return int(process.memory_full_info().uss)
     except psutil.AccessDenied:  # macOS tells root alone

@@ -1,7 +1,7 @@
 """The results of a sweep: the objective of a run, the best values, the table.
 
 The best values have the highest lower end of the interval of their mean over the seeds, not the
-luckiest run. The 95 % are for all choices together; without several seeds there is no interval.
+luckiest run. The 95 % hold for all choices jointly; an interval needs several seeds.
 """
 
 import math
@@ -20,7 +20,7 @@ from evert.trainers.sweeping.study import HELD_OUT, SEED, Run
 
 
 class ObjectiveError(EvertError, ValueError):
-    """A finished run has no such objective."""
+    """A finished run did not record the objective."""
 
 
 @dataclass(frozen=True)
@@ -32,38 +32,38 @@ class Choice:
     """Mean of the objective."""
     low: float | None
     high: float | None
-    """Ends of the mean's interval; None where no choice has several seeds."""
+    """Ends of the mean's interval; None if no choice has several seeds."""
     runs: tuple[int, ...]
     """Numbers of the runs with these values, one per seed."""
 
 
 def objective_of(folder: RunFolder, objective: str) -> float:
     """The objective's value in a finished run; ``objective`` is as in ``SweepSettings``."""
-    has: dict[str, Any] = {key: value for row in folder.steps() for key, value in row.items()}
+    metrics: dict[str, Any] = {key: value for row in folder.steps() for key, value in row.items()}
     after = folder.after or {}
-    has |= {key: after[way]["reward"] for key, way in HELD_OUT.items() if way in after}
-    value = has.get(objective)
+    metrics |= {key: after[way]["reward"] for key, way in HELD_OUT.items() if way in after}
+    value = metrics.get(objective)
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)
-    there = textwrap.shorten(", ".join(has), 300, placeholder=" ...") or "nothing"
-    raise ObjectiveError(f"the run's {objective!r} is {value}, no finite number; it has {there}")
+    names = textwrap.shorten(", ".join(metrics), 300, placeholder=" ...") or "nothing"
+    raise ObjectiveError(f"the run's {objective!r} is {value}, not a finite number; it has {names}")
 
 
 def rank(runs: Sequence[Run]) -> list[Choice]:
     """The choices of values with a completed run, the best first."""
-    alike: dict[Any, dict[Any, Run]] = defaultdict(dict)
+    by_values: dict[Any, dict[Any, Run]] = defaultdict(dict)
     for run in runs:
-        if run.objective is not None:  # a repeated seed is the same run, and tells nothing new
+        if run.objective is not None:  # a repeated seed is the same run
             values = tuple((key, value) for key, value in run.values.items() if key != SEED)
-            alike[values][run.values.get(SEED)] = run
-    found = []
-    samples = {v: [[r.objective or 0.0] for r in same.values()] for v, same in alike.items()}
+            by_values[values][run.values.get(SEED)] = run
+    choices = []
+    samples = {v: [[r.objective or 0.0] for r in same.values()] for v, same in by_values.items()}
     for values, sample in samples.items():
-        others = [other for other in samples.values() if other is not sample]
-        low, high = interval(sample, others=others) or (None, None)
-        numbers = tuple(run.number for run in alike[values].values())
-        found.append(Choice(dict(values), fmean(score for [score] in sample), low, high, numbers))
-    return sorted(found, key=lambda c: (-(c.mean if c.low is None else c.low), -c.mean))
+        rivals = [rival for rival in samples.values() if rival is not sample]
+        low, high = interval(sample, other_samples=rivals) or (None, None)
+        numbers = tuple(run.number for run in by_values[values].values())
+        choices.append(Choice(dict(values), fmean(score for [score] in sample), low, high, numbers))
+    return sorted(choices, key=lambda c: (-(c.mean if c.low is None else c.low), -c.mean))
 
 
 def as_rows(runs: Sequence[Run], ranked: Sequence[Choice]) -> list[dict[str, Any]]:
@@ -87,6 +87,6 @@ def praise(ranked: Sequence[Choice]) -> str:
     best = ranked[0]
     if best.low is None or best.high is None:
         return f"best: {show(best.mean)}, each tried once, so partly by luck (try seed=0,1,2)"
-    close = sum(best.low <= (other.high or 0.0) for other in ranked[1:])
+    close = sum(best.low <= (choice.high or 0.0) for choice in ranked[1:])
     seeds = f"{show(best.mean)} ({show(best.low)} to {show(best.high)}) over {len(best.runs)} seeds"
     return f"best: {seeds}, by its lower end; {close} of {len(ranked) - 1} others may be as good"

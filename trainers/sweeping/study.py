@@ -75,15 +75,17 @@ class Plan:
         return [f"{key}={value}" for key, value in {**self.fixed, **values}.items()]
 
 
-def read_plan(given: Mapping[str, str]) -> Plan:
+def read_plan(arguments: Mapping[str, str]) -> Plan:
     """Read a sweep's settings; every value is checked before the first run starts."""
-    own = {key: text for key, text in given.items() if key in chz.chz_fields(SweepSettings)}
-    fixed = {key: text for key, text in given.items() if key not in own}
-    settings = read_settings(SweepSettings, own)
+    sweep_options = {
+        key: text for key, text in arguments.items() if key in chz.chz_fields(SweepSettings)
+    }
+    fixed = {key: text for key, text in arguments.items() if key not in sweep_options}
+    settings = read_settings(SweepSettings, sweep_options)
     parts = {key: _parts(key, text) for key, text in fixed.items()}
-    first = {key: found[0] for key, found in parts.items()}
+    first = {key: texts[0] for key, texts in parts.items()}
     base = read_train_settings(first, {})
-    searched = [key for key, found in parts.items() if len(found) > 1]
+    searched = [key for key, texts in parts.items() if len(texts) > 1]
     if not searched:
         raise UsageError(
             "There is nothing to search: every setting has one value. Give one of them a list or "
@@ -102,8 +104,8 @@ def read_plan(given: Mapping[str, str]) -> Plan:
     return Plan(settings, fixed, space, *_search(settings, space), base.name)
 
 
-def _value(given: Mapping[str, str], key: str) -> Any:
-    settings = read_train_settings(given, {})
+def _value(arguments: Mapping[str, str], key: str) -> Any:
+    settings = read_train_settings(arguments, {})
     prepare(settings)
     name, _, path = key.partition(".")
     value = getattr(settings, name)
@@ -123,23 +125,27 @@ def _distribution(pair: str, values: Sequence[Any]) -> BaseDistribution:
     if ends is None:
         return distributions.CategoricalDistribution(tuple(dict.fromkeys(values)))
     values = [ast.literal_eval(value) if isinstance(value, str) else value for value in values]
-    whole = all(isinstance(value, int) for value in values)
+    is_integer = all(isinstance(value, int) for value in values)
     scale = (ends[3] or "").lower()
-    log = scale == "log" or (not scale and not whole and values[0] > 0)
-    make: Any = distributions.IntDistribution if whole else distributions.FloatDistribution
+    log = scale == "log" or (not scale and not is_integer and values[0] > 0)
+    make: Any = distributions.IntDistribution if is_integer else distributions.FloatDistribution
     try:
         return cast(BaseDistribution, make(*values, log=log))
     except ValueError as error:
         raise UsageError(f"Got {pair}, expected a range such as 1..10: {error}") from error
 
 
-def choices(found: BaseDistribution | None) -> Sequence[Any]:
+def choices(distribution: BaseDistribution | None) -> Sequence[Any]:
     """The values of a list; () for a range."""
-    return found.choices if isinstance(found, distributions.CategoricalDistribution) else ()
+    return (
+        distribution.choices
+        if isinstance(distribution, distributions.CategoricalDistribution)
+        else ()
+    )
 
 
 def _search(settings: SweepSettings, space: Mapping[str, BaseDistribution]) -> tuple[str, int]:
-    ranges = [key for key, found in space.items() if not choices(found)]
+    ranges = [key for key, distribution in space.items() if not choices(distribution)]
     search = settings.search.replace("auto", "random" if ranges else "grid")
     if search == "grid" and ranges:
         raise UsageError(
@@ -147,7 +153,7 @@ def _search(settings: SweepSettings, space: Mapping[str, BaseDistribution]) -> t
             "pass search=random."
         )
     seeds = len(choices(space.get(SEED))) or 1
-    points = math.prod(len(choices(found)) for found in space.values())
+    points = math.prod(len(choices(distribution)) for distribution in space.values())
     default = points if search == "grid" else math.ceil(TRIALS / seeds) * seeds
     trials = default if settings.trials is None else settings.trials
     if trials != points if search == "grid" else trials % seeds:
@@ -188,12 +194,12 @@ class Record:
                 study_name="sweep", direction="maximize", load_if_exists=True,
             )  # fmt: skip
             for trial in self._study.get_trials():
-                self._take_up(trial)
+                self._restore(trial)
         except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise cannot_read(journal) from error
-        self._again = deque(run.number for run in self.runs if run.objective is None)
+        self._retries = deque(run.number for run in self.runs if run.objective is None)
 
-    def _take_up(self, trial: FrozenTrial) -> None:
+    def _restore(self, trial: FrozenTrial) -> None:
         if trial.state is TrialState.WAITING:
             self._study.ask()
         if not trial.state.is_finished():
@@ -209,17 +215,17 @@ class Record:
         return self.runs[number]
 
     def next(self) -> Run | None:
-        """The run to start next; None if there is none left."""
-        number = self._again.popleft() if self._again else len(self.runs)
+        """The run to start next; None if all have started."""
+        number = self._retries.popleft() if self._retries else len(self.runs)
         if number >= self._plan.trials:
             return None
         sampler: Any = samplers.TPESampler if self._plan.search == "tpe" else samplers.RandomSampler
         self._study.sampler = sampler(seed=1_000_003 * self._plan.settings.search_seed + number)
-        self._study.enqueue_trial(self._known(number), user_attrs={"run": number})
+        self._study.enqueue_trial(self._known_values(number), user_attrs={"run": number})
         trial = self._trials[number] = self._study.ask(dict(self._plan.space))
         return self._note(number, trial.params, {**_KILLED, "status": "running", "error": ""})
 
-    def _known(self, number: int) -> dict[str, Any]:
+    def _known_values(self, number: int) -> dict[str, Any]:
         if number < len(self.runs):
             return self.runs[number].values
         if self._grid:

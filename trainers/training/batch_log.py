@@ -17,7 +17,7 @@ from tinker_cookbook.rl.types import Trajectory
 from evert.bridge.errors import EvertError
 from evert.bridge.groups.group import Batch, can_be_learned_from
 from evert.bridge.redaction import redacted
-from evert.trainers.episodes.failures import OVERFLOW, Failure, Failures, failure_in, together
+from evert.trainers.episodes.failures import OVERFLOW, Failure, Failures, failure_in, merge
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import FAILED, LOST, SKIPPED
 from evert.trainers.system.files import BATCHES
@@ -160,7 +160,7 @@ class Tally:
         self._explained.add((alike, skipped))
         reason = "no reply in it can be learned from"
         if alike is not None:
-            reason = failures.summary() + " as before" if is_repeated else failures.said()
+            reason = failures.summary() + " as before" if is_repeated else failures.describe()
         self._say(f"{subject}{' is skipped' * skipped}: {reason}")
 
     def _complete(self, batch: Account) -> None:
@@ -193,7 +193,7 @@ class Tally:
 
 
 def _end_message(failures: Sequence[Failures]) -> str:
-    total = together(failures)
+    total = merge(failures)
     commonest, _ = total.found[0]
     steps = f"In {len(failures)} steps in a row" if len(failures) > 1 else "In one step"
     return (

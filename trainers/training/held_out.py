@@ -15,7 +15,7 @@ from evert.bridge.env.endings import CUT
 from evert.bridge.errors import EvertError
 from evert.bridge.groups.dataset import AgentDataset
 from evert.trainers.episodes.failures import Failures
-from evert.trainers.episodes.playing import Episode, Player, failures, planned, play
+from evert.trainers.episodes.playing import Episode, Player, failures, plan_episodes, play
 from evert.trainers.episodes.policies import SeededPolicy
 from evert.trainers.episodes.scores import Score, scores
 
@@ -79,7 +79,7 @@ async def score_weights(
             dialogues=0 if temperature else samples,
             opponents=dataset.opponents,
         )
-        todo = planned(config.model_name, "", {"test": dataset.tasks}, seeds)
+        todo = plan_episodes(config.model_name, "", {"test": dataset.tasks}, seeds)
         return await play(todo, player, places=places)
 
     results = await asyncio.gather(*map(play_at, TEMPERATURES.values()))

@@ -9,7 +9,7 @@ from evert.trainers.viewing.index import Index
 from evert.trainers.viewing.lines import RECORDED, SUMMARY, Row
 
 FOUND = 200
-"""Most episodes that a search or a list returns."""
+"""Maximum number of episodes that a search or a list returns."""
 
 
 def counts(index: Index) -> dict[int, Row]:
@@ -20,17 +20,17 @@ def counts(index: Index) -> dict[int, Row]:
         RECORDED, RECORDED, SUMMARY,
     )  # fmt: skip
     broken = index.ask("SELECT run, sum(broken) AS broken FROM files GROUP BY run")
-    found = {row["run"]: row for row in episodes}
+    by_run = {row["run"]: row for row in episodes}
     for row in broken:
-        found.setdefault(row["run"], {"episodes": 0, "recorded": 0})["broken"] = row["broken"]
-    return found
+        by_run.setdefault(row["run"], {"episodes": 0, "recorded": 0})["broken"] = row["broken"]
+    return by_run
 
 
 def steps(index: Index, run: int) -> list[Row]:
     """Return a run's steps, or an evaluation's models, with the rewards of their episodes.
 
-    Rewards are of all episodes if the Cookbook wrote summaries, else of the recorded ones;
-    ``half`` is half the 95 % interval of the mean, by groups.
+    Rewards cover all episodes if the Cookbook wrote summaries, else the recorded ones. ``half`` is
+    half the width of the mean's 95 % interval, computed over groups.
     """
     rows = index.ask(
         """
@@ -56,25 +56,25 @@ def steps(index: Index, run: int) -> list[Row]:
 
 
 def episodes(index: Index, run: int, split: str, model: str, step: int) -> list[Row]:
-    """Return the episodes of a step, recorded ones before those with only lengths and rewards."""
-    found = index.ask(
+    """Return the episodes of a step; those with only lengths and rewards come last."""
+    rows = index.ask(
         "SELECT id, kind, grp, traj, seat, reward, turns, tokens, lineages, breaks, ending, task, "
         "said FROM episodes WHERE run = ? AND split = ? AND model = ? AND step = ? "
         "ORDER BY kind, grp, traj LIMIT ?",
         run, split, model, step, 20_000,
     )  # fmt: skip
-    return _once(found)
+    return _without_duplicates(rows)
 
 
 def same_task(index: Index, episode: Row) -> list[Row]:
     """Return the first and the last episodes of the same task, in the order of play."""
     if not episode["same"]:
         return []
-    one = "SELECT id FROM episodes WHERE same = ? AND run = ? ORDER BY "
+    task_query = "SELECT id FROM episodes WHERE same = ? AND run = ? ORDER BY "
     return index.ask(
         "SELECT id, run, split, model, step, reward FROM episodes WHERE id IN ("
-        f"SELECT * FROM ({one} step, id LIMIT ?) UNION "
-        f"SELECT * FROM ({one} step DESC, id DESC LIMIT ?)) ORDER BY step, id",
+        f"SELECT * FROM ({task_query} step, id LIMIT ?) UNION "
+        f"SELECT * FROM ({task_query} step DESC, id DESC LIMIT ?)) ORDER BY step, id",
         *2 * (episode["same"], episode["run"], FOUND // 2),
     )
 
@@ -96,38 +96,38 @@ def episode(index: Index, number: int) -> tuple[Row, bytes]:
     """Return an episode's entry and its line.
 
     Raises:
-        LookupError: There is no episode of that number any more.
-        OSError: Its file is gone.
+        LookupError: No episode has that number any more.
+        OSError: Its file no longer exists.
     """
-    found = index.ask(
+    rows = index.ask(
         "SELECT e.*, f.path FROM episodes e JOIN files f ON f.id = e.file WHERE e.id = ?",
         number,
     )
-    if not found:
+    if not rows:
         raise LookupError(number)
-    entry = found[0]
+    entry = rows[0]
     with Path(os.fsdecode(entry.pop("path"))).open("rb") as file:
         file.seek(entry["place"])
         return entry, file.read(entry["size"])
 
 
-def _once(found: list[Row]) -> list[Row]:
-    """Leave out the Cookbook's summaries of groups that are recorded, too.
+def _without_duplicates(rows: list[Row]) -> list[Row]:
+    """Leave out the Cookbook's summaries of groups that are also recorded.
 
-    The two number groups differently, but the same group has the same lengths.
+    The two files number groups differently, so groups are matched by their lengths.
     """
 
     def lengths(grp: int, kind: str) -> tuple[tuple[int, int], ...]:
         return tuple(sorted((row["turns"], row["tokens"] or 0) for row in by_group[kind, grp]))
 
     by_group: dict[tuple[str, int], list[Row]] = {}
-    for row in found:
+    for row in rows:
         by_group.setdefault((row["kind"], row["grp"]), []).append(row)
-    known = Counter(lengths(grp, kind) for kind, grp in by_group if kind == RECORDED)
-    kept = list[Row]()
+    group_lengths = Counter(lengths(grp, kind) for kind, grp in by_group if kind == RECORDED)
+    unique = list[Row]()
     for kind, grp in by_group:
-        if kind == SUMMARY and known[have := lengths(grp, kind)]:
-            known[have] -= 1
+        if kind == SUMMARY and group_lengths[key := lengths(grp, kind)]:
+            group_lengths[key] -= 1
         else:
-            kept += by_group[kind, grp]
-    return kept
+            unique += by_group[kind, grp]
+    return unique

@@ -43,15 +43,15 @@ CREATE INDEX IF NOT EXISTS by_file ON episodes (file);
 CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (text, content='');
 """
 VERSION = zlib.crc32(SCHEMA.encode())
-"""Of the schema; part of the database's name."""
+"""A checksum of the schema; part of the database's name."""
 LONGEST_LINE = 32 * 2**20
-"""Most bytes of a line; a file with a longer line is read up to there."""
+"""Maximum bytes of a line; a file with a longer line is read up to that line."""
 AT_ONCE = 200, 8 * 2**20
 """Lines, or bytes, after which a transaction is committed."""
 DEEPEST, MOST_RUNS = 4, 1_000
-"""How deep named folders are searched for runs, and the most runs that are found."""
+"""How deep the given folders are searched for runs, and the maximum number of runs."""
 LARGE = 2**30
-"""Larger files, in bytes, are read after all others."""
+"""Files with more bytes are read after all others."""
 FACTS = (files.RUN, files.METRICS, files.BATCHES, files.BEFORE, files.RESULT, files.SCORES)
 Stamp: TypeAlias = tuple[int, int, int]
 """Size, change time and inode: they change with a file or its permissions."""
@@ -64,20 +64,20 @@ class Index:
 
     Args:
         paths: Folders of runs or evaluations, folders that contain these, or files of rollouts.
-        database: The SQLite file; a damaged one is made anew.
+        database: The SQLite file; a damaged one is rebuilt.
     """
 
     def __init__(self, paths: Sequence[Path], database: Path) -> None:
         self.runs: dict[int, Path] = {}
-        """Number -> run, of the runs that exist now."""
+        """Number -> run, for the runs that exist now."""
         self.facts: dict[int, tuple[Stamp | None, ...]] = {}
         """Number -> stamps of the run's ``FACTS``, the files without episodes."""
         self.behind = 0
-        """Bytes that are not read yet."""
+        """Bytes that have not been read yet."""
         self.version = 0
         """Increases with every change."""
         self.troubles: dict[Path, str] = {}
-        """Why a file or a folder is not read, or only in part."""
+        """Why a file or a folder could not be read completely."""
         self._paths = paths
         self._database = database
         self._lock = threading.Lock()
@@ -85,8 +85,8 @@ class Index:
         self._stamps: dict[Path, tuple[int, Stamp]] = {}
         """The stamps of files when they were read to their ends."""
         self._is_damaged = False
-        """Whether the database has to be made anew."""
-        self._read = self._write = sqlite3.connect(":memory:")  # until it is open
+        """Whether the database must be rebuilt."""
+        self._reader = self._writer = sqlite3.connect(":memory:")  # until it is open
         try:
             self._open()
         except sqlite3.DatabaseError:
@@ -98,19 +98,19 @@ class Index:
             self._close()
 
     def _close(self) -> None:
-        self._read.close()
-        self._write.close()
+        self._reader.close()
+        self._writer.close()
 
     def _open(self) -> None:
-        self._close()  # also what a failed attempt has opened
+        self._close()  # a failed attempt may have opened it
         self._database.touch(mode=0o600)  # the runs may be private
-        self._write = sqlite3.connect(self._database, check_same_thread=False)
-        self._read = sqlite3.connect(self._database, check_same_thread=False)
-        self._read.row_factory = sqlite3.Row
-        self._write.executescript(SCHEMA)
+        self._writer = sqlite3.connect(self._database, check_same_thread=False)
+        self._reader = sqlite3.connect(self._database, check_same_thread=False)
+        self._reader.row_factory = sqlite3.Row
+        self._writer.executescript(SCHEMA)
 
     def _make_anew(self) -> None:
-        self._is_damaged = True  # until it is made: this may fail, on a full disk
+        self._is_damaged = True  # stays set if rebuilding fails, for example on a full disk
         with self._lock:
             self._close()
             for end in ("", "-wal", "-shm"):
@@ -124,14 +124,14 @@ class Index:
         """Return the rows of an SQL query.
 
         Raises:
-            sqlite3.Error: The question is wrong, or the database is damaged: the next ``look``
-                makes it anew.
+            sqlite3.Error: The query is wrong, or the database is damaged; the next ``look``
+                rebuilds a damaged one.
         """
         with self._lock:
             try:
-                return [dict(row) for row in self._read.execute(question, values)]
+                return [dict(row) for row in self._reader.execute(question, values)]
             except sqlite3.DatabaseError as error:
-                self._is_damaged |= _tells_of_damage(error)
+                self._is_damaged |= _is_damage(error)
                 raise
 
     def look(self, stopped: threading.Event) -> None:
@@ -140,17 +140,17 @@ class Index:
             if not self._is_damaged:
                 return self._look(stopped)
         except sqlite3.DatabaseError as error:
-            if not _tells_of_damage(error):
+            if not _is_damage(error):
                 raise
         self._make_anew()
         self._look(stopped)
 
     def _look(self, stopped: threading.Event) -> None:
-        found = find_runs(self._paths)
+        paths = find_runs(self._paths)
         self.troubles.pop(Path(), None)
-        if len(found) >= MOST_RUNS:
+        if len(paths) >= MOST_RUNS:
             self.troubles[Path()] = f"there are more than {MOST_RUNS:,} runs; name some of them"
-        runs = {self._number(path): path for path in found}
+        runs = {self._number(path): path for path in paths}
         facts = {run: tuple(_stamp(path / name) for name in FACTS) for run, path in runs.items()}
         self.version += facts != self.facts
         self.runs, self.facts = runs, facts
@@ -166,35 +166,35 @@ class Index:
         for file, (run, stamp) in sorted(news.items(), key=lambda new: new[1][1][0] > LARGE):
             self.troubles.pop(file, None)
             try:
-                number, done = self._begin(run, file)
-                self.behind -= min(done, stamp[0])
-                for size in self._take(run, file, number, done):
+                number, offset = self._begin(run, file)
+                self.behind -= min(offset, stamp[0])
+                for size in self._take(run, file, number, offset):
                     self.behind -= size
-                    done += size
+                    offset += size
                     self.version += 1
                     if stopped.is_set():
                         return
             except OSError as error:  # other files are still read
                 self.troubles[file] = str(error)
             else:
-                if stamp[0] - done > LONGEST_LINE:
+                if stamp[0] - offset > LONGEST_LINE:
                     self.troubles[file] = f"{file} has a line of more than 32 MB"
             self._stamps[file] = run, stamp
         self.behind = 0
 
     def _number(self, path: Path) -> int:
-        with self._write as database:
+        with self._writer as database:
             name = os.fsencode(path)
             database.execute("INSERT OR IGNORE INTO runs (path) VALUES (?)", [name])
             [[number]] = database.execute("SELECT id FROM runs WHERE path = ?", [name])
         return int(number)
 
-    def _forget(self, there: Collection[Path]) -> None:
+    def _forget(self, paths: Collection[Path]) -> None:
         """Drop the episodes of files that are gone."""
-        known = self._write.execute("SELECT id, path FROM files").fetchall()
-        there_once = [(number, Path(os.fsdecode(path))) for number, path in known]
-        gone = [(number, path) for number, path in there_once if path not in there]
-        with self._write as database:
+        rows = self._writer.execute("SELECT id, path FROM files").fetchall()
+        indexed = [(number, Path(os.fsdecode(path))) for number, path in rows]
+        gone = [(number, path) for number, path in indexed if path not in paths]
+        with self._writer as database:
             for number, path in gone:
                 database.execute("DELETE FROM episodes WHERE file = ?", [number])
                 database.execute("DELETE FROM files WHERE id = ?", [number])
@@ -204,26 +204,26 @@ class Index:
 
     def _begin(self, run: int, file: Path) -> tuple[int, int]:
         """A file's number, and how many bytes were read; 0 if the file was replaced."""
-        with self._write as database:
+        with self._writer as database:
             database.execute(
                 "INSERT OR IGNORE INTO files (run, path, done, last, mark, broken) "
                 "VALUES (?, ?, 0, 0, 0, 0)",
                 [run, os.fsencode(file)],
             )
             question = "SELECT id, done, last, mark FROM files WHERE path = ?"
-            [[number, done, last, mark]] = database.execute(question, [os.fsencode(file)])
-            if done and (_mark(file, last, done) != mark or _is_rewritten(file, done)):
+            [[number, offset, last, mark]] = database.execute(question, [os.fsencode(file)])
+            if offset and (_mark(file, last, offset) != mark or _is_rewritten(file, offset)):
                 database.execute("DELETE FROM episodes WHERE file = ?", [number])
                 database.execute("UPDATE files SET done = 0, broken = 0 WHERE id = ?", [number])
-                done = 0
-        return int(number), int(done)
+                offset = 0
+        return int(number), int(offset)
 
-    def _take(self, run: int, file: Path, number: int, done: int) -> Iterator[int]:
-        """Read a file's new lines; yield the bytes of each lot after its commit."""
+    def _take(self, run: int, file: Path, number: int, offset: int) -> Iterator[int]:
+        """Read a file's new lines; yield the size of each batch in bytes after its commit."""
         with file.open("rb") as lines:
-            while lot := list(_lines(lines, done)):
-                broken, place = 0, done
-                with self._write as database:
+            while lot := list(_lines(lines, offset)):
+                broken, place = 0, offset
+                with self._writer as database:
                     for line in lot:
                         broken += not self._add(run, number, place, line)
                         place += len(line)
@@ -233,39 +233,39 @@ class Index:
                         "WHERE id = ?",
                         [place, last, _checksum(lines, lot[-1]), broken, number],
                     )
-                yield place - done
-                done = place
+                yield place - offset
+                offset = place
 
     def _add(self, run: int, file: int, place: int, line: bytes) -> bool:
         if not line.strip():
             return True
         try:
-            found = entries(line)
+            episodes = entries(line)
         except ValueError:
             return False
-        for entry in found:
+        for entry in episodes:
             *values, text = entry
-            given = [run, file, place, len(line), *values]
-            made = self._write.execute(
+            row = [run, file, place, len(line), *values]
+            cursor = self._writer.execute(
                 f"INSERT INTO episodes (run, file, place, size, {', '.join(COLUMNS)}) "
-                f"VALUES ({', '.join('?' * len(given))})",
-                given,
+                f"VALUES ({', '.join('?' * len(row))})",
+                row,
             )
             if text:
-                self._write.execute(
-                    "INSERT INTO texts (rowid, text) VALUES (?, ?)", [made.lastrowid, text]
+                self._writer.execute(
+                    "INSERT INTO texts (rowid, text) VALUES (?, ?)", [cursor.lastrowid, text]
                 )
-        return bool(found)
+        return bool(episodes)
 
 
-def _tells_of_damage(error: sqlite3.DatabaseError) -> bool:
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
     kind = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without SQLite's details
     return kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-def _is_rewritten(file: Path, done: int) -> bool:
+def _is_rewritten(file: Path, offset: int) -> bool:
     """Whether a file of one trace, which is never appended to, has another size."""
-    return is_trace_file(file) and file.stat().st_size != done
+    return is_trace_file(file) and file.stat().st_size != offset
 
 
 def _mark(file: Path, start: int, end: int) -> int | None:
@@ -278,60 +278,62 @@ def _mark(file: Path, start: int, end: int) -> int | None:
 
 
 def _checksum(file: BinaryIO, line: bytes) -> int:
-    """Of a line's beginning and the file's inode, since a file that is replaced has another."""
+    """Checksum of a line's beginning and the inode, which changes when a file is replaced."""
     return zlib.crc32(line[:4096], os.fstat(file.fileno()).st_ino & 0xFFFFFFFF)
 
 
 def _lines(file: BinaryIO, start: int) -> Iterator[bytes]:
-    """Some whole lines, or a file's trace; a line without its end is left for later."""
+    """Some complete lines, or a file's trace; an incomplete line is left for later."""
     file.seek(start)
-    most, left = AT_ONCE
+    max_lines, remaining = AT_ONCE
     if is_trace_file(Path(os.fsdecode(file.name))):
         content = file.read(LONGEST_LINE + 1)
         yield from [content] if 0 < len(content) <= LONGEST_LINE else []
         return
-    for _ in range(most):
-        line = file.readline(LONGEST_LINE) if left > 0 else b""
+    for _ in range(max_lines):
+        line = file.readline(LONGEST_LINE) if remaining > 0 else b""
         if not line.endswith(b"\n"):
             return
-        left -= len(line)
+        remaining -= len(line)
         yield line
 
 
 def _stamp(file: Path) -> Stamp | None:
-    """None: it is no file, or gone."""
+    """None: it is not a regular file, or no longer exists."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return (found.st_size, found.st_ctime_ns, found.st_ino) if S_ISREG(found.st_mode) else None
+    return (status.st_size, status.st_ctime_ns, status.st_ino) if S_ISREG(status.st_mode) else None
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the run folders, evaluations and files of rollouts in some folders, each once."""
-    found, known = list[Path](), set[tuple[int, int]]()
+    """Return the run folders, evaluations and files of rollouts in some folders, deduplicated."""
+    runs, visited = list[Path](), set[tuple[int, int]]()
 
     def search(path: Path, deep: int) -> None:
         about = path.stat()
-        if len(found) >= MOST_RUNS or (about.st_dev, about.st_ino) in known:
+        if len(runs) >= MOST_RUNS or (about.st_dev, about.st_ino) in visited:
             return
-        known.add((about.st_dev, about.st_ino))
+        visited.add((about.st_dev, about.st_ino))
         if is_run(path):
-            found.append(path)
+            runs.append(path)
         elif deep < DEEPEST:
-            inside = [each for each in os.scandir(path) if each.is_dir() and each.name[0] != "."]
-            for each in sorted(inside, key=lambda each: (each.is_symlink(), each.name)):
+            folders = [
+                entry for entry in os.scandir(path) if entry.is_dir() and entry.name[0] != "."
+            ]
+            for entry in sorted(folders, key=lambda entry: (entry.is_symlink(), entry.name)):
                 with suppress(OSError):
-                    search(Path(each.path), deep + 1)
+                    search(Path(entry.path), deep + 1)
 
     for path in paths:
         with suppress(OSError):
             search(path, 0)
-    return found
+    return runs
 
 
 def holds_episodes(file: Path) -> bool:
-    """Whether one of a file's first lines is an episode; so may be those of an empty file."""
+    """Whether one of a file's first lines is an episode; True for an empty file."""
     with file.open("rb") as lines:
         return not file.stat().st_size or any(map(_is_episode, _lines(lines, 0)))
 

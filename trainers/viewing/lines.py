@@ -22,7 +22,7 @@ from evert.bridge.redaction import redacted
 Row = dict[str, Any]
 
 PREVIEW = 200
-"""Most characters of a task and of the last reply in lists."""
+"""Maximum characters of a task and of the last reply in lists."""
 BEFORE, AFTER = -1, 2**31
 """Steps of samples: before the first step, and after the last."""
 WRONG = (LookupError, ArithmeticError, AttributeError, TypeError, ValueError, RecursionError)
@@ -50,7 +50,7 @@ class Entry(NamedTuple):
     """Sampled tokens; None if their number is not on record."""
     lineages: int
     breaks: int
-    """How often a history came back changed."""
+    """How often the agent changed the history."""
     ending: str
     task: str
     same: int
@@ -66,7 +66,7 @@ def entries(line: bytes) -> list[Entry]:
         row = orjson.loads(line)
         if "before" in row or "after" in row:
             parts = [(part, row[part]) for part in ("before", "after") if row.get(part)]
-            return [_sample(row, part, played) for part, played in parts]
+            return [_sample(row, part, sample) for part, sample in parts]
         first, *inside = rows_of(row)
         entries = [_episode(trace)._replace(part=str(at)) for at, trace in enumerate(inside, 1)]
         return [_episode(first), *entries]
@@ -79,54 +79,54 @@ def _episode(row: Row) -> Entry:
     logs = [step.get("logs") or {} for step in steps]
     lengths = [step["ac_len"] for step in steps]
     last: Row = (steps[-1].get("metrics") or {}) if steps else {}
-    whole = "evert_schema" in row
+    is_recorded = "evert_schema" in row
     task, same = _task(row.get("task", row.get("task_repr")))
-    said = steps[-1].get("text", logs[-1].get("said", "")) if steps else ""
+    reply = steps[-1].get("text", logs[-1].get("said", "")) if steps else ""
     return Entry(
-        kind=RECORDED if whole else SUMMARY,
+        kind=RECORDED if is_recorded else SUMMARY,
         split="train" if row["split"] == "train" else "test",
         model=_preview(about.get("model", "")),
-        step=_whole(row["iteration"]),
-        grp=_whole(about.get("task_number", row["group_idx"])),
-        traj=_whole(row["traj_idx"]),
+        step=_as_int(row["iteration"]),
+        grp=_as_int(about.get("task_number", row["group_idx"])),
+        traj=_as_int(row["traj_idx"]),
         seat=_preview(row.get("seat") or ""),
         part="",
         reward=float(row["total_reward"]),
         turns=len(steps),
-        tokens=None if None in lengths else sum(map(_whole, lengths)),
-        lineages=_whole(last.get("lineages", 0)),
+        tokens=None if None in lengths else sum(map(_as_int, lengths)),
+        lineages=_as_int(last.get("lineages", 0)),
         breaks=sum("drift" in log for log in logs),
         ending=_preview(_ending(row, last)),
         task=task,
         same=same,
-        said=_preview(said),
+        said=_preview(reply),
         text=redacted("\n".join(_texts(steps, logs))),
     )
 
 
-def _sample(row: Row, part: str, played: Row) -> Entry:
-    turns = played["dialogue"]
+def _sample(row: Row, part: str, sample: Row) -> Entry:
+    turns = sample["dialogue"]
     task, same = _task(row.get("task"))
-    said = [turn.get(name, "") for turn in turns for name in ("told", "said")]
+    texts = [turn.get(name, "") for turn in turns for name in ("told", "said")]
     return Entry(
         kind=SAMPLE,
         split="test",
         model="",
         step=BEFORE if part == "before" else AFTER,
-        grp=_whole(played.get("task", 0)),
+        grp=_as_int(sample.get("task", 0)),
         traj=0,
         seat="",
         part=part,
-        reward=float(played.get("reward") or 0.0),
+        reward=float(sample.get("reward") or 0.0),
         turns=len(turns),
-        tokens=_whole(played.get("tokens", 0)),
+        tokens=_as_int(sample.get("tokens", 0)),
         lineages=0,
         breaks=0,
-        ending=_preview(played.get("failure") or ""),
+        ending=_preview(sample.get("failure") or ""),
         task=task,
         same=same,
-        said=_preview(said[-1]) if said else "",
-        text=redacted("\n".join(map(str, said))),
+        said=_preview(texts[-1]) if texts else "",
+        text=redacted("\n".join(map(str, texts))),
     )
 
 
@@ -134,7 +134,7 @@ def _preview(text: Any) -> str:
     return redacted(str(text))[:PREVIEW]  # a cut secret would not be redacted
 
 
-def _whole(value: Any) -> int:
+def _as_int(value: Any) -> int:
     number = int(value)
     if abs(number) >= 2**62:
         raise ValueError(f"the number {number} is too large")
@@ -167,14 +167,14 @@ def _texts(steps: list[Row], logs: list[Row]) -> Iterator[str]:
         yield str(step.get("text", ""))
 
 
-def shown(line: bytes, part: str) -> Row:
+def page_row(line: bytes, part: str) -> Row:
     """Return a line as a row of the Cookbook, for the page; of samples, their ``part``."""
     row: Row = orjson.loads(line)
     if not part or part.isdigit():
         return rows_of(row)[int(part or 0)]
-    played = row[part]
-    steps = [{"logs": turn, "metrics": {}, "reward": 0.0} for turn in played["dialogue"]]
+    sample = row[part]
+    steps = [{"logs": turn, "metrics": {}, "reward": 0.0} for turn in sample["dialogue"]]
     if steps:
-        steps[-1] |= {"reward": played.get("reward"), "metrics": played.get("metrics")}
-    return {"steps": steps, "total_reward": played.get("reward"), "final_reward": 0.0,
-            "task": row.get("task"), "about": {"error": played.get("error") or None}}  # fmt: skip
+        steps[-1] |= {"reward": sample.get("reward"), "metrics": sample.get("metrics")}
+    return {"steps": steps, "total_reward": sample.get("reward"), "final_reward": 0.0,
+            "task": row.get("task"), "about": {"error": sample.get("error") or None}}  # fmt: skip

@@ -16,31 +16,31 @@ from evert.bridge.tokens.bases import BASES, base_path
 
 FILE = "tokenizer.json"
 LARGEST = 64 * 2**20
-"""Most bytes of a tokenizer's file, and most characters of an episode's texts."""
+"""Maximum bytes of a tokenizer's file, and maximum characters of an episode's texts."""
 LONGEST = 5.0
-"""Most seconds for the texts of an episode: tokenizers are untrusted."""
+"""Maximum seconds for decoding an episode: tokenizers are untrusted."""
 
 
 def pieces(tokenizer: Any, turns: Iterable[Sequence[int]]) -> list[list[str]] | None:
     """Return a text per token, for each turn; None if the tokenizer fails, or takes too long.
 
-    If several tokens make one character, the last has it, and the others are empty.
+    If several tokens encode one character, the last gets the character and the others are empty.
     """
     from tokenizers.decoders import DecodeStream  # type: ignore[import-untyped]
 
-    end, left, found = time.monotonic() + LONGEST, LARGEST, list[list[str]]()
+    end, remaining, turn_texts = time.monotonic() + LONGEST, LARGEST, list[list[str]]()
     try:
         for ids in turns:
             stream, texts = DecodeStream(skip_special_tokens=False), list[str]()
-            found.append(texts)
+            turn_texts.append(texts)
             for token in ids:
                 texts.append(stream.step(tokenizer, token) or "")
-                left -= len(texts[-1])
-                if time.monotonic() > end or left < 0:
+                remaining -= len(texts[-1])
+                if time.monotonic() > end or remaining < 0:
                     return None
     except BaseException:  # its panics are no Exceptions
         return None
-    return found
+    return turn_texts
 
 
 def tokenizer_file(name: str, run: Path) -> Path | None:
@@ -64,16 +64,16 @@ def _candidates(name: str, folders: Iterable[Path]) -> Iterable[Path]:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, FILE)
+        path = try_to_load_from_cache(name, FILE)
     except (HFValidationError, OSError):
         return
-    if isinstance(found, str):
-        yield Path(found)
+    if isinstance(path, str):
+        yield Path(path)
 
 
 @lru_cache(4)
 def load_tokenizer(file: Path) -> Any:
-    """Return a ``tokenizers.Tokenizer``; None if the file is none, or is unsafe."""
+    """Return a ``tokenizers.Tokenizer``; None if the file is invalid or unsafe."""
     from tokenizers import Tokenizer  # type: ignore[import-untyped]
 
     try:
@@ -85,7 +85,7 @@ def load_tokenizer(file: Path) -> Any:
 
 
 def _may_grow(decoder: Any) -> bool:
-    """Whether a decoder may make a text longer, perhaps too long for memory or time."""
+    """Whether a decoder may lengthen a text, perhaps beyond memory or time limits."""
     if isinstance(decoder, list):
         return any(map(_may_grow, decoder))
     if not isinstance(decoder, dict):

@@ -1,6 +1,6 @@
 """Reads a run folder for the page: ``overview`` for the list of runs, ``figures`` for one run.
 
-It does without PyTorch, which takes memory and is not needed here.
+It does not import PyTorch, which takes memory and is not needed here.
 """
 
 from collections import Counter
@@ -22,9 +22,9 @@ Row = dict[str, Any]
 Rows = Sequence[Mapping[str, float]]
 
 MOST_POINTS = 400
-"""Of a curve; more are averaged, as they would fall on the same pixels."""
+"""Maximum points of a curve; more are averaged, as they would fall on the same pixels."""
 LONGEST = 160
-"""Most characters of a setting."""
+"""Maximum characters of a setting."""
 
 
 @lru_cache(1024)
@@ -67,17 +67,17 @@ def figures(run: Path, rows: Rows) -> Row:
     result = read_json(run / files.RESULT) or {}
     final = _score(result.get("held_out"), "after")
     panels = {**PANELS, GAMES_OWN: own_panels(own_metrics(keys))}
-    drawn = [
+    panel_rows = [
         {"section": section, "title": title, "unit": unit, "key": key}
         | _points(curve_of(rows, key, final))
-        for section, of in panels.items()
-        for title, (_, unit, key) in of.items()
+        for section, section_panels in panels.items()
+        for title, (_, unit, key) in section_panels.items()
         if key in keys and not title.endswith(BY_TIME)
     ]
-    told = {each["key"] for each in drawn}
+    panel_keys = {panel["key"] for panel in panel_rows}
     return {
-        "panels": drawn,
-        "more": sorted(keys - told - {"step"}),
+        "panels": panel_rows,
+        "more": sorted(keys - panel_keys - {"step"}),
         "time": time_spent(rows),
         "failures": _failures(run),
         "table": [row for row in files.read_csv(run / files.SCORES) if not row.get("category")],
@@ -97,17 +97,17 @@ def metric(rows: Rows, key: str) -> Row:
 
 def _failures(run: Path) -> list[Row]:
     """The kinds of failures, the most frequent first, each with its last error."""
-    counted, said = Counter[str](), dict[str, str]()
+    counts, errors = Counter[str](), dict[str, str]()
     for batch in read_jsonl(run / files.BATCHES) if _fits(run / files.BATCHES) else ():
         numbers = (batch.get("kinds") or {}).items()
-        counted.update({kind: n for kind, n in numbers if isinstance(n, int)})
-        for pair in _listed(batch.get("found")):
-            for failure in _listed(pair):
+        counts.update({kind: n for kind, n in numbers if isinstance(n, int)})
+        for pair in _as_list(batch.get("found")):
+            for failure in _as_list(pair):
                 if isinstance(failure, dict):
-                    said[str(failure.get("kind"))] = str(failure.get("error", ""))
+                    errors[str(failure.get("kind"))] = str(failure.get("error", ""))
     return [
-        {"kind": kind, "count": count, "error": said.get(kind, "")}
-        for kind, count in counted.most_common()
+        {"kind": kind, "count": count, "error": errors.get(kind, "")}
+        for kind, count in counts.most_common()
     ]
 
 
@@ -118,7 +118,7 @@ def _fits(file: Path) -> bool:
         return True
 
 
-def _listed(value: object) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
@@ -135,7 +135,7 @@ def _points(curve: Curve) -> Row:
             for start in range(0, len(curve.steps), size)]  # fmt: skip
     means = {"seconds": curve.seconds, "values": curve.scores}
     return {"steps": ends} | {
-        name: [round(each, 6) for each in thinned(values, MOST_POINTS)]
+        name: [round(value, 6) for value in thinned(values, MOST_POINTS)]
         for name, values in means.items()
     }
 
@@ -148,7 +148,7 @@ def _text(value: Any) -> str:
 
 
 def _written(run: Path) -> float:
-    """Time of the last write, in seconds since 1970; 0.0: the run is gone."""
+    """Time of the last write, in seconds since 1970; 0.0: the run no longer exists."""
     times = [0.0]
     for name in ("", files.RUN, files.METRICS, files.BATCHES, files.RESULT):
         with suppress(OSError):

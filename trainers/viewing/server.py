@@ -1,7 +1,7 @@
 """The page's server: it answers requests that have the link's token, in JSON, from the index.
 
-It listens on this machine alone. The page keeps the link's token and sends it with each request; a
-cookie would go to every server on this machine, also to those of other users. A request that names
+It listens only on this machine. The page keeps the link's token and sends it with each request; a
+cookie would go to all servers on this machine, including those of other users. A request that names
 another host is refused: it comes from a foreign page whose name resolves to this machine (DNS
 rebinding). Every answer goes through ``redacted``, so that no known secret leaves.
 """
@@ -25,7 +25,7 @@ from evert.bridge.redaction import redacted
 from evert.trainers.reporting.figures.colours import COLOURS
 from evert.trainers.viewing import asking, runs
 from evert.trainers.viewing.index import Index
-from evert.trainers.viewing.lines import WRONG, Row, shown
+from evert.trainers.viewing.lines import WRONG, Row, page_row
 from evert.trainers.viewing.pieces import load_tokenizer, pieces, tokenizer_file
 
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -51,9 +51,9 @@ PATIENCE = 250
 AGAIN = "Evert-Again"
 """Header: seconds after which an idle page may ask again."""
 VERSION = "Evert-Version"
-"""Header: of the index that answered."""
+"""Header: version of the index that answered."""
 LOOKS = 1.0, 10.0
-"""Least and most seconds between two looks at the files."""
+"""Minimum and maximum seconds between two looks at the files."""
 
 
 class Viewer:
@@ -62,45 +62,47 @@ class Viewer:
     def __init__(self, index: Index) -> None:
         self.index = index
         self.token = secrets.token_urlsafe(24)
-        self._asked, self._stopped = threading.Event(), threading.Event()
+        self._wake_up, self._stopped = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._keep_up, name="evert-view", daemon=True)
         self._trouble = ""
         self._reader = ThreadPoolExecutor(1, "evert-view-reader")
 
     def start(self) -> None:
         """Start to look at the files."""
-        self._asked.set()
+        self._wake_up.set()
         self._thread.start()
 
     def stop(self) -> None:
         """Stop looking, and close the index."""
         self._stopped.set()
-        self._asked.set()
+        self._wake_up.set()
         self._thread.join()
         self._reader.shutdown()
         self.index.close()
 
     def _keep_up(self) -> None:
-        while self._asked.wait() and not self._stopped.is_set():
-            self._asked.clear()
+        while self._wake_up.wait() and not self._stopped.is_set():
+            self._wake_up.clear()
             before = time.thread_time()
             try:
                 self.index.look(self._stopped)
                 self._trouble = ""
             except Exception as error:  # a full disk, say: the next look may succeed
                 self._trouble = f"{type(error).__name__}: {error}"
-            least, most = LOOKS
-            self._stopped.wait(min(most, max(least, PATIENCE * (time.thread_time() - before))))
+            shortest, longest = LOOKS
+            self._stopped.wait(
+                min(longest, max(shortest, PATIENCE * (time.thread_time() - before)))
+            )
 
     def app(self) -> web.Application:
         """The web application."""
-        app = web.Application(middlewares=[self._guarded])
+        app = web.Application(middlewares=[self._guard])
         app.router.add_get("/api/{name}", self._api)
         app.router.add_get("/{name:[^/]*}", _asset)
         return app
 
     @web.middleware
-    async def _guarded(
+    async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         try:
@@ -112,97 +114,99 @@ class Viewer:
         return response
 
     async def _api(self, request: web.Request) -> web.Response:
-        given = request.headers.get("Authorization", "").encode("utf-8", "replace")
-        if not secrets.compare_digest(given, f"Bearer {self.token}".encode()):
+        authorization = request.headers.get("Authorization", "").encode("utf-8", "replace")
+        if not secrets.compare_digest(authorization, f"Bearer {self.token}".encode()):
             raise web.HTTPForbidden(text=REFUSED)
         answer = ANSWERS.get(request.match_info["name"])
         if answer is None:
             raise web.HTTPNotFound(text="There is no such page.\n")
-        self._asked.set()
+        self._wake_up.set()
         loop, version = asyncio.get_running_loop(), self.index.version
         body, spent = await loop.run_in_executor(
-            self._reader, self._answered, answer, request.query
+            self._reader, self._answer_body, answer, request.query
         )
         headers = {AGAIN: f"{min(30.0, PATIENCE * spent):.2f}", VERSION: str(version)}
         return web.Response(body=body, content_type="application/json", headers=headers)
 
-    def _answered(self, answer: "Answer", asked: Mapping[str, str]) -> tuple[bytes, float]:
+    def _answer_body(self, answer: "Answer", query: Mapping[str, str]) -> tuple[bytes, float]:
         before = time.thread_time()
         try:
-            found = answer(self, asked)
+            result = answer(self, query)
         except (*WRONG, OSError, sqlite3.Error):  # a file has changed, say
             raise web.HTTPNotFound(text="It does not exist, or no longer exists.\n") from None
-        text = redacted(_as_json(found)).encode("utf-8", "replace")
+        text = redacted(_as_json(result)).encode("utf-8", "replace")
         return text, time.thread_time() - before
 
     # -- the answers -----------------------------------------------------------------------------
 
-    def state(self, asked: Mapping[str, str]) -> Row:
-        """Return the index's version, the bytes that are not read yet, and what went wrong."""
+    def state(self, query: Mapping[str, str]) -> Row:
+        """Return the index's version, the unread bytes, and the first error."""
         index = self.index
         troubles = [*index.troubles.values(), self._trouble]
         trouble = next(filter(None, troubles), "")
         return {"version": index.version, "behind": index.behind, "trouble": trouble}
 
-    def all_runs(self, asked: Mapping[str, str]) -> Row:
-        """Return all runs, the last written first."""
+    def all_runs(self, query: Mapping[str, str]) -> Row:
+        """Return all runs, the most recently written first."""
         counts = asking.counts(self.index)
-        found = [self._overview(run, counts) for run in self.index.runs]
-        found.sort(key=lambda of: of["written"], reverse=True)
-        return {"runs": found, "colours": COLOURS}
+        overviews = [self._overview(run, counts) for run in self.index.runs]
+        overviews.sort(key=lambda overview: overview["written"], reverse=True)
+        return {"runs": overviews, "colours": COLOURS}
 
     def _overview(self, run: int, counts: Mapping[int, Row]) -> Row:
-        none = {"id": run, "episodes": 0, "recorded": 0, "broken": 0}
-        return none | counts.get(run, {}) | runs.overview(*self._folder(run))
+        empty = {"id": run, "episodes": 0, "recorded": 0, "broken": 0}
+        return empty | counts.get(run, {}) | runs.overview(*self._folder(run))
 
     def _folder(self, run: int) -> tuple[Path, object]:
         """A run's folder, with the stamps of its files."""
         return self.index.runs[run], self.index.facts.get(run)
 
-    def one_run(self, asked: Mapping[str, str]) -> Row:
-        """Return a run: its figures, its steps."""
-        run = self._run(asked)
+    def one_run(self, query: Mapping[str, str]) -> Row:
+        """Return the figures and the steps of a run."""
+        run = self._run(query)
         rows = runs.rows_of(*self._folder(run))
-        of = self._overview(run, asking.counts(self.index))
-        of |= runs.figures(self.index.runs[run], rows) | {"colours": COLOURS}
-        return of | {"stages": asking.steps(self.index, run)}
+        overview = self._overview(run, asking.counts(self.index))
+        overview |= runs.figures(self.index.runs[run], rows) | {"colours": COLOURS}
+        return overview | {"stages": asking.steps(self.index, run)}
 
-    def metric(self, asked: Mapping[str, str]) -> Row:
+    def metric(self, query: Mapping[str, str]) -> Row:
         """Return a metric of a run by step."""
-        run = self._run(asked)
-        return runs.metric(runs.rows_of(*self._folder(run)), asked["key"])
+        run = self._run(query)
+        return runs.metric(runs.rows_of(*self._folder(run)), query["key"])
 
-    def step(self, asked: Mapping[str, str]) -> Row:
+    def step(self, query: Mapping[str, str]) -> Row:
         """Return the episodes of a step."""
         run, split, model, step = (
-            self._run(asked), asked["split"], asked["model"], int(asked["step"]),
+            self._run(query), query["split"], query["model"], int(query["step"]),
         )  # fmt: skip
-        found = asking.episodes(self.index, run, split, model, step)
-        return {"run": run, "name": self.index.runs[run].name, "episodes": found}
+        episodes = asking.episodes(self.index, run, split, model, step)
+        return {"run": run, "name": self.index.runs[run].name, "episodes": episodes}
 
-    def episode(self, asked: Mapping[str, str]) -> Row:
+    def episode(self, query: Mapping[str, str]) -> Row:
         """Return an episode, with its group and its neighbours."""
-        entry, line = asking.episode(self.index, int(asked["id"]))
-        row, run = shown(line, entry["part"]), self.index.runs[entry["run"]]
-        beside = asking.episodes(
+        entry, line = asking.episode(self.index, int(query["id"]))
+        row, run = page_row(line, entry["part"]), self.index.runs[entry["run"]]
+        neighbours = asking.episodes(
             self.index, entry["run"], entry["split"], entry["model"], entry["step"]
         )
-        group = [each for each in beside if _group(each) == _group(entry)]
+        group = [episode for episode in neighbours if _group(episode) == _group(entry)]
         texts = _pieces(row, run)
         return {
             "entry": entry, "row": row, "name": run.name, "pieces": texts, "group": group,
-            "step": [each["id"] for each in beside if each["kind"] == entry["kind"]],
+            "step": [episode["id"] for episode in neighbours if episode["kind"] == entry["kind"]],
             "same": asking.same_task(self.index, entry),
         }  # fmt: skip
 
-    def search(self, asked: Mapping[str, str]) -> Row:
+    def search(self, query: Mapping[str, str]) -> Row:
         """Return the episodes that contain some words."""
-        runs_, found = self.index.runs, asking.search(self.index, asked["words"])
-        there = [each | {"name": runs_[each["run"]].name} for each in found if each["run"] in runs_]
-        return {"episodes": there}
+        runs_, matches = self.index.runs, asking.search(self.index, query["words"])
+        episodes = [
+            entry | {"name": runs_[entry["run"]].name} for entry in matches if entry["run"] in runs_
+        ]
+        return {"episodes": episodes}
 
-    def _run(self, asked: Mapping[str, str]) -> int:
-        run = int(asked["run"])
+    def _run(self, query: Mapping[str, str]) -> int:
+        run = int(query["run"])
         if run not in self.index.runs:
             raise KeyError(run)
         return run
@@ -249,10 +253,10 @@ def _check_host(host: str) -> None:
 
 
 async def _asset(request: web.Request) -> web.Response:
-    found = ASSETS.get(request.match_info["name"])
-    if found is None:
+    asset = ASSETS.get(request.match_info["name"])
+    if asset is None:
         raise web.HTTPNotFound(text="There is no such page.\n")
-    name, kind = found
+    name, kind = asset
     text = files("evert.trainers.viewing").joinpath(name).read_text("utf-8")
     if name == "view.css":  # after the report's style
         text = files("evert.trainers.reporting").joinpath("style.css").read_text("utf-8") + text

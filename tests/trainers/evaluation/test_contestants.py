@@ -62,15 +62,15 @@ def test_whatever_is_named_plays_the_agent_that_fits_it(tiny_model: str) -> None
     there = found(name, IDENTITY, model_name="Qwen/Qwen3-8B")
     assert (there.weights, there.run.model_name) == ({"model_path": name}, "Qwen/Qwen3-8B")
     assert found("oracle").agent.endswith(":oracle_agent")
-    assert isinstance(found("openai:gpt-5-mini").named, NamedEndpoint)
+    assert isinstance(found("openai:gpt-5-mini").model, NamedEndpoint)
     assert found("openai:gpt-5-mini").agent.endswith(":twenty_questions_agent")
 
 
 def test_a_run_has_its_last_weights_or_those_after_a_step_and_its_own_cap(run: Path) -> None:
     last, early = found(str(run)), found(f"{run}@10")
     assert (last.name, last.max_tokens) == (str(run), 9)
-    assert isinstance(last.named, NamedWeights)
-    assert last.named.checkpoints == run / "checkpoints"
+    assert isinstance(last.model, NamedWeights)
+    assert last.model.checkpoints == run / "checkpoints"
     paths = [each.weights["model_path"] for each in (last, early)]
     assert paths == ["tinker://r/sampler_weights/final", "tinker://r/sampler_weights/10"]
 
@@ -226,7 +226,7 @@ async def test_an_endpoint_gets_the_temperature_and_the_smaller_cap(
 async def test_a_player_without_a_model_that_calls_one_is_told_so() -> None:
     with found("oracle").ready(lambda line: None) as player:
         env = ChatAgentEnv(three_calls)
-        with pytest.raises(PolicyError, match="called a model, and it has none"):
+        with pytest.raises(PolicyError, match="has no model, but called one"):
             await do_single_rollout(player.policy(env, 0), env)
         await env.close()
 

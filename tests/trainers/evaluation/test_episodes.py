@@ -17,7 +17,7 @@ from evert.bridge.errors import AgentError, EvertError
 from evert.bridge.groups.dataset import AgentDataset
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.envs.identity import identity_agent
-from evert.trainers.episodes.playing import Player, failures, planned, play
+from evert.trainers.episodes.playing import Player, failures, plan_episodes, play
 from evert.trainers.training.held_out import (
     Evaluation,
     HeldOutError,
@@ -31,7 +31,7 @@ TASKS: dict[str, list[Any]] = {"train": ["a", {"word": "b", "category": "letter"
 
 
 def plan(*tasks: Any) -> Any:
-    return planned("m", "d", {"test": tasks}, range(1))
+    return plan_episodes("m", "d", {"test": tasks}, range(1))
 
 
 def player(agent: Any, **options: Any) -> Player:
@@ -47,7 +47,7 @@ async def echo(client: Any, task: str) -> float:
 
 
 def test_every_task_of_every_split_is_planned_with_every_seed() -> None:
-    found = planned("m", "d", TASKS, range(3, 5))
+    found = plan_episodes("m", "d", TASKS, range(3, 5))
     assert [(e.split, e.task, e.seed) for e, _ in found] == [
         ("train", 0, 3), ("train", 0, 4), ("train", 1, 3), ("train", 1, 4),
         ("test", 0, 3), ("test", 0, 4),
@@ -55,7 +55,7 @@ def test_every_task_of_every_split_is_planned_with_every_seed() -> None:
     assert [task for _, task in found][::2] == ["a", TASKS["train"][1], "c"]
     assert [episode.category for episode, _ in found][::2] == ["", "letter", ""]
     assert {episode.key[0] for episode, _ in found} == {"d"}
-    ours, theirs = ([e.draws for e, _ in planned(m, m, TASKS, range(4))] for m in ("m", "n"))
+    ours, theirs = ([e.draws for e, _ in plan_episodes(m, m, TASKS, range(4))] for m in ("m", "n"))
     assert len({*ours}) == len(ours)  # other draws for each task and seed, whatever the model
     assert ours == theirs
     assert all(0 <= draws < 2**31 for draws in ours)

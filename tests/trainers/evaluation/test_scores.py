@@ -22,8 +22,8 @@ from evert.trainers.episodes.scores import (
     as_csv,
     as_play_table,
     as_table,
-    counted,
     scores,
+    turns_name,
 )
 
 
@@ -180,8 +180,8 @@ def test_the_table_has_every_model_and_the_columns_that_say_something() -> None:
         return written.getvalue()
 
     asked, called = episode(metrics={"questions": 4}), episode(turns=7)
-    assert (counted([called, asked]), counted([called])) == ("questions", "turns")
-    plain = shown(scores(PLAYED, "split"), questions=counted([called]))
+    assert (turns_name([called, asked]), turns_name([called])) == ("questions", "turns")
+    plain = shown(scores(PLAYED, "split"), questions=turns_name([called]))
     assert (plain.count("66.7%"), plain.count("%-")) == (4, 4)
     assert {"train", "turns"} <= {*plain.split()}
     assert not {"reward", "calls", "failed", "questions"} & {*plain.split()}

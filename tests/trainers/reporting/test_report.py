@@ -28,7 +28,13 @@ from evert.trainers.reporting.run import (
     Run,
     read_run,
 )
-from evert.trainers.reporting.sections import differing, facts, labels, reward_curve, settings
+from evert.trainers.reporting.sections import (
+    differing_settings,
+    facts,
+    labels,
+    reward_curve,
+    settings,
+)
 from evert.trainers.reporting.tokens import (
     Tokens,
     cost,
@@ -217,7 +223,7 @@ def test_what_another_version_wrote_is_left_out(made: MadeUp) -> None:
     run = read_run(path)
     assert run.rows[0][HELD_OUT_REWARD] == 0.25
     assert run.skipped == 1
-    assert run.failures.said().startswith("2 of 8 episodes failed (2 agent errors)")
+    assert run.failures.describe().startswith("2 of 8 episodes failed (2 agent errors)")
 
 
 def test_success_is_found_under_the_names_that_agents_use(made: MadeUp) -> None:
@@ -290,7 +296,7 @@ def test_runs_get_names_that_tell_them_apart(tmp_path: Path) -> None:
 
 def test_settings_that_differ_come_first_and_paths_do_not_count(tmp_path: Path) -> None:
     runs = runs_with(tmp_path, {"log_path": "a", "seed": 0}, {"log_path": "b", "seed": 1})
-    assert differing(runs) == ["seed"]
+    assert differing_settings(runs) == ["seed"]
     assert settings(runs).rows[0] == ("seed", ["0", "1"])
     table = facts(runs)
     assert table.rows[0] == ("seed", ["0", "1"])
@@ -298,7 +304,7 @@ def test_settings_that_differ_come_first_and_paths_do_not_count(tmp_path: Path) 
     assert dict(table.rows)["git revision"] == ["abcdef-dirty", "abcdef-dirty"]
     assert dict(table.rows)["command"] == ["evert train env=game"] * 2
     older = runs_with(tmp_path / "older", {"new": 1}, {})
-    assert differing(older) == []
+    assert differing_settings(older) == []
     assert dict(settings(older).rows)["new"] == ["1", "not recorded"]
 
 

@@ -175,9 +175,9 @@ async def test_conversations_are_kept_up_to_a_number_of_tokens(
     for opening in range(12):
         messages = [{"role": "user", "content": f"Say {opening % 8}."}]
         await model_reply(service, model, ChatRequest("tiny", messages))
-        assert model.kept <= 4 * CONVERSATION
+        assert model.kept_tokens <= 4 * CONVERSATION
     assert 0 < len(model._books) <= 4
-    assert model.kept == sum(book.tokens for book in model._books.values())
+    assert model.kept_tokens == sum(book.tokens for book in model._books.values())
 
 
 async def test_a_request_that_cannot_be_read_leaves_no_more_than_an_empty_book(
@@ -189,7 +189,7 @@ async def test_a_request_that_cannot_be_read_leaves_no_more_than_an_empty_book(
         with pytest.raises(openai.BadRequestError):
             await model_reply(service, model, ChatRequest("tiny", messages))
     assert len(model._books) <= 4
-    assert model.kept == sum(book.tokens for book in model._books.values())
+    assert model.kept_tokens == sum(book.tokens for book in model._books.values())
 
 
 async def test_what_a_prompt_does_not_show_counts_as_kept_too(
@@ -220,7 +220,7 @@ async def test_a_long_prompt_whose_client_left_is_rendered_to_its_end_and_counte
         assert not any(book.lock.locked() for book in model._books.values())
 
     await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(left(), service._loop))
-    assert model.kept > 40_000
+    assert model.kept_tokens > 40_000
 
 
 async def test_a_long_opening_is_read_in_a_thread(
@@ -362,7 +362,7 @@ async def streamed(
         return read(tokens, is_cut=False)
 
     task = asyncio.ensure_future(sampling())
-    await live.begun(task)
+    await live.wait_for_begin(task)
     thoughts = [piece async for piece in live.thoughts()]
     text = [piece async for piece in live.text()]
     return thoughts, text, await task

@@ -179,7 +179,7 @@ def test_full_files_are_followed_by_others_and_the_oldest_are_deleted(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recording, "FILE", 4_000)
-    with Serving(client, tmp_path, most=20_000, idle=0) as serving:
+    with Serving(client, tmp_path, max_bytes=20_000, idle=0) as serving:
         for number in range(24):
             serving.ask([{"role": "user", "content": f"Say you are {number}."}])
         serving.recorded()

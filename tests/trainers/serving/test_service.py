@@ -19,7 +19,7 @@ from evert.trainers.serving import connection
 from evert.trainers.serving.client import ServedSamplingClient
 from evert.trainers.serving.errors import NotServedError, ServerGoneError, ServingError
 from evert.trainers.serving.service import PolicyService
-from evert.trainers.serving.wire import Asked
+from evert.trainers.serving.wire import CompletionRequest
 
 Sampled = list[tuple[list[int], list[float] | None, str]]
 
@@ -211,7 +211,7 @@ async def test_a_long_text_is_cut_into_tokens_beside_the_services_loop(
 
     monkeypatch.setattr(tokenizer, "__class__", Watched)
     served = service.offer(client)
-    asked = Asked(served.model, "Hello there. " * 50, how(0))
+    asked = CompletionRequest(served.model, "Hello there. " * 50, how(0))
 
     assert len((await served.request(asked)).sequences) == 1
     assert threads

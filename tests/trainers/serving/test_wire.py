@@ -13,7 +13,13 @@ from evert.trainers.engine.clients.sampling_client import SamplingClient
 from evert.trainers.engine.common.errors import SamplingRequestError
 from evert.trainers.serving.errors import UnfitServerError
 from evert.trainers.serving.service import PolicyService
-from evert.trainers.serving.wire import Asked, Dialect, read_answer, read_request, write_request
+from evert.trainers.serving.wire import (
+    CompletionRequest,
+    Dialect,
+    read_answer,
+    read_request,
+    write_request,
+)
 
 PARAMS = [
     tinker.SamplingParams(max_tokens=5),
@@ -25,15 +31,17 @@ PARAMS = [
 
 def test_a_request_is_read_as_it_was_written() -> None:
     for params in PARAMS:
-        asked = Asked("m", [1, 2], params, count=3, prompt_logprobs=True)
+        asked = CompletionRequest("m", [1, 2], params, count=3, prompt_logprobs=True)
         assert read_request(write_request(asked)) == asked
     left_out = read_request(b'{"model": "m", "prompt": "Hi"}')
-    assert left_out == Asked("m", "Hi", tinker.SamplingParams(max_tokens=16), texts=True)
+    assert left_out == CompletionRequest(
+        "m", "Hi", tinker.SamplingParams(max_tokens=16), texts=True
+    )
 
 
 def test_each_server_is_asked_for_the_whole_distribution_in_its_own_words() -> None:
     llama, vllm = (
-        json.loads(write_request(Asked("m", [1], PARAMS[2]), dialect))
+        json.loads(write_request(CompletionRequest("m", [1], PARAMS[2]), dialect))
         for dialect in (Dialect.LLAMA_CPP, Dialect.VLLM)
     )
     assert llama["samplers"] == ["temperature"]
@@ -45,9 +53,9 @@ def test_each_server_is_asked_for_the_whole_distribution_in_its_own_words() -> N
 
 
 WRONG: list[tuple[str, str]] = [
-    ("", "The body is no JSON"),
-    ("[" * 10_000, "The body is no JSON"),
-    ('{"a": ' * 10_000, "The body is no JSON"),
+    ("", "The body is not JSON"),
+    ("[" * 10_000, "The body is not JSON"),
+    ('{"a": ' * 10_000, "The body is not JSON"),
     ("[1]", r"The body is \[1\]; expected a JSON object"),
     ("{}", "prompt is None; expected one prompt"),
     ('{"prompt": []}', r"prompt is \[\]"),
@@ -64,7 +72,7 @@ WRONG: list[tuple[str, str]] = [
     ('{"prompt": [1], "temperature": -1}', "temperature is -1"),
     ('{"prompt": [1], "temperature": "hot"}', "temperature is 'hot'"),
     ('{"prompt": [1], "seed": 1e40}', "seed is"),
-    ('{"prompt": [1], "temperature": 1e999}', "temperature is inf|The body is no JSON"),
+    ('{"prompt": [1], "temperature": 1e999}', "temperature is inf|The body is not JSON"),
     ('{"prompt": [1], "top_p": 2}', "top_p is 2"),
     ('{"prompt": [1], "top_p": 0}', "top_p is 0; expected a number above 0 and at most 1"),
     ('{"prompt": [1], "top_k": -2}', "top_k is -2; expected a whole number of 1 or more, or -1"),
@@ -114,7 +122,7 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
         assert "has 200,000 characters, and" in (await answer.json())["error"]["message"]
 
 
-ASKED = Asked("m", [1, 2], tinker.SamplingParams(max_tokens=5, stop=[9]))
+ASKED = CompletionRequest("m", [1, 2], tinker.SamplingParams(max_tokens=5, stop=[9]))
 
 
 def answer(**choice: Any) -> bytes:

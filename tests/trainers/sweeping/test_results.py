@@ -114,9 +114,13 @@ def test_the_objective_is_a_held_out_score_or_a_last_metric(finished: RunFolder)
 def test_an_objective_that_is_missing_lists_the_others(finished: RunFolder, tmp_path: Path) -> None:
     nothing = RunFolder(tmp_path / "nothing")
     for run, objective, message in (
-        (finished, "reward", "'reward' is None, no finite number; it has .*a, eval, odd, held_out"),
-        (finished, "odd", "'odd' is nan, no finite number"),
-        (nothing, "held_out", "'held_out' is None, no finite number; it has nothing"),
+        (
+            finished,
+            "reward",
+            "'reward' is None, not a finite number; .*a, eval, odd, held_out",
+        ),
+        (finished, "odd", "'odd' is nan, not a finite number"),
+        (nothing, "held_out", "'held_out' is None, not a finite number; it has nothing"),
     ):
         with pytest.raises(ObjectiveError, match=message):
             objective_of(run, objective)

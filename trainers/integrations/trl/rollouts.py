@@ -232,11 +232,11 @@ class Rollouts:
             len(episodes), [(each.failure, 1) for each in episodes if each.failure is not None]
         )
         if found.count:
-            logger.warning("%s", found.said())
+            logger.warning("%s", found.describe())
         left_out = sum(each.reward is None for each in episodes)
         self.failed += left_out
         if left_out == len(episodes):
-            raise AgentError(f"No episode is left to learn from: {found.said()}")
+            raise AgentError(f"No episode is left to learn from: {found.describe()}")
 
 
 def _check_options(agent: Agent, options: EnvOptions) -> None:

@@ -18,7 +18,7 @@ SPLITS = {"train": "seen in training", "test": "held out"}
 PARTS = (("#22405c", "#ffffff"), ("#5b86a8", "#ffffff"), ("#a5c0d6", INK), ("#dbe4ec", INK))
 """Colours of the parts of the time, and of the numbers on them."""
 LONGEST = 28
-"""Most characters of a bar's name."""
+"""Maximum characters of a bar's name."""
 
 
 def draw_splits(title: str, scores: Sequence[Score]) -> Figure:
@@ -41,20 +41,20 @@ def _draw_shares(
     title: str, scores: Sequence[Score], groups: Sequence[str], bars: Sequence[str]
 ) -> Figure:
     colours = dict(zip(dict.fromkeys(bars), itertools.cycle(COLOURS), strict=False))
-    named = len(colours) > 1
-    inches = 1.1 + 0.25 * (len(scores) + 1.3 * named * len(set(groups)))
+    is_grouped = len(colours) > 1
+    inches = 1.1 + 0.25 * (len(scores) + 1.3 * is_grouped * len(set(groups)))
     figure, (axes,) = style.new_figure(7.2, inches)
     place, ticks = 0.0, {}
     for group in dict.fromkeys(groups):
-        if named:
+        if is_grouped:
             axes.text(0, place, plain(group, 60), va="center", fontsize=SMALL, weight="bold", c=INK)
             place += 1
-        for score, of, bar in zip(scores, groups, bars, strict=True):
-            if of == group:
+        for score, score_group, bar in zip(scores, groups, bars, strict=True):
+            if score_group == group:
                 _draw_share(axes, place, score, colours[bar])
-                ticks[place] = plain(bar if named else group, LONGEST)
+                ticks[place] = plain(bar if is_grouped else group, LONGEST)
                 place += 1
-        place += 0.3 * named
+        place += 0.3 * is_grouped
     _lay(axes, ticks, place - 0.4)
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
@@ -75,18 +75,18 @@ def _draw_share(axes: Axes, place: float, score: Score, colour: str) -> None:
 
 def draw_time(labels: Sequence[str], spent: Sequence[Mapping[str, float] | None]) -> Figure:
     """Draw a bar per run of its seconds by part; None: not recorded, so no bar."""
-    named = zip(style.short_names(labels), spent, strict=True)
-    rows = [(plain(name, LONGEST), parts) for name, parts in named if parts]
+    pairs = zip(style.short_names(labels), spent, strict=True)
+    rows = [(plain(name, LONGEST), parts) for name, parts in pairs if parts]
     totals = [sum(parts.values()) or 1.0 for _, parts in rows]
     figure, (axes,) = style.new_figure(4.8, 1.35 + 0.36 * len(rows))
     unit, size = style.clock_unit(max(totals))
     starts = [0.0] * len(rows)
     for (colour, ink), part in zip(PARTS, rows[0][1], strict=True):
         seconds = [parts[part] for _, parts in rows]
-        widths = [each / size for each in seconds]
+        widths = [value / size for value in seconds]
         bars = axes.barh(range(len(rows)), widths, 0.7, starts, color=colour, label=part)
-        shares = [f"{100 * each / total:.0f} %" if each > max(totals) / 9 else ""
-                  for each, total in zip(seconds, totals, strict=True)]  # fmt: skip
+        shares = [f"{100 * value / total:.0f} %" if value > max(totals) / 9 else ""
+                  for value, total in zip(seconds, totals, strict=True)]  # fmt: skip
         axes.bar_label(bars, shares, label_type="center", color=ink, fontsize=SMALL)
         starts = [start + width for start, width in zip(starts, widths, strict=True)]
     _lay(axes, dict(enumerate(name for name, _ in rows)), len(rows) - 0.4)

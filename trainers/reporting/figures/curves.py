@@ -43,9 +43,11 @@ def draw_panel(
     figure, (axes,) = new_figure(4.8, 3.1)
     names = style.short_names([name for name, _ in lines])
     looks = [(colour, dashes) for dashes in DASHES for colour in COLOURS]
-    drawn = [(n, curve, *look) for n, (_, curve), look in zip(names, lines, looks, strict=False)]
-    ends = _draw(axes, drawn, by_clock=by_clock, smooth=smooth)
-    _settle(axes, unit, drawn)
+    styled_lines = [
+        (n, curve, *look) for n, (_, curve), look in zip(names, lines, looks, strict=False)
+    ]
+    ends = _draw(axes, styled_lines, by_clock=by_clock, smooth=smooth)
+    _settle(axes, unit, styled_lines)
     style.name_ends(axes, ends)
     head(axes, title, unit)
     return figure
@@ -96,7 +98,7 @@ def _draw(
 def _settle(axes: Axes, unit: str, lines: Sequence[Line]) -> None:
     """Set an axis's limits, so that shares show all of 0 to 1, and flat lines show 0.
 
-    Intervals make the axis at most three times as long, and are cut there.
+    Intervals extend the axis to at most three times its length, and are cut off there.
     """
     scores = [score for _, curve, *_ in lines for score in curve.scores]
     if not scores:
@@ -116,11 +118,11 @@ def _settle(axes: Axes, unit: str, lines: Sequence[Line]) -> None:
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
     """Return the exponential moving average up to each value; ``weight`` is that of the past."""
-    average, known, out = 0.0, 0.0, []
+    average, total_weight, out = 0.0, 0.0, []
     for value in values:
         average = weight * average + (1 - weight) * value
-        known = weight * known + (1 - weight)
-        out.append(average / known)
+        total_weight = weight * total_weight + (1 - weight)
+        out.append(average / total_weight)
     return out
 
 
@@ -128,5 +130,5 @@ def mean(runs: Sequence[Curve]) -> Curve:
     """Return the mean at the steps that every run has."""
     scores = [dict(zip(run.steps, run.scores, strict=True)) for run in runs]
     steps = sorted(set.intersection(*map(set, scores))) if scores else []
-    means = [sum(each[step] for each in scores) / len(scores) for step in steps]
+    means = [sum(curve[step] for curve in scores) / len(scores) for step in steps]
     return Curve(steps, [0.0] * len(steps), means)

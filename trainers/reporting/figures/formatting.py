@@ -43,8 +43,8 @@ def parts(name: str) -> list[str]:
     return re.findall(r"[^:_./=-]*[:_./=-]+|[^:_./=-]+", name)
 
 
-def shorten(text: str, most: int) -> str:
+def shorten(text: str, limit: int) -> str:
     """Return the first characters of a text, and how many are missing."""
-    if len(text) <= most:
+    if len(text) <= limit:
         return text
-    return f"{text[:most]}… ({len(text) - most:,} more characters)"
+    return f"{text[:limit]}… ({len(text) - limit:,} more characters)"

@@ -49,10 +49,10 @@ def curves(rows: Sequence[Mapping[str, Any]], after: float | None = None) -> tup
 
 def read_curve(rows: Sequence[Mapping[str, Any]], key: str, *, before_step: bool = False) -> Curve:
     """Return a metric's curve, without rows in which it is missing or no finite number."""
-    done = 0 if before_step else 1
-    times = clock(rows)[done:]
-    values = [(row["step"] + done, t, row.get(key)) for row, t in zip(rows, times, strict=False)]
-    points = [each for each in values if is_number(each[2])]
+    offset = 0 if before_step else 1
+    times = clock(rows)[offset:]
+    values = [(row["step"] + offset, t, row.get(key)) for row, t in zip(rows, times, strict=False)]
+    points = [point for point in values if is_number(point[2])]
     return Curve(*map(list, zip(*points, strict=True)))
 
 
@@ -80,8 +80,8 @@ def time_spent(rows: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
     return {**parts, "the rest": max(0.0, clock(rows)[-1] - sum(parts.values()))}
 
 
-def thinned(values: Sequence[float], most: int = MOST_POINTS) -> list[float]:
-    """Return means of neighbours, at most ``most`` of them."""
-    size = -(-len(values) // most)
+def thinned(values: Sequence[float], limit: int = MOST_POINTS) -> list[float]:
+    """Return means of neighbours, at most ``limit`` of them."""
+    size = -(-len(values) // limit)
     chunks = [values[start : start + size] for start in range(0, len(values), max(1, size))]
     return [sum(chunk) / len(chunk) for chunk in chunks]

@@ -55,7 +55,7 @@ def head(axes: Axes, title: str, about: str) -> None:
 
 
 def name_ends(axes: Axes, ends: Sequence[End]) -> None:
-    """Name the lines beside the panel; call this last, since all that is drawn sets its scale."""
+    """Name the lines beside the panel; call this last, since everything drawn changes the scale."""
     axes.autoscale_view()
     height = axes.get_figure().get_size_inches()[1] - 0.9  # without titles and labels
     names = [name.replace(", ", ",\n") if len(ends) <= FEW_LINES else name for name, *_ in ends]
@@ -85,22 +85,24 @@ def apart(places: Sequence[float], least: float) -> list[float]:
     return [place for _, place in sorted(zip(order, moved, strict=True))]
 
 
-def plain(text: str, most: int) -> str:
+def plain(text: str, limit: int) -> str:
     """Cut a long text in its middle, and escape what Matplotlib takes for a formula."""
-    if len(text) > most:
-        half = (most - 1) // 2
-        text = f"{text[: most - 1 - half]}…{text[-half:]}"
+    if len(text) > limit:
+        half = (limit - 1) // 2
+        text = f"{text[: limit - 1 - half]}…{text[-half:]}"
     return text.replace("$", r"\$")
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Return names without the parts that all have; a single name becomes empty."""
+    """Return names without the parts they all share; a single name becomes empty."""
     if len(names) < 2:
         return [""] * len(names)
     parts = [name.split(", ") for name in names]
     shared = set.intersection(*map(set, parts))
-    own = [", ".join(part for part in each if part not in shared) for each in parts]
-    return [short or name for short, name in zip(own, names, strict=True)]
+    distinct_names = [
+        ", ".join(part for part in name_parts if part not in shared) for name_parts in parts
+    ]
+    return [short or name for short, name in zip(distinct_names, names, strict=True)]
 
 
 def clock_unit(seconds: float) -> tuple[str, float]:
@@ -110,10 +112,10 @@ def clock_unit(seconds: float) -> tuple[str, float]:
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, with few colours for a third of the size; whole, or not at all."""
-    drawn, small = io.BytesIO(), io.BytesIO()
+    png, small_png = io.BytesIO(), io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # no font may have a name's script
-        figure.savefig(drawn, format="png")
-    few = Image.open(drawn).convert("RGB").quantize(PNG_COLOURS, dither=Image.Dither.NONE)
-    few.save(small, format="png", optimize=True)
-    write_whole(path, small.getvalue())
+        figure.savefig(png, format="png")
+    image = Image.open(png).convert("RGB").quantize(PNG_COLOURS, dither=Image.Dither.NONE)
+    image.save(small_png, format="png", optimize=True)
+    write_whole(path, small_png.getvalue())

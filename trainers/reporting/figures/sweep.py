@@ -43,8 +43,8 @@ class Scale:
             return [(self.place(value), show(value)) for value in self.choices]
         round_numbers = LogLocator() if self.log else MaxNLocator(5)
         between = map(float, round_numbers.tick_values(self.low, self.high))
-        apart = [value for value in between if 0.06 <= self.place(value) <= 0.94]
-        return [(self.place(value), show(value)) for value in (self.low, *apart, self.high)]
+        inner = [value for value in between if 0.06 <= self.place(value) <= 0.94]
+        return [(self.place(value), show(value)) for value in (self.low, *inner, self.high)]
 
 
 def draw_sweep(
@@ -54,18 +54,18 @@ def draw_sweep(
     objective: str,
 ) -> Figure:
     """Draw the completed runs of a sweep: values by the titles of the scales, and objectives."""
-    done = sorted(runs, key=lambda run: run[1])
-    low, high = done[0][1], done[-1][1]
+    by_score = sorted(runs, key=lambda run: run[1])
+    low, high = by_score[0][1], by_score[-1][1]
     last = Scale(objective, low=low, high=high) if low < high else Scale(objective, [low])
     columns = [*scales, last]
     figure, (axes,) = new_figure(2.0 + 1.9 * len(columns), 4.2)
-    for number, (values, score) in enumerate(done, 1):
+    for number, (values, score) in enumerate(by_score, 1):
         places = [*(scale.place(values[scale.title]) for scale in scales), last.place(score)]
-        look = {"lw": 3.5} if number == len(done) else {"lw": 1.3, "alpha": 0.8}
+        look = {"lw": 3.5} if number == len(by_score) else {"lw": 1.3, "alpha": 0.8}
         colour = colormaps["viridis_r"](0.1 + 0.9 * last.place(score))
         axes.plot(range(len(columns)), places, color=colour, **look)
     _rule(axes, columns)
-    head(axes, title, f"{len(done)} runs, a line each; the bold one is the best")
+    head(axes, title, f"{len(by_score)} runs, a line each; the bold one is the best")
     return figure
 
 
