@@ -58,11 +58,11 @@ def chat(record: RolloutRecord, turn: int, form: str) -> Row:
         for message in [step.get("reply") or {} for step in record.row["steps"]] + messages
         for call in message.get("tool_calls") or ()
     }
-    first, *rest = messages
+    first, *remaining = messages
     if is_shown := first["role"] == TOOLS:
         system = [{"role": "system", "content": first["content"]}] if first["content"] else []
-        messages = [*system, *rest]
-    row: Row = {"messages": [_message(each, names) for each in messages]}
+        messages = [*system, *remaining]
+    row: Row = {"messages": [_message(message, names) for message in messages]}
     tools = record.tools(turn)
     if is_shown:
         row["tools"] = [{"type": "function", "function": tool} for tool in read_tools(tools)]
@@ -72,18 +72,18 @@ def chat(record: RolloutRecord, turn: int, form: str) -> Row:
 
 
 def _message(message: Mapping[str, Any], names: Mapping[str, str]) -> Row:
-    written: Row = {"role": message["role"], "content": text_of(message)}
+    fields: Row = {"role": message["role"], "content": text_of(message)}
     if thought := message.get("reasoning_content"):
-        written["reasoning_content"] = thought
+        fields["reasoning_content"] = thought
     if calls := message.get("tool_calls"):
-        written["tool_calls"] = [
+        fields["tool_calls"] = [
             {"type": "function", "id": call["id"], "function": {**call["function"], **arguments}}
             for call in calls
             for arguments in [{"arguments": json.loads(call["function"]["arguments"])}]
         ]  # chat templates take arguments as objects
     if message["role"] == "tool" and (called := message.get("tool_call_id")):
-        written |= {"tool_call_id": called, "name": message.get("name") or names.get(called, "")}
-    return written
+        fields |= {"tool_call_id": called, "name": message.get("name") or names.get(called, "")}
+    return fields
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -127,8 +127,8 @@ def _tokens(row: Row, renderer: Renderer) -> list[int]:
     """The conversation's tokens, as its readers render it."""
     messages = row["messages"]
     if not isinstance(renderer, TemplateRenderer):  # the tokens do not depend on the weights
-        whole, _ = renderer.build_supervised_example(messages, TrainOnWhat.ALL_MESSAGES)
-        return whole.to_ints()
+        model_input, _ = renderer.build_supervised_example(messages, TrainOnWhat.ALL_MESSAGES)
+        return model_input.to_ints()
     text: Any
     if renderer.template.hermes:
         text = renderer.template.text(messages)

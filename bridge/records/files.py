@@ -18,21 +18,21 @@ def record_files(path: str | Path) -> list[Path]:
         RecordError: There are none.
     """
     path = Path(path).expanduser()
-    found = [path] if path.is_file() else []
+    files = [path] if path.is_file() else []
     for folder in (path / ROLLOUTS, path):
-        found = found or sorted(folder.glob("[0-9]*.jsonl"))
+        files = files or sorted(folder.glob("[0-9]*.jsonl"))
     single = path / f"{ROLLOUTS}.jsonl"
-    found = found or ([single] if single.is_file() else [])
-    found = found or sorted(path.glob(TRACES))
+    files = files or ([single] if single.is_file() else [])
+    files = files or sorted(path.glob(TRACES))
     if not path.exists():
         raise RecordError(
             f"There is no folder or file {path}. Name the folder of a run or of an evaluation, "
             "such as runs/NAME, or a file that a Recorder wrote."
         )
-    if not found:
+    if not files:
         raise RecordError(
             f"{path} holds no rollouts. Name the folder of a run or of an evaluation that was made "
             "with record=True, a file that a Recorder wrote, or a trace (ATIF, TrainingTrace). "
             "Episodes whose agent failed are not recorded."
         )
-    return found
+    return files

@@ -44,12 +44,12 @@ class RolloutRecord:
     """
 
     def __init__(self, row: Mapping[str, Any]) -> None:
-        found = row.get("evert_schema")
-        if found != SCHEMA:
+        schema = row.get("evert_schema")
+        if schema != SCHEMA:
             raise RecordError(
-                f"A record has evert_schema={found!r}; this version of evert reads {SCHEMA}. Read "
+                f"A record has evert_schema={schema!r}; this version of evert reads {SCHEMA}. Read "
                 "it with the version that wrote it (see its field versions), or record again."
-                if found is not None
+                if schema is not None
                 else f"A line is no rollout of evert's: it has no evert_schema, but {[*row]}. "
                 "Name a run or an evaluation that was made with record=True. (The Cookbook's own "
                 "summaries of rollouts have neither tokens nor messages.)"
@@ -108,12 +108,12 @@ class RolloutRecord:
         A RecordError if they are not on record (``has_tokens``); so for ``action``.
         """
         _check_tokens(self.row)
-        found: list[FlatPrompt] = []
+        prompts: list[FlatPrompt] = []
         for step in self.row["steps"]:
             after, new = step["prompt"]["after"], map(_element, step["prompt"]["tokens"])
-            before = [] if after is None else found[after] + self.row["steps"][after]["tokens"]
-            found.append([*before, *new])
-        return found
+            before = [] if after is None else prompts[after] + self.row["steps"][after]["tokens"]
+            prompts.append([*before, *new])
+        return prompts
 
     def action(self, turn: int) -> TokensWithLogprobs:
         """Return what was sampled at a turn."""
@@ -166,7 +166,7 @@ class RolloutRecord:
             call, step = self.call(place), self.row["steps"][place]
             for message in call["messages"] if "again" not in call else ():
                 messages.append({**message, "role": ROLES.get(message["role"], message["role"])})
-            reply = (parsed and step.get("reply")) or self._said(place)
+            reply = (parsed and step.get("reply")) or self._text_reply(place)
             content = call.get("prefill", "") + (reply.get("content") or "")
             messages += [*call.get("added", []), {**reply, "content": content}]
         prefix = self.call(path[0]).get("prefix", [])
@@ -209,9 +209,9 @@ class RolloutRecord:
         return call
 
     def _reply(self, turn: int) -> Row:
-        return self.row["steps"][turn].get("reply") or self._said(turn)
+        return self.row["steps"][turn].get("reply") or self._text_reply(turn)
 
-    def _said(self, turn: int) -> Row:
+    def _text_reply(self, turn: int) -> Row:
         return {"role": "assistant", "content": self.row["steps"][turn]["text"]}
 
 

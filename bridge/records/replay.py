@@ -52,8 +52,8 @@ class ReplayPolicy(TokenCompleter):
 
     def __init__(self, record: RolloutRecord, env: ChatAgentEnv | None = None) -> None:
         self.record = record
-        self.left = list(range(record.turns))
-        self._unanswered = set(self.left)
+        self.remaining = list(range(record.turns))
+        self._unanswered = set(self.remaining)
         self._moved = asyncio.Condition()
         self._env = env
         if env is not None:
@@ -77,7 +77,7 @@ class ReplayPolicy(TokenCompleter):
             if overlap is not None and _has_met(self.record, *range(self.record.turns)):
                 await asyncio.sleep(min(GIVING_UP, (self._patience or 2 * GIVING_UP) / 2))
             raise
-        self.left.remove(turn)
+        self.remaining.remove(turn)
         if overlap is not None:
             # The next call, too, may only be handed out in its turn.
             overlap.is_met |= _has_met(self.record, turn, turn + 1)
@@ -104,7 +104,7 @@ class ReplayPolicy(TokenCompleter):
         except TimeoutError:
             raise ReplayError(
                 f"The agent differs from its record at turn {turn}: in the record it gave that "
-                f"call up{_quoted(self._asked(turn))}; now it waits for the reply, for "
+                f"call up{_quoted(self._messages_before(turn))}; now it waits for the reply, for "
                 f"agent_timeout={self._patience} s."
             ) from None
 
@@ -116,7 +116,8 @@ class ReplayPolicy(TokenCompleter):
             missing = min(self._unanswered)
             raise ReplayError(
                 f"The agent differs from its record at turn {missing}: it does not make that "
-                f"call{_quoted(self._asked(missing))} within agent_timeout={self._patience} s."
+                f"call{_quoted(self._messages_before(missing))} within "
+                f"agent_timeout={self._patience} s."
             ) from None
 
     @property
@@ -130,7 +131,7 @@ class ReplayPolicy(TokenCompleter):
     def find(self, model_input: tinker.ModelInput) -> int:
         """Return the first turn with this prompt that was not played yet; or a ReplayError."""
         prompt, prompts = flatten(model_input.chunks), self.record.prompts
-        for turn in self.left:
+        for turn in self.remaining:
             if prompts[turn] == prompt:
                 return turn
         raise ReplayError(self._difference(prompt, model_input))
@@ -143,29 +144,29 @@ class ReplayPolicy(TokenCompleter):
 
     def check_over(self) -> None:
         """Check that the agent made all recorded calls; else a ReplayError."""
-        for turn in self.left[:1]:
+        for turn in self.remaining[:1]:
             raise ReplayError(
                 f"The agent differs from its record at turn {turn}: it ended; in the record it "
-                f"called the model{_quoted(self._asked(turn))}."
+                f"called the model{_quoted(self._messages_before(turn))}."
             )
 
     def _difference(self, prompt: FlatPrompt, model_input: tinker.ModelInput) -> str:
         request = self._env.request_of(model_input) if self._env is not None else None
         now = [*map(as_message, request.messages)] if request is not None else []
-        if not self.left:
+        if not self.remaining:
             turns = self.record.turns
             return (
                 f"The agent differs from its record at turn {turns}: it calls the model once more"
                 f"{_quoted(now)}; in the record it ended after {turns} calls."
             )
-        turn = self.left[0]
+        turn = self.remaining[0]
         where = f"The agent differs from its record at turn {turn} (of {self.record.turns})"
-        then, tokens = self._asked(turn), _in_tokens(self.record.prompts[turn], prompt)
+        then, tokens = self._messages_before(turn), _in_tokens(self.record.prompts[turn], prompt)
         if request is None:
             return f"{where}: {tokens}"
         tools = self.record.tools(turn) if then else []
-        if found := in_messages(then, now) or in_field("tools", tools, request.tools):
-            return f"{where}: {found} {_ADVICE}"
+        if difference := in_messages(then, now) or in_field("tools", tools, request.tools):
+            return f"{where}: {difference} {_ADVICE}"
         row = self.record.row
         return (
             f"{where}: its messages are those of the record, but their tokens differ. Expected "
@@ -173,7 +174,7 @@ class ReplayPolicy(TokenCompleter):
             f"options that the Env had. {tokens}"
         )
 
-    def _asked(self, turn: int) -> list[Row]:
+    def _messages_before(self, turn: int) -> list[Row]:
         return self.record.asked(turn) if "call" in self.record.row["steps"][turn] else []
 
 

@@ -57,7 +57,7 @@ def holds_records(path: str, error: type[EvertError]) -> bool:
 def near_path(path: Path) -> str:
     """A question that suggests a similar path for a missing one; "": there is none."""
     beside = path.parent if path.parent.is_dir() else Path()
-    near = difflib.get_close_matches(path.name, [each.name for each in beside.iterdir()], n=1)
+    near = difflib.get_close_matches(path.name, [sibling.name for sibling in beside.iterdir()], n=1)
     return f"Did you mean {beside / near[0]}?" if near else ""
 
 
@@ -74,8 +74,8 @@ def read_rows(path: str, error: type[EvertError]) -> Iterator[tuple[str, Any]]:
         try:
             if file.suffix in (".jsonl", ".csv"):
                 with file.open("rb") as opened:
-                    read = _jsonl if file.suffix == ".jsonl" else _csv
-                    yield from ((f"{file}, line {at}", row) for at, row in read(opened))
+                    reader = _jsonl if file.suffix == ".jsonl" else _csv
+                    yield from ((f"{file}, line {at}", row) for at, row in reader(opened))
             else:
                 yield from ((f"{file}, row {at}", row) for at, row in enumerate(_table(file), 1))
         except _BadRowError as bad:

@@ -97,9 +97,11 @@ def _trajectory_rows(trace: Trajectory) -> Iterator[Row]:
             messages.append(message)
         messages += map(_observed, step.observation.results if step.observation else ())
     if steps and messages:  # no call has shown them to the model
-        steps[-1]["logs"]["observation"] = "\n".join(_text(each["content"]) for each in messages)
+        steps[-1]["logs"]["observation"] = "\n".join(
+            _text(message["content"]) for message in messages
+        )
     sampled = [_ids(step.metrics) for step in trace.steps if step.is_sampled]
-    ids = [each for each in sampled if each is not None]
+    ids = [turn_ids for turn_ids in sampled if turn_ids is not None]
     rollout = (trace.extra or Extra()).evert
     if steps and rollout.total_reward is not None:
         steps[-1]["reward"] = rollout.total_reward - rollout.final_reward
@@ -119,8 +121,10 @@ def _message(step: Step) -> Row:
         ({"name": call.function_name, "arguments": json.dumps(call.arguments)}, call.tool_call_id)
         for call in step.tool_calls or ()
     ]
-    made = [{"type": "function", "id": number, "function": function} for function, number in calls]
-    return message | ({"tool_calls": made} if made else {})
+    tool_calls = [
+        {"type": "function", "id": number, "function": function} for function, number in calls
+    ]
+    return message | ({"tool_calls": tool_calls} if tool_calls else {})
 
 
 def _observed(result: Result) -> Row:
@@ -164,10 +168,10 @@ def _requested(turn: TrainingTurn, reply: Row | None, conversations: list[list[s
         conversations.append([])
         return None
     messages, tools = [*map(_fields, turn.request.messages)], turn.request.tools or []
-    asked = [json.dumps(tools), *map(_identity, messages)]
-    after = _continued(asked, conversations)
+    identities = [json.dumps(tools), *map(_identity, messages)]
+    after = _continued(identities, conversations)
     begin = 0 if after is None else len(conversations[after]) - 1  # less the tools
-    conversations.append([*asked, _identity(reply or {})])
+    conversations.append([*identities, _identity(reply or {})])
     call = _call(messages[begin:], after)
     call |= {"model": turn.metadata.model} if turn.metadata.model else {}
     return call | ({"tools": tools} if tools and after is None else {})

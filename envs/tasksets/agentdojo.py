@@ -49,8 +49,8 @@ def agentdojo(suites: str, *, attack: str = "", defense: str = "") -> Game:
     metrics = {"utility": Metric("User tasks done", "share", drawn=("train", "test"))}
     if attack:
         metrics["attacked"] = Metric("Attacks that succeeded", "share", drawn=("train", "test"))
-    named = [*suites.split(","), *filter(None, [attack, defense])]
-    return game_of_agent(f"agentdojo/{'-'.join(named)}-v0", agent, TOOLS, metrics)
+    names = [*suites.split(","), *filter(None, [attack, defense])]
+    return game_of_agent(f"agentdojo/{'-'.join(names)}-v0", agent, TOOLS, metrics)
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,11 @@ class AgentDojo:
         return Outcome(float(utility and not attacked), metrics)
 
 
-def _check(what: str, name: str, known: Iterable[str]) -> None:
-    if name not in known or name in LEFT_OUT:
-        raise no_such("agentdojo", what, name, [each for each in known if each not in LEFT_OUT])
+def _check(what: str, name: str, names: Iterable[str]) -> None:
+    if name not in names or name in LEFT_OUT:
+        raise no_such(
+            "agentdojo", what, name, [choice for choice in names if choice not in LEFT_OUT]
+        )
 
 
 def _imported(module: str) -> Any:
@@ -176,9 +178,9 @@ def _under(attack: str, user: str) -> list[str]:
 @lru_cache(128)
 def _environment(suite: str, attack: str, user: str, goal: str = "") -> Any:
     """The tools' initial environment. Copy it: it is cached, since it takes 0.3 s to read."""
-    own = _suite(suite)
+    workspace = _suite(suite)
     injections = {}
     if goal:
-        tasks = own.get_user_task_by_id(user), own.get_injection_task_by_id(goal)
+        tasks = workspace.get_user_task_by_id(user), workspace.get_injection_task_by_id(goal)
         injections = _attack(suite, attack).attack(*tasks)
-    return own.load_and_inject_default_environment(injections)
+    return workspace.load_and_inject_default_environment(injections)

@@ -75,9 +75,9 @@ def _field(url: str, field: str | None) -> str:
         return required[0] if is_text and not calls_tools(action) else ""
     if field not in texts:
         raise no_such(f"An action of {url}", "text", field, texts)
-    if others := [name for name in required if name != field]:
+    if missing := [name for name in required if name != field]:
         raise GameError(
-            f"An action of {url} needs {', '.join(others)} beside {field}, but a reply is one "
+            f"An action of {url} needs {', '.join(missing)} beside {field}, but a reply is one "
             "text. Leave tasks.field out: the policy then calls a tool that takes all fields."
         )
     return field

@@ -52,10 +52,10 @@ def scienceworld(names: str, *, simplifications: str = "", steps: int = 100) -> 
     """
     package = needed("scienceworld", "scienceworld.constants", "pip install 'evert[scienceworld]'")
     by_id: dict[str, str] = package.ID2TASK
-    known = [*by_id.values(), *by_id, "all"]
+    choices = [*by_id.values(), *by_id, "all"]
     for name in names.split(","):
-        if name not in known:
-            raise no_such("ScienceWorld", "task", name, known, [*by_id.values(), "all"])
+        if name not in choices:
+            raise no_such("ScienceWorld", "task", name, choices, [*by_id.values(), "all"])
     for name in filter(None, simplifications.split(",")):
         if name not in SIMPLIFICATIONS:
             raise no_such("ScienceWorld", "simplification", name, SIMPLIFICATIONS)

@@ -154,9 +154,9 @@ class _Tasks(Sequence[Any]):
     """The tasks of a taskset, which reads them in order; an endless one is read as needed."""
 
     def __init__(self, taskset: Any) -> None:
-        self._rest = iter(taskset)
-        self._read = [*self._rest] if taskset.bounded else []
-        self._count = len(self._read) if taskset.bounded else ENDLESS
+        self._iterator = iter(taskset)
+        self._items = [*self._iterator] if taskset.bounded else []
+        self._count = len(self._items) if taskset.bounded else ENDLESS
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -164,8 +164,8 @@ class _Tasks(Sequence[Any]):
 
     def __getitem__(self, number: Any) -> Any:
         with self._lock:
-            self._read += itertools.islice(self._rest, max(0, number + 1 - len(self._read)))
-        return self._read[number]
+            self._items += itertools.islice(self._iterator, max(0, number + 1 - len(self._items)))
+        return self._items[number]
 
 
 def _block(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,10 +232,10 @@ def _key_in_environment(key: str) -> Iterator[str]:
 
 def _outcome(episode: Any) -> Outcome:
     trained = [trace for trace in episode.traces if trace.agent.trainable]
-    failed = episode.last_error or next((t.last_error for t in episode.traces if not t.ok), None)
+    error = episode.last_error or next((t.last_error for t in episode.traces if not t.ok), None)
     if not episode.ok:
-        said = "no error" if failed is None else f"{failed.type}: {failed.message}"
-        raise RuntimeError(f"The episode of verifiers' {episode.env.id!r} failed: {said}")
+        reason = "no error" if error is None else f"{error.type}: {error.message}"
+        raise RuntimeError(f"The episode of verifiers' {episode.env.id!r} failed: {reason}")
     if len(trained) != 1:
         raise RewardError(
             f"The episode of verifiers' {episode.env.id!r} has {len(trained)} trainable traces; "

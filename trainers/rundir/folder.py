@@ -41,8 +41,8 @@ class RunFolder:
     @property
     def begun(self) -> bool:
         """Whether there is a run with anything to resume from."""
-        made = [self.path / name for name in (files.BEFORE, METRICS, CHECKPOINTS, WARM_UP)]
-        return (self.path / files.RUN).is_file() and any(file.exists() for file in made)
+        paths = [self.path / name for name in (files.BEFORE, METRICS, CHECKPOINTS, WARM_UP)]
+        return (self.path / files.RUN).is_file() and any(file.exists() for file in paths)
 
     @property
     def result(self) -> dict[str, Any]:
@@ -64,8 +64,8 @@ class RunFolder:
         return self._held_out("after")
 
     def _held_out(self, when: str) -> dict[str, Any] | None:
-        found = (self.result.get("held_out") or {}).get(when)
-        return found if isinstance(found, dict) else None
+        scores = (self.result.get("held_out") or {}).get(when)
+        return scores if isinstance(scores, dict) else None
 
     @property
     def plot(self) -> Path:
@@ -156,20 +156,20 @@ def recorded_settings(log_path: str | Path, kind: type, name: str = files.RUN) -
     file = Path(log_path).expanduser() / name
     if not log_path or not os.path.lexists(file):
         return {}
-    found = (files.read_json(file) or {}).get("settings")
-    if not found:
+    settings = (files.read_json(file) or {}).get("settings")
+    if not settings:
         raise files.cannot_read(file)
     return {
         key: tuple(value) if isinstance(value, list) else value
-        for key, value in found.items()
+        for key, value in settings.items()
         if key in chz.chz_fields(kind) and key != "trust_remote_code"
     }
 
 
-def named_folder(given: str | None, home: str, name: str) -> Path:
+def named_folder(path: str | None, home: str, name: str) -> Path:
     """The given folder, or a new one under ``home`` with the time in its name."""
-    if given:
-        return Path(given).expanduser()
+    if path:
+        return Path(path).expanduser()
     name += datetime.now().strftime("-%Y-%m-%d-%H%M%S")
-    others = (Path(home) / f"{name}-{number}" for number in itertools.count(2))
-    return next(p for p in itertools.chain([Path(home) / name], others) if not p.exists())
+    numbered = (Path(home) / f"{name}-{number}" for number in itertools.count(2))
+    return next(p for p in itertools.chain([Path(home) / name], numbered) if not p.exists())

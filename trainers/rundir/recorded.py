@@ -27,7 +27,7 @@ def progress(path: str, doing: str, console: Console) -> "Iterator[Iterator[Roll
     bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
     task = bar.add_task(doing, total=size)
     with bar:
-        yield read_records(path, lambda read: bar.advance(task, read))
+        yield read_records(path, lambda length: bar.advance(task, length))
 
 
 def change_rows(file: Path, change: "Callable[[Row], bool]", part: str = "") -> bool:

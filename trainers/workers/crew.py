@@ -43,7 +43,7 @@ class Worker(Protocol):
     async def ready(self) -> None:
         """Wait until the worker's event loop answers, or the worker has died."""
 
-    async def gone(self) -> None:
+    async def wait_gone(self) -> None:
         """Wait until the worker has died."""
 
     async def end(self, why: str = "") -> None:
@@ -119,7 +119,7 @@ class Crew:
             self._deal()
             watching = asyncio.create_task(self._watch(worker))
             try:
-                await worker.gone()
+                await worker.wait_gone()
             finally:
                 watching.cancel()
                 place.worker = None
@@ -156,13 +156,13 @@ class Crew:
     def _deal(self) -> None:
         up = [place for place in self._places if place.worker is not None and not place.is_alone]
         while up and (alone := _next(self._alone)) is not None:
-            kept = min(up, key=lambda place: place.groups)
-            up.remove(kept)  # it gets nothing else, so that it will be empty
-            if kept.groups:
+            target = min(up, key=lambda place: place.groups)
+            up.remove(target)  # it gets nothing else, so that it will be empty
+            if target.groups:
                 break
             self._alone.popleft()
-            kept.groups, kept.is_alone = 1, True
-            alone.set_result(kept)
+            target.groups, target.is_alone = 1, True
+            alone.set_result(target)
         while up and (waiting := _next(self._waiting)) is not None:
             free = min(up, key=lambda place: place.groups)
             if free.groups >= self._room:

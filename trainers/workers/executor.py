@@ -146,8 +146,8 @@ class WorkerExecutor(Executor):
         except Exception as raised:
             error = raised
         for record in outcome.records:
-            if (there := logging.getLogger(record.name)).isEnabledFor(record.levelno):
-                there.handle(record)
+            if (local_logger := logging.getLogger(record.name)).isEnabledFor(record.levelno):
+                local_logger.handle(record)
         for rows in outcome.rows:
             task.env_group_builder.record.write(rows)
         if error is not None and not isinstance(error, Exception):

@@ -104,7 +104,7 @@ class PoolWorker(SubprocessStreamProtocol):
         """Play a group; return its packed ``Outcome``. Cancelling the call cancels the group."""
         number = next(self._numbers)
         try:
-            data = await self._asked(number, parcel)
+            data = await self._reply_to(number, parcel)
         except asyncio.CancelledError:
             self._send(number, b"")
             raise
@@ -116,9 +116,9 @@ class PoolWorker(SubprocessStreamProtocol):
     async def ready(self) -> None:
         """Wait until the worker's event loop answers, or the worker has died."""
         with suppress(WorkerLost):
-            await self._asked(READY, b"")
+            await self._reply_to(READY, b"")
 
-    async def gone(self) -> None:
+    async def wait_gone(self) -> None:
         """Wait until the worker has died, or has closed its pipe."""
         await asyncio.wait([self._attending])
 
@@ -165,7 +165,7 @@ class PoolWorker(SubprocessStreamProtocol):
                 if (answer := self._answers.get(number)) is not None and not answer.done():
                     answer.set_result(data)
 
-    async def _asked(self, number: int, data: bytes) -> bytes:
+    async def _reply_to(self, number: int, data: bytes) -> bytes:
         if self.lost is not None:
             raise self.lost
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()

@@ -66,12 +66,12 @@ async def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
             del groups[number]
             say(number, outcome)
 
-    def take(found: Frame | None) -> None:
-        loop.call_soon_threadsafe(inbox.put_nowait, found)
+    def take(message: Frame | None) -> None:
+        loop.call_soon_threadsafe(inbox.put_nowait, message)
 
     threading.Thread(target=_read, args=(requests, take), daemon=True).start()
-    while (found := await inbox.get()) is not None:
-        number, data = found
+    while (message := await inbox.get()) is not None:
+        number, data = message
         if number == READY:
             say(READY, b"")
         elif data:

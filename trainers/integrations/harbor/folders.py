@@ -46,9 +46,9 @@ class TaskFolders:
                 f"held_out={held_out!r}: {path} has {len(self.all)} tasks; expected a smaller "
                 "number, 0 or more."
             )
-        drawn = sorted(self.all, key=lambda task: (crc32(Path(task).name.encode()), task))
-        self.test: Sequence[str] = [task for task in self.all if task in drawn[:count]]
-        self.train: Sequence[str] = [task for task in self.all if task not in drawn[:count]]
+        ordered = sorted(self.all, key=lambda task: (crc32(Path(task).name.encode()), task))
+        self.test: Sequence[str] = [task for task in self.all if task in ordered[:count]]
+        self.train: Sequence[str] = [task for task in self.all if task not in ordered[:count]]
 
 
 def task_folders(path: str | Path) -> list[str]:
@@ -86,8 +86,8 @@ def read_task(folder: Path | str) -> Any:
     try:
         return Task(folder)
     except Exception as error:  # a missing file, invalid TOML, or a field of the wrong type
-        said = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
         raise InvalidDatasetError(
-            f"The task {folder} is broken: {said:.600}. Fix it, or remove it; a task has "
+            f"The task {folder} is broken: {reason:.600}. Fix it, or remove it; a task has "
             f"{TASK}, {', '.join(PARTS)}."
         ) from error

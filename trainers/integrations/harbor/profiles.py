@@ -115,13 +115,13 @@ LEAN: dict[str, Profile] = {
 
 def profile(name: str, lean: bool) -> Profile:
     """Return an agent's profile; empty if evert sets nothing for it."""
-    own: Profile = _merged(QUIET.get(name, {}), LEAN.get(name, {}) if lean else {})
-    return own
+    merged: Profile = _merged(QUIET.get(name, {}), LEAN.get(name, {}) if lean else {})
+    return merged
 
 
-def _merged(one: Any, other: Any) -> Any:
-    """Merge nested dicts; where both have a value, the other's wins."""
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return other
-    both = {key: _merged(one[key], other[key]) for key in one.keys() & other.keys()}
-    return {**one, **other, **both}
+def _merged(base: Any, override: Any) -> Any:
+    """Merge nested dicts; where both have a value, the override wins."""
+    if not isinstance(base, dict) or not isinstance(override, dict):
+        return override
+    merged = {key: _merged(base[key], override[key]) for key in base.keys() & override.keys()}
+    return {**base, **override, **merged}

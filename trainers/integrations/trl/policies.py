@@ -76,8 +76,8 @@ def _server(trainer: Any) -> tuple[str, str]:
     """Base URL and model of the trainer's vLLM server; only the first process has a client."""
     vllm = trainer.vllm_generation
     base = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
-    asked = getattr(vllm, "vllm_client", None)
-    return f"{base.rstrip('/')}/v1", asked.model if asked else trainer.model.config.name_or_path
+    client = getattr(vllm, "vllm_client", None)
+    return f"{base.rstrip('/')}/v1", client.model if client else trainer.model.config.name_or_path
 
 
 def tokenizer_of(trainer: Any) -> Any:

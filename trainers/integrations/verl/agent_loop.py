@@ -68,8 +68,8 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
         tools: Any = None,
         **settings: Any,
     ) -> None:
-        own = {key: settings.pop(key) for key in _OF_VERL & settings.keys()}
-        super().__init__(*args, **own)
+        verl_options = {key: settings.pop(key) for key in _OF_VERL & settings.keys()}
+        super().__init__(*args, **verl_options)
         if self.rollout_config.enable_rollout_routing_replay:
             raise UsageError(
                 "rollout.enable_rollout_routing_replay is on, but evert's agent loop does not "
@@ -124,13 +124,13 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
             first = last = int(row.get("global_steps", 1)) - 1
         fields = {"min_global_steps": first, "max_global_steps": last}
         blank = self.tokenizer.eos_token_id or 0
-        found = outputs(trajectory, settings, self._room, metrics, fields, blank)
-        left_out = found[-1].extra_fields["reward_extra_info"][LEFT_OUT]
+        results = outputs(trajectory, settings, self._room, metrics, fields, blank)
+        left_out = results[-1].extra_fields["reward_extra_info"][LEFT_OUT]
         if left_out:
             logger.warning(
                 "%d lineages of an episode are not trained on: branches is 'last'.", left_out
             )
-        return found if settings.branches == ALL else found[-1]
+        return results if settings.branches == ALL else results[-1]
 
 
 _OF_VERL = {

@@ -44,8 +44,8 @@ def write_dataset(
     """
     import datasets
 
-    found = load_tasks(tasks)
-    if len(found) == 0:
+    task_list = load_tasks(tasks)
+    if len(task_list) == 0:
         raise InvalidDatasetError("A dataset needs at least one task, got none.")
     rows = [
         {
@@ -53,9 +53,9 @@ def write_dataset(
             "agent_name": agent_name,
             "prompt": [{"role": "user", "content": "(the agent writes its prompts itself)"}],
             "reward_model": {"style": "rule", "ground_truth": ""},
-            "extra_info": {"index": index, "task_json": _as_json(found[index], index)},
+            "extra_info": {"index": index, "task_json": _as_json(task_list[index], index)},
         }
-        for index in range(len(found))
+        for index in range(len(task_list))
     ]
     datasets.Dataset.from_list(rows).to_parquet(str(path))
 
