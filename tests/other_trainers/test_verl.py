@@ -431,7 +431,7 @@ async def test_a_reply_that_the_server_broke_off_fails_its_episode(servers: Made
         return TokenOutput(token_ids=[5], log_probs=[-1.0], stop_reason="aborted")
 
     given.generate = generate  # type: ignore[method-assign]
-    with pytest.raises(evert.EvertError, match="broke off a reply after 1 tokens"):
+    with pytest.raises(evert.EvertError, match="aborted a reply after 1 tokens"):
         await outputs_of(given, 1)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
