@@ -39,7 +39,7 @@ def explain(
     lineage shows which turn it forked from, and why.
     """
     out = console or Console(highlight=False)
-    if console is None:  # a pipe or a file has no width at which to wrap
+    if console is None:  # a pipe or a file has no width to wrap at
         out.soft_wrap = not (out.is_terminal or out.is_jupyter)
     decoder = prompt_renderer(renderer)
     histories: list[FlatPrompt] = []
@@ -48,10 +48,8 @@ def explain(
         prompt = flatten(transition.ob.chunks)
         length, turn = 0, None
         for index in reversed(range(len(histories))):  # the latest with the longest common prefix
-            if (
-                len(histories[index]) > length
-                and (common := shared(prompt, histories[index])) > length
-            ):
+            history = histories[index]
+            if len(history) > length and (common := shared(prompt, history)) > length:
                 length, turn = common, index
         is_whole = turn is not None and length == len(histories[turn])
         for text in (

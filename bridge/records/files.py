@@ -1,4 +1,4 @@
-"""The files of recorded rollouts; found without an import of torch."""
+"""Finds the files of recorded rollouts without importing torch."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def record_files(path: str | Path) -> list[Path]:
     """Return the files of the rollouts of a run, an evaluation, a folder or a file.
 
     Raises:
-        RecordError: There are none.
+        RecordError: No file has rollouts.
     """
     path = Path(path).expanduser()
     files = [path] if path.is_file() else []

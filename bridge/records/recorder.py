@@ -3,7 +3,7 @@
     recorder = Recorder("rollouts.jsonl")
     builder = ChatAgentGroupBuilder(agent, task, group_size=8, record=recorder)
 
-A line that a kill cut off is the last of its file. Readers skip it; later writes begin a new line.
+If a kill cuts off the last line of a file, readers skip it, and later writes begin a new line.
 """
 
 import json
@@ -77,12 +77,12 @@ class Recorder:
         Args:
             trajectories: The trajectories, in the order of play.
             envs: The watched Env of each trajectory; Envs that are not evert's are left out.
-            rewards: The reward that the group adds to each; empty: none.
-            metrics: The metrics that the group adds to each; empty: none.
+            rewards: The reward that the group adds to each trajectory; empty: none.
+            metrics: The metrics that the group adds to each trajectory; empty: none.
             split: "train" or "test".
             iteration: The iteration of the training, or 0.
             tags: The group's tags.
-            about: Further information on each.
+            about: Further information on each rollout.
 
         Raises:
             OSError: The file cannot be written.

@@ -38,7 +38,7 @@ Row = dict[str, Any]
 
 @runtime_checkable
 class Recorded(Protocol):
-    """What a record has of a rollout beside its trajectory; an Env of evert's has it."""
+    """What a record needs besides a rollout's trajectory; evert's Envs have it."""
 
     @property
     def agent(self) -> object:
@@ -81,7 +81,7 @@ def _versions() -> dict[str, str]:
 
 
 def _task(task: object) -> Row:
-    """The task if JSON can restore it; else its ``repr``, and whole if that is a literal."""
+    """The task if JSON can restore it; else its ``repr``, in full if that is a literal."""
     if task is NO_TASK:
         return {}
     with suppress(Exception):  # not JSON, or an object that cannot be compared
@@ -99,10 +99,7 @@ def _steps(trajectory: Trajectory, env: Recorded) -> Iterator[Row]:
     transcript = env.transcript or Transcript()
     turns = trajectory.transitions
     for index, (turn, (after, new)) in enumerate(zip(turns, continued(turns), strict=True)):
-        plain = [
-            element if isinstance(element, int) else element.model_dump(mode="json")
-            for element in new
-        ]
+        plain = [part if isinstance(part, int) else part.model_dump(mode="json") for part in new]
         yield {
             "prompt": {"after": after, "tokens": plain},
             "tokens": [*turn.ac.tokens],

@@ -127,7 +127,7 @@ def _check_chunk(chunk: dict[str, Any]) -> dict[str, Any]:
     try:
         CHUNK.validate_python(chunk)
     except ValidationError:
-        raise ValueError("it is no chunk of a prompt") from None
+        raise ValueError("it is not a chunk of a prompt") from None
     return chunk
 
 

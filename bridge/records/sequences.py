@@ -55,7 +55,7 @@ def continued(turns: Iterable[Transition]) -> Iterator[tuple[int | None, FlatPro
 def _continued_number(flat: Sequence[Any], histories: Sequence[FlatPrompt]) -> int | None:
     """The number of the longest of the known sequences that a prompt begins with."""
     for number in sorted(range(len(histories)), key=lambda number: -len(histories[number])):
-        ids = histories[number]  # the last token is compared first: slices of the whole are slow
+        ids = histories[number]  # the last token is compared first: slicing all of it is slow
         if ids and flat[len(ids) - 1 : len(ids)] == ids[-1:] and flat[: len(ids)] == ids:
             return number
     return None
@@ -76,7 +76,7 @@ def shared(first: FlatPrompt, second: FlatPrompt) -> int:
 def sequences(trajectory: Trajectory) -> list[TokenSequence]:
     """Return a trajectory's token sequences: one for a linear conversation, else one per lineage.
 
-    A turn continues the longest sequence that its observation begins with, also if the turns of
+    A turn continues the longest sequence that its observation begins with, even if the turns of
     several lineages alternate. The sequence that ends last comes last; those of calls that the
     agent gave up come first. A turn that is not trained on (``ParseErrorPolicy.mask_error_turns``)
     has mask 0. A group's rewards are not included.
@@ -88,12 +88,9 @@ def sequences(trajectory: Trajectory) -> list[TokenSequence]:
         Sequences of at least one token; an empty list for an episode without a model call.
 
     Raises:
-        UnsupportedPromptError: An observation has other chunks than token ids, such as images.
+        UnsupportedPromptError: An observation has chunks other than token ids, such as images.
     """
-    lineages, histories = (
-        list[TokenSequence](),
-        list[FlatPrompt](),
-    )  # histories: prompts with replies
+    lineages, histories = list[TokenSequence](), list[FlatPrompt]()  # prompts with replies
     for turn in sorted(trajectory.transitions, key=lambda turn: GIVEN_UP not in turn.metrics):
         prompt, reply = _token_ids(turn), turn.ac.tokens
         if not prompt and not reply:
@@ -124,7 +121,7 @@ def _token_ids(turn: Transition) -> list[int]:
     except ValueError as error:
         kinds = sorted({type(chunk).__name__ for chunk in turn.ob.chunks})
         raise UnsupportedPromptError(
-            f"An observation holds {', '.join(kinds)}; expected token ids alone. Token sequences "
+            f"An observation holds {', '.join(kinds)}; expected only token ids. Token sequences "
             "cannot carry images: train such agents with the Cookbook's loop, or leave them out."
         ) from error
 

@@ -15,7 +15,7 @@ taskset: a module of yours with a function ``taskset``, or an entry point of the
     bfcl_apis.py        the process with BFCL's simulated APIs
     miniwob.py          MiniWoB++'s pages in a headless Chromium
     openenv.py          the environment of an OpenEnv server
-    openenv_session.py  one episode at an OpenEnv server, and what its answers say
+    openenv_session.py  one episode at an OpenEnv server; checks of its answers
     answers.py          which answers reasoning-gym's scorers may read: some evaluate them as Python
     reasoning_gym.py    reasoning-gym's generators and scorers: an example for other tasksets
     scienceworld.py     ScienceWorld's experiments, in its Java simulator
@@ -45,7 +45,7 @@ def task_game(fields: Mapping[str, Any]) -> Game:
         fields: The ``id``, 'taskset:name', and the taskset's arguments (read by ``literals``).
 
     Raises:
-        GameError: There is no such taskset, or it makes no game of these.
+        GameError: There is no such taskset, or it makes no game from these arguments.
     """
     id, arguments = str(fields.get("id") or ""), literals(fields)
     taskset, _, name = id.partition(":")
@@ -101,7 +101,7 @@ def _maker(taskset: str, id: str) -> Callable[..., Any]:
     near = get_close_matches(taskset.removesuffix(".py"), [*entries, *local], n=1)
     hint = f" Did you mean tasks={near[0]}:NAME?" if near else ""
     raise GameError(
-        f"tasks={id or '(no name)'} names no taskset; expected 'taskset:name', like "
+        f"tasks={id or '(no name)'} does not name a taskset; expected 'taskset:name', like "
         f"reasoning_gym:chain_sum.{hint} There are {', '.join(sorted(entries))}, and modules of "
         "yours with a function taskset(name): my_tasks for my_tasks.py in this folder. For a list "
         "of tasks, set agent=package.module:function train_tasks=package.module:TASKS."

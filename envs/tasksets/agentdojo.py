@@ -65,7 +65,7 @@ class AgentDojo:
         attack: The attack that writes injections into the tools' results; "": none.
         defense: The pipeline's defence against injections; "": none.
         train_tasks: Tasks to train on.
-        test_tasks: Held-out tasks. Their user tasks are never trained on, with any injection.
+        test_tasks: Held-out tasks. Their user tasks are never trained on, whatever the injection.
     """
 
     from_path: ClassVar[bool] = True
@@ -78,7 +78,7 @@ class AgentDojo:
         """Check that the workspaces, the attack and the defence exist.
 
         Raises:
-            GameError: One does not, or AgentDojo is not installed.
+            GameError: One of them does not, or AgentDojo is not installed.
         """
         for suite in self.suites.split(","):
             _check("workspace", suite, _workspaces())  # before the whole package is imported
@@ -104,7 +104,7 @@ class AgentDojo:
         return [[task for user in side for task in _under(self.attack, user)] for side in sides]
 
     def __call__(self, client: "BlockingAgentClient", task: str) -> Outcome:
-        """Play a task. This is not a coroutine, because the package blocks."""
+        """Play a task. Not a coroutine, because the package blocks."""
         name, user, *goals = task.split("/")
         suite = _suite(name)
         utility, attacked = suite.run_task_with_pipeline(

@@ -87,7 +87,7 @@ class Bfcl:
         )
 
     async def __call__(self, client: "AgentClient", task: str) -> Outcome:
-        """Play a row's turns, and have the calls checked."""
+        """Play a row's turns, and check the calls."""
         category = task.rpartition("_")[0]
         row = deepcopy(_rows(category)[task])
         truth = row.pop("ground_truth")

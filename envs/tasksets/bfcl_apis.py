@@ -81,7 +81,7 @@ def _parsed(source: str) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 class Episode:
-    """The APIs of a row, and what becomes of them."""
+    """The APIs of a row, and their state."""
 
     def begin(self, row: dict[str, Any], truth: list[list[str]]) -> None:
         """Take a row and its ground truth."""

@@ -1,4 +1,4 @@
-"""MiniWoB++'s pages in a headless Chromium: an instruction, a page in words, four commands.
+"""MiniWoB++'s pages in a headless Chromium: an instruction, the page as text, four commands.
 
     evert train tasks=miniwob:click-button model_name=smollm2
 

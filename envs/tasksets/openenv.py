@@ -41,8 +41,8 @@ def openenv(
 
     Args:
         url: URL of the server, "http://127.0.0.1:8000".
-        field: Field of the action that takes the reply as text; None: the only field that is
-            required, if it is a text, else actions are tool calls.
+        field: Field of the action that takes the reply as text; None: the only required
+            field, if it is a text; else actions are tool calls.
         turns: Actions after which an episode is truncated.
         probe: Actions that are tried to see whether the server gives rewards; 0: do not look.
         message_timeout_s: Seconds to wait for the server's answer to a message.

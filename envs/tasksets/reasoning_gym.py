@@ -198,14 +198,14 @@ class Reasoning:
         reply = completion.choices[0].message.content or ""
         score = await isolated_score(client, scorer, item, reply)
         if not (isinstance(score, float) and 0 <= score <= 1):
-            score = 0.0  # also of an answer that has taken over the isolate
+            score = 0.0  # even if an answer has taken over the isolate
         client.metric("solved", float(score >= 1))
         if len(self.kinds) > 1:
             client.metric(_metric(self.kinds[kind]), score)
         return score
 
     def demonstrations(self, seed: int) -> Iterator[list[dict[str, str]]]:
-        """Questions with the generators' answers, for a warm-up, without end.
+        """Questions with the generators' answers, for a warm-up, endlessly.
 
         Raises:
             GameError: The generators have no answer with the full score.

@@ -1,4 +1,4 @@
-"""ScienceWorld's thirty tasks: experiments in a house described in words.
+"""ScienceWorld's thirty tasks: experiments in a house described by text.
 
     evert train tasks=scienceworld:find-animal tasks.simplifications=easy model_name=smollm2
 
@@ -93,7 +93,7 @@ class ScienceWorld:
 
     Attributes:
         train_tasks: The benchmark's variations for training.
-        test_tasks: Its variations for tests. Those for development are in neither.
+        test_tasks: Its variations for tests. Those for development are in neither list.
     """
 
     names: str

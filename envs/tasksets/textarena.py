@@ -83,7 +83,8 @@ class TextArena:
     """An agent that plays a TextArena game; the task is the game's seed.
 
     Each player has one conversation, and gets only the new part of each observation. If an
-    observation does not begin with the last one, a new one starts. The reward is the game's.
+    observation does not begin with the last one, a new conversation starts. The game sets the
+    reward.
 
     Args:
         name: Id of the game.
@@ -201,7 +202,7 @@ def _refuse_network(name: str, module: str) -> None:
     for word, why in NETWORK.items():
         if word in source:
             raise GameError(
-                f"tasks=textarena:{name} is not offered: the game {why}. Take another, like "
+                f"tasks=textarena:{name} is not offered: the game {why}. Choose another, like "
                 "GuessTheNumber-v0; docs/tasksets.md lists those that are left out."
             )
 

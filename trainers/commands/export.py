@@ -55,7 +55,7 @@ class ExportSettings:
 
     run: str = chz.field(doc="folder of a run or an evaluation, or a file of a Recorder")
     format: Literal["sft", "pairs", "atif", "training_trace", "otel"] = setting(
-        "sft", "what to write"
+        "sft", "format to write"
     )
     min_reward: float | None = setting(
         None, "lowest reward of a rollout, group reward included; None: any"
@@ -83,7 +83,7 @@ class _Selection:
 
 def export(settings: ExportSettings) -> None:
     """Write the rows, one after the other, and print how many there are."""
-    record_files(settings.run)  # a wrong name is answered before the formats are imported
+    record_files(settings.run)  # a wrong name raises before the slow import of the formats
     from evert.trainers.rundir.exports import FORMATS
 
     console = Console(highlight=False, markup=False)
@@ -127,7 +127,7 @@ def _write(settings: ExportSettings, lines: Iterable[bytes]) -> Path:
         number = 0
         for number, line in enumerate(lines):
             write_whole(out / f"{number:06}.json", line)
-        for old in [*out.glob(TRACES)]:  # of an export that had more
+        for old in [*out.glob(TRACES)]:  # of an earlier export with more files
             if int(old.stem) > number:
                 old.unlink()
         return out

@@ -109,7 +109,7 @@ async def _rescored(
     records: "Iterable[RolloutRecord]", reward: Callable[..., Any], parallel: int
 ) -> list[Rescored]:
     rollouts, remaining = list[Rescored](), iter(records)
-    while batch := [*islice(remaining, parallel)]:  # read first: a damaged line raises
+    while batch := [*islice(remaining, parallel)]:  # read before scoring: a damaged line raises
         rollouts += await asyncio.gather(*(_scored(record, reward) for record in batch))
         await asyncio.sleep(0)  # lets Ctrl-C in if no reward awaits
     return rollouts
@@ -126,7 +126,7 @@ async def _scored(record: "RolloutRecord", reward: Callable[..., Any]) -> Rescor
             value = await value
     except Exception as error:
         raise RewardError(
-            f"{name} raised {type(error).__name__}: {text_of(error)}{place_of(error)}. Mend the "
+            f"{name} raised {type(error).__name__}: {text_of(error)}{place_of(error)}. Fix the "
             "function; the record is unchanged."
         ) from error
     return Rescored(
@@ -152,9 +152,8 @@ def _show(rollouts: Sequence[Rescored], limit: int, console: Console) -> None:
         console.print(f"correlation of old and new: {correlation(old, new):.2f}")
     changes.sort(key=lambda rollout: -abs(rollout.new - rollout.old))
     for rollout in changes[:limit]:
-        where = (
-            f"iteration {rollout.iteration}, group {rollout.group_idx}, member {rollout.traj_idx}"
-        )
+        where = f"iteration {rollout.iteration}, group {rollout.group_idx}"
+        where += f", member {rollout.traj_idx}"
         console.print(f"  {rollout.old:g} -> {rollout.new:g}  {where}  {rollout.task:.60}")
 
 
@@ -167,7 +166,7 @@ def _write(rollouts: Sequence[Rescored], settings: RescoreSettings) -> Path:
 
 
 def _replace(rollouts: Sequence[Rescored], run: str) -> None:
-    """Make the new rewards the record's: what they add is the group's part of the reward."""
+    """Put the new rewards into the record; the difference is added to the group's reward."""
     rewards = {
         (rollout.iteration, rollout.group_idx, rollout.traj_idx): rollout.new
         for rollout in rollouts

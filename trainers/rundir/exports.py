@@ -4,7 +4,7 @@ Each format is a function from the rollouts to the rows of a file.
 
     sft     conversations for imitation learning, which the Cookbook's chat_sl or TRL's SFTTrainer
             renders to the sampled tokens: ``{"messages": [...], "tools": [...]}``
-    pairs   the best against the worst of each group, as TRL's DPOTrainer reads them: ``{"prompt":
+    pairs   the best and the worst of each group, as TRL's DPOTrainer reads them: ``{"prompt":
             [...], "chosen": [...], "rejected": [...]}``, with the first replies that differ
     atif    a trajectory per conversation, with the sampled tokens: Harbor's Agent Trajectory
             Interchange Format
@@ -26,7 +26,7 @@ from evert.trainers.rundir.trace_formats import otel, place, rollout, training_t
 
 Row = dict[str, Any]
 Report = Callable[[str], None]
-"""Called with the reason for each thing that is left out."""
+"""Called with the reason for each rollout or conversation that is left out."""
 
 ATIF = "ATIF-v1.8"
 
@@ -83,7 +83,7 @@ def _pair(best: RolloutRecord, worst: RolloutRecord) -> Row:
     if first is None or {chosen[first]["role"], rejected[first]["role"]} != {"assistant"}:
         raise RecordError(
             "The best and the worst conversation of a group differ first in a message of the "
-            "agent, not of the model: there is nothing to prefer."
+            "agent, not of the model, so they are not a preference pair."
         )
     scores = {"chosen_reward": best.reward, "rejected_reward": worst.reward}
     replies = {"chosen": [chosen[first]], "rejected": [rejected[first]]}

@@ -31,9 +31,9 @@ def progress(path: str, doing: str, console: Console) -> "Iterator[Iterator[Roll
 
 
 def change_rows(file: Path, change: "Callable[[Row], bool]", part: str = "") -> bool:
-    """Change rows of a file of rollouts, which is written anew if one of them changes.
+    """Change rows of a file of rollouts, which is rewritten if one of them changes.
 
-    A server may append to the file meanwhile: then the new file is made again.
+    If a server appends to the file meanwhile, it is rewritten again.
 
     Args:
         file: The file.

@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 PATIENCE = 60.0
 """Seconds to wait for an actor before Ray is checked, and a warning is logged."""
 NO_ROOM = (
-    "A worker waits for room on the Ray cluster (`ray status` says what is free). Use fewer "
-    "workers, or fewer CPUs for each (num_cpus=). Workers that have started play meanwhile."
+    "A worker is waiting for room on the Ray cluster (`ray status` says what is free). Use fewer "
+    "workers, or fewer CPUs for each (num_cpus=). Workers that have started keep playing."
 )
 NODE_DIED = (
-    "Ray's node on this machine has died: no more groups can be played. Its logs say why "
+    "Ray's node on this machine has died: no more groups can be played. See its logs "
     "(/tmp/ray/session_latest/logs; most often memory). Start Ray again and resume the run with "
     "the same command, or play in processes of this machine (rollouts=pool)."
 )

@@ -1,8 +1,8 @@
-"""The workers of an executor: started side by side, replaced when they die, given groups.
+"""The workers of an executor: starts them side by side, replaces dead ones, gives them groups.
 
 All of this runs on the executor's event loop. A group goes to the worker that has the fewest. A
-group that was lost several times may be the reason why its workers died. It is then played *alone*,
-on a worker without other groups: no other group is lost with it, and the cause is clear.
+group that was lost several times may have killed its workers. It is then played *alone*, on a
+worker without other groups: no other group is lost with it, and the cause is clear.
 
 Each worker is asked now and then whether its event loop runs. If it does not answer, it is killed.
 """
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 60.0
 """Seconds in which a worker has to answer."""
 WAITS = 4
-"""Waits into which this time is divided: if our own process was stopped, only one has passed."""
+"""How many waits this time is divided into: if our own process was stopped, only one has passed."""
 SILENT = (
     "gave no answer for {:g} s: it is stopped, its pipe is broken, or its event loop is blocked "
     "(its standard error says where)"
@@ -128,7 +128,7 @@ class Crew:
         if not self._places:
             self._fail(
                 f"No worker can be started: each died {MOST_STARTS} times before it was ready. The "
-                f"last time {why}. What it printed says more. Is evert installed where workers "
+                f"last time {why}. See what it printed. Is evert installed where workers "
                 "run, and is there enough memory?"
             )
 

@@ -2,8 +2,8 @@
 
 Both sides send frames, which are a number and bytes. The trainer sends groups, a group's number
 without bytes to cancel it, and ``READY`` to ask whether the event loop runs. The worker answers
-with ``READY``, and with each group's outcome, which is empty if the group was cancelled. At the end
-of its input the trainer is done, or gone: the worker cancels its groups, and ends. What an agent
+with ``READY``, and with each group's outcome, which is empty if the group was cancelled. Its
+input ends when the trainer does: the worker then cancels its groups, and ends. What an agent
 prints goes to standard error, and so do the stacks of all threads when the process crashes.
 """
 

@@ -5,7 +5,7 @@
     PackedError         an exception with its causes
 
 ``cloudpickle`` copies objects without an import path: lambdas, closures, the contents of a script
-or a notebook. Others go by their path, so that their module has to be on the worker's machine.
+or a notebook. Others go by their path, so their module must be on the worker's machine.
 """
 
 import copyreg
@@ -83,7 +83,7 @@ def unpack(data: bytes, owner: str = "This") -> Any:
     except Exception as error:
         raise WorkerError(
             f"{owner}: {type(error).__name__}: {text_of(error)}. The other process's data "
-            "cannot be read here: modules of agents, tasks and exceptions have to be importable on "
+            "cannot be read here: modules of agents, tasks and exceptions must be importable on "
             "both sides, in the same version."
         ) from error
 
@@ -122,7 +122,7 @@ def _one_renderer(reduced: bytes) -> Renderer:
 
 @dataclass(frozen=True)
 class PackedError:
-    """An exception, then its causes, each pickled, or a text if it does not pickle."""
+    """An exception and its causes, each pickled, or as text if it cannot be pickled."""
 
     pickled: tuple[bytes | str, ...]
 

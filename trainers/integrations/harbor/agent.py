@@ -61,7 +61,7 @@ REWARD = "reward"
 
 
 class TrialError(EvertError, RuntimeError):
-    """A trial of Harbor has no reward for the policy; the message has Harbor's own error."""
+    """A trial of Harbor has no reward for the policy; the message quotes Harbor's error."""
 
 
 class HarborAgent:
@@ -78,8 +78,8 @@ class HarborAgent:
         lean: Whether to shorten the agent's first prompt, for agents that have options for it
             (``docs/harbor.md`` has the lengths).
         host: Interface on which the model is served, optionally with a port: "0.0.0.0:8443".
-            Loopback does not work for agents that run in a container; agents of Harbor that run
-            outside (terminus-2) need nothing else.
+            Loopback does not work for agents that run in a container; it is enough for agents
+            that run outside (terminus-2).
         serve_address: The URL of ``host`` for the agent, if it is another: of a tunnel's end, or of
             a proxy with TLS. None: the interface and its port.
         trials_dir: Where to keep Harbor's folders of trials. None: they are removed.
@@ -92,7 +92,7 @@ class HarborAgent:
 
     Raises:
         InvalidAgentError: There is no such agent, environment or field. When it plays: the agent
-            takes only its maker's models, or cannot reach ``host``.
+            uses only its maker's models, or cannot reach ``host``.
         InvalidDatasetError: When it plays: the task is broken.
         RewardError: When it plays: the verifier gave no reward with the expected name.
         TrialError: When it plays: the trial has no reward, or failed before any model call.
@@ -181,7 +181,7 @@ class HarborAgent:
 
 
 def _classes(config: Any, reached: str) -> tuple[Any, Any]:
-    """Return a trial's agent class, and Harbor's class of trials. Their modules load for seconds.
+    """Return a trial's agent class, and Harbor's class of trials. Importing them takes seconds.
 
     ``reached`` is the interface or URL by which the agent reaches the episode.
 
@@ -198,8 +198,8 @@ def _classes(config: Any, reached: str) -> tuple[Any, Any]:
     model_agents = {*AgentFactory.registered_names()} - WITHOUT_MODEL
     if agent_class.MODEL_CONNECTION is None and name in model_agents:
         raise InvalidAgentError(
-            f"Harbor's agent {name!r} takes only its maker's models, so there is nothing to "
-            "train. Use another agent, such as terminus-2 or mini-swe-agent."
+            f"Harbor's agent {name!r} uses only its maker's models, so it cannot be "
+            "trained. Use another agent, such as terminus-2 or mini-swe-agent."
         )
     is_apart = config.environment.type not in (None, EnvironmentType.SINGULARITY)
     if issubclass(agent_class, BaseInstalledAgent) and is_apart and reached == LOOPBACK:

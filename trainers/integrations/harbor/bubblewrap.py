@@ -47,7 +47,7 @@ VARIABLES = {
 """Environment variables of each command. The task's and the agent's override them."""
 
 LONGEST_OUTPUT = 2**24
-"""Bytes of the end of a command's output that are read."""
+"""How many bytes of the end of a command's output are read."""
 
 MOVED = 600.0
 """Seconds for copying files in or out, as in Harbor's own environments."""
@@ -66,7 +66,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
     Raises:
         SandboxBuildFailedError: The task needs an image; or, when it starts, no sandbox can be
             made here.
-        ValueError: It is given mounts, or a path in ``readonly`` does not exist.
+        ValueError: ``mounts`` is set, or a path in ``readonly`` does not exist.
     """
 
     def __init__(
@@ -154,10 +154,10 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """Run a line of bash. ``user`` is ignored: the sandbox has only one.
+        """Run a bash command. ``user`` is ignored: the sandbox has only one.
 
         Raises:
-            RuntimeError: It was killed after ``timeout_sec``, or the sandbox has ended.
+            RuntimeError: The command was killed after ``timeout_sec``, or the sandbox has ended.
         """
         env = {**self._plan.variables, **(self._merge_env(env) or {})}
         try:

@@ -6,7 +6,7 @@ This is the sandbox's first program, so processes that a command leaves running 
 server) continue until the sandbox ends. Its standard input is a socket. Each message brings five
 descriptors: a socket for this command, a file that says what to run (JSON: "argv", "cwd", "env"),
 and the command's input, output and errors. The exit status goes back over the command's socket; if
-that is closed before, the command and its process group are killed. It imports nothing of evert's.
+that is closed before, the command and its process group are killed. It does not import evert.
 """
 
 import json

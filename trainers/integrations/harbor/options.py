@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from evert.bridge.errors import InvalidAgentError
 
 SANDBOX, SANDBOX_PATH = "bubblewrap", "evert.harbor:Bubblewrap"
-"""The name of evert's own environment, and its import path for Harbor."""
+"""The name of evert's environment, and its import path for Harbor."""
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """The ``PATH`` of the system's programs."""
@@ -73,7 +73,7 @@ class TrialOptions:
         self.config("task", "trials")
 
     def _show_programs(self) -> None:
-        """Let the sandbox show the programs, and the agent find them by ``PATH``."""
+        """Show the programs in the sandbox, and let the agent find them by ``PATH``."""
         if not self.programs:
             return
         if not self.is_sandbox:

@@ -1,7 +1,7 @@
 """``Plan``: the instructions of a task's Dockerfile, if they need no image.
 
 A Dockerfile may have FROM and LABEL, which are ignored, and WORKDIR, ENV and COPY of the task's own
-files, without variables. A task that needs more needs a container: it is refused, with the reason.
+files, without variables. A task that needs more needs a container, and is refused with the reason.
 """
 
 # pyright: reportMissingImports=false
@@ -44,7 +44,7 @@ class Plan:
             config: The table ``[environment]`` of its ``task.toml``, as Harbor read it.
 
         Raises:
-            SandboxBuildFailedError: It needs more than this machine's programs and its own files.
+            SandboxBuildFailedError: The task needs more than local programs and its own files.
         """
         plan = cls(task, folder)
         if config.docker_image:
@@ -79,10 +79,8 @@ class Plan:
     def _copy(self, *paths: str) -> None:
         *names, target = paths
         is_folder = target.endswith(("/", ".")) or len(names) > 1
-        sources, root = (
-            [path for name in names for path in self._matches(name)],
-            self.folder.resolve(),
-        )
+        sources = [path for name in names for path in self._matches(name)]
+        root = self.folder.resolve()
         if not sources or not all(path.resolve().is_relative_to(root) for path in sources):
             raise self.refusal(f"COPY {' '.join(names)}, which is not in {self.folder}")
         if any(_leads_elsewhere(path) for path in sources if path.is_dir()):
@@ -105,7 +103,7 @@ class Plan:
         error: Exception = SandboxBuildFailedError(
             f"The task {self.task} needs an image ({what[:200]}), but bubblewrap has only this "
             "machine's programs and the files that the task copies. Run it in a container: "
-            "environment=docker, or another of Harbor's; or leave the task out."
+            "environment=docker, or another Harbor environment; or leave the task out."
         )
         return error
 
@@ -118,11 +116,8 @@ class Plan:
                 if source.is_dir():
                     shutil.copytree(source, destination, symlinks=True, dirs_exist_ok=True)
                     continue
-                into = (
-                    destination / source.name
-                    if target.endswith("/") or destination.is_dir()
-                    else destination
-                )
+                is_folder = target.endswith("/") or destination.is_dir()
+                into = destination / source.name if is_folder else destination
                 into.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, into)
 

@@ -1,6 +1,6 @@
 """Profiles of Harbor's agents, by name: what evert sets for them, unless the user sets it.
 
-``QUIET`` is for every trial. It stops an agent's model calls beside its task (titles, memories),
+``QUIET`` is for every trial. It stops an agent's model calls besides its task (titles, memories),
 its retries, and timeouts while a trainer samples. ``LEAN`` is for ``lean=True``: it leaves out most
 of the first prompt except the task.
 
@@ -23,7 +23,7 @@ AIDER = {
     ).lower()
     for flag in aider_chat.QUIET
 }
-"""Aider's flags as environment variables, since Harbor passes few flags on."""
+"""Aider's flags as environment variables, since Harbor passes only a few flags."""
 
 CODEX = openai_codex.CONFIG.replace("{lean_settings}\n", "").replace("{lean_features}\n", "")
 INSTRUCTIONS = "/root/.evert/instructions.md"
@@ -36,7 +36,7 @@ CLAUDE = {
 }
 
 TOOLS = ("list", "glob", "grep", "task", "todowrite", "webfetch", "skill", "question", "patch")
-"""The tools of opencode that ``LEAN`` switches off; it keeps a shell and a tool that reads."""
+"""The tools of opencode that ``LEAN`` switches off; it keeps a shell and a reading tool."""
 
 NEVER = 86_400_000
 """A day in milliseconds, as a timeout: a reply may wait for a whole batch."""

@@ -89,7 +89,7 @@ def check(trainer: Any) -> None:
     """Check the trainer's settings.
 
     Raises:
-        UsageError: Agents cannot be answered with them.
+        UsageError: Agents' calls cannot be answered with these settings.
     """
     for name, neutral in NEUTRAL.items():
         if (value := getattr(trainer, name)) not in neutral:
@@ -101,7 +101,7 @@ def check(trainer: Any) -> None:
     if not trainer.use_vllm and kind in SHARDED:
         raise UsageError(
             f"The trainer's weights are split over processes ({kind}), but without vLLM each "
-            "process samples from a whole copy; expected one process, or DDP. Set use_vllm=True, "
+            "process samples from a full copy; expected one process, or DDP. Set use_vllm=True, "
             "vllm_mode='server'."
         )
     if trainer.use_vllm and trainer.vllm_mode != "server":

@@ -62,7 +62,7 @@ class Rollouts:
         test_tasks: The tasks of ``eval_dataset``; or their import path.
         renderer_name: The Cookbook renderer of the model's chat format. None: the one that the
             Cookbook recommends for a model of this name.
-        parallel: The most episodes at a time.
+        parallel: How many episodes play at a time, at most.
         **options: Options of ``ChatAgentEnv``.
 
     Attributes:
@@ -123,7 +123,7 @@ class Rollouts:
         Returns:
             ``prompt_ids``, ``completion_ids``, ``env_mask`` and ``logprobs``, and for reward
             functions ``task``, ``episode_reward`` and ``episode_metrics``: one row per prompt.
-            ``logprobs`` is None if the policy's are not at the temperature it samples at.
+            ``logprobs`` is None if the policy does not compute them at its sampling temperature.
 
         Raises:
             AgentError: Every episode failed.
@@ -237,7 +237,7 @@ class Rollouts:
         left_out = sum(episode.reward is None for episode in episodes)
         self.failed += left_out
         if left_out == len(episodes):
-            raise AgentError(f"No episode is left to learn from: {failures.said()}")
+            raise AgentError(f"Every episode failed; nothing to train on: {failures.said()}")
 
 
 def _check_options(agent: Agent, options: EnvOptions) -> None:

@@ -1,4 +1,4 @@
-"""``EvertAgentLoop``: an episode of any agent, as an agent loop of verl.
+"""``EvertAgentLoop``: an episode of any agent, as a verl agent loop.
 
 verl's rollout workers make a loop for each episode, from the YAML file that
 ``actor_rollout_ref.rollout.agent.agent_loop_config_path`` names (``settings.py``).
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
-    """An agent of evert's as an agent loop of verl.
+    """An evert agent as a verl agent loop.
 
     An agent that raises fails its episode: verl's V1 trainers log that and train on the others
     (``on_agent_error: -1.0`` scores such episodes instead).
@@ -41,7 +41,7 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
     Args:
         *args: verl's arguments.
         agent: Import path of the agent, 'package.module:function'.
-        renderer_name: The Cookbook's renderer; None: the one that fits the model's name.
+        renderer_name: The Cookbook's renderer; None: the one for the model's name.
         branches: How to train an episode with several token sequences. "all": each is an output;
             "last": only the last is, and the others are counted (``lineages_left_out``). None:
             "all" if the trainer supports it, else "last".

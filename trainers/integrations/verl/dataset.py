@@ -35,7 +35,7 @@ def write_dataset(
     Args:
         path: The file, ``*.parquet``.
         tasks: A sequence, or its import path 'package.module:name'. Each task must be JSON:
-            numbers, texts, lists and dicts of them.
+            numbers, strings, lists and dicts of them.
         agent_name: The ``name`` in the YAML of the agent loop that plays the tasks.
         data_source: The name under which verl reports their validation.
 
@@ -87,12 +87,12 @@ def _as_json(task: Any, index: int) -> str:
         text = json.dumps(task)
         if json.loads(text) == task:
             return text
-        reason = "comes back from JSON as something else"
+        reason = "is not the same after a round trip through JSON"
     except (TypeError, ValueError) as error:
-        reason = f"does not fit into JSON ({error})"
+        reason = f"cannot be written as JSON ({error})"
     raise InvalidDatasetError(
-        f"Task {index}, {repr_of(task)}, {reason}; expected numbers, texts, lists and dicts with "
-        "texts as keys. Write its number or name, and let the agent look it up."
+        f"Task {index}, {repr_of(task)}, {reason}; expected numbers, strings, lists and dicts with "
+        "string keys. Write its number or name, and let the agent look it up."
     )
 
 

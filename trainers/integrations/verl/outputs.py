@@ -60,7 +60,7 @@ def outputs(
 
 
 def _fitted(sequence: TokenSequence, room: Room) -> TokenSequence:
-    """Move prompt tokens that verl has no room for to the response, masked as not sampled."""
+    """Move prompt tokens beyond verl's limit to the response, masked as not sampled."""
     overflow = sequence.prompt_ids[room.prompt :]
     return replace(
         sequence,

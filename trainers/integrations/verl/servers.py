@@ -17,7 +17,7 @@ class ServerReplyError(EvertError, RuntimeError):
 
 
 class ServerPolicy(TokenCompleter):
-    """The policy of one episode: all its turns go to the same server, which has them cached."""
+    """The policy of one episode: all its turns go to the same server, which caches them."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class ServerPolicy(TokenCompleter):
             prompt = model_input.to_ints()
         except ValueError as error:
             raise UnsupportedPromptError(
-                "A prompt has more than token ids (an image?), but evert's agent loop sends verl "
-                "only token ids. Leave images out, or train with the Cookbook's loop."
+                "A prompt has more than token ids (an image?), but evert's agent loop sends only "
+                "token ids to verl. Leave images out, or train with the Cookbook's loop."
             ) from error
         if self._turns == 0 and len(prompt) > self._room.prompt:
             raise too_long(f"it has {len(prompt)} tokens", self._room)
