@@ -166,7 +166,7 @@ class ChatAgentEnv(Env):
         self.turn_callers.append(caller)
         if self.transcript is not None:
             request, overlaps = outstanding.call.request, self._turns.overlap.is_met
-            self.transcript.note(request, outstanding.conversation, met=overlaps)
+            self.transcript.note(request, outstanding.conversation, overlaps=overlaps)
         upcoming = await self._turns.resume(outstanding, turn)
         if isinstance(upcoming, Ending):
             self._turns.forget()

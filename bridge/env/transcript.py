@@ -14,17 +14,17 @@ from evert.bridge.conversations.conversation import Conversation, Point
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Call:
     """A model call that an action answered."""
 
     request: ChatRequest  # without its messages
     after: int | None
     messages: list[Any]
-    again: int | None  # the turn whose reply is asked for again
+    retried_turn: int | None  # the turn whose reply is asked for again
     added: list[Message]  # to the prompt, after ``messages`` or that reply
     key: tuple[Conversation, int]
     points: list[Point]
-    met: bool
+    overlaps: bool
 
 
 class Transcript:
@@ -35,10 +35,10 @@ class Transcript:
     """
 
     def __init__(self) -> None:
-        self.calls: list[Asked] = []
+        self.calls: list[Call] = []
         self._answers: dict[tuple[Conversation, int], int] = {}
 
-    def note(self, request: ChatRequest, conversation: Conversation, *, met: bool) -> None:
+    def note(self, request: ChatRequest, conversation: Conversation, *, overlaps: bool) -> None:
         """Add a call whose action has arrived, before the agent gets the reply."""
         points, after, start = conversation.points, None, 0
         if points:
@@ -50,7 +50,7 @@ class Transcript:
         self._answers[key] = len(self.calls)
         new = conversation.agent_view[start:]
         request, added = replace(request, messages=[]), [*conversation.added]
-        self.calls.append(Asked(request, after, new, retried_turn, added, key, points, met))
+        self.calls.append(Call(request, after, new, retried_turn, added, key, points, overlaps))
 
     def reply(self, turn: int) -> Reply | None:
         """Return the reply of a turn; None: the policy was asked again, or the episode ended."""

@@ -1,14 +1,14 @@
-"""``chat``: a recorded conversation as trainers of chats read it, ``{"messages", "tools"}``.
+"""``chat``: a recorded conversation as chat trainers read it, ``{"messages", "tools"}``.
 
-A trainer renders it again, and is to get the sampled prompt and reply. A run with the model's own
-chat template has readers that apply it (TRL's SFTTrainer), so tools are a field. A run with another
-renderer has readers with that renderer (the Cookbook's chat_sl), which take no tools: they are in
-the messages, as the renderer shows them.
+A trainer renders it again, and must get the sampled prompt and reply. If the run used the model's
+chat template, readers apply that template (TRL's SFTTrainer), so tools are a field. If it used
+another renderer, readers use that renderer (the Cookbook's chat_sl), which takes no tools: they are
+in the messages, as the renderer shows them.
 
 Replies are written with their fields (thoughts, tool calls), or as the texts that were sampled.
-``note_forms`` renders both when a rollout is recorded, and notes the form that gives the sampled
-tokens again. No form does if a reply was sampled in other tokens than its text is encoded to, or if
-a text spells a control token.
+``note_forms`` renders both when a rollout is recorded, and notes the form that reproduces the
+sampled tokens. Neither does if the tokenizer encodes a reply's text to other tokens than were
+sampled, or if a text spells a control token.
 """
 
 import json
@@ -27,14 +27,14 @@ from evert.bridge.tokens.template import TemplateRenderer
 from evert.bridge.tokens.template_text import template_of
 
 FORM, FIELDS, TEXT = "form", "fields", "text"
-"""Field of a recorded call, and its values; null: neither gives the sampled tokens."""
+"""Field of a recorded call, and its values; null: neither reproduces the sampled tokens."""
 
 
 def form_of(record: RolloutRecord, turn: int) -> str:
-    """Return the noted form of a conversation; as texts, if nothing is noted.
+    """Return the noted form of a conversation; texts if none is noted.
 
     Raises:
-        RecordError: The messages were not kept, or neither form gives the sampled tokens.
+        RecordError: The messages were not kept, or neither form reproduces the sampled tokens.
     """
     form: str | None = record.call(turn).get(FORM, TEXT)
     if form is None:
@@ -58,11 +58,11 @@ def chat(record: RolloutRecord, turn: int, form: str) -> Row:
         for message in [step.get("reply") or {} for step in record.row["steps"]] + messages
         for call in message.get("tool_calls") or ()
     }
-    first, *rest = messages
+    first, *remaining = messages
     if is_shown := first["role"] == TOOLS:
         system = [{"role": "system", "content": first["content"]}] if first["content"] else []
-        messages = [*system, *rest]
-    row: Row = {"messages": [_message(each, names) for each in messages]}
+        messages = [*system, *remaining]
+    row: Row = {"messages": [_message(message, names) for message in messages]}
     tools = record.tools(turn)
     if is_shown:
         row["tools"] = [{"type": "function", "function": tool} for tool in read_tools(tools)]
@@ -72,18 +72,18 @@ def chat(record: RolloutRecord, turn: int, form: str) -> Row:
 
 
 def _message(message: Mapping[str, Any], names: Mapping[str, str]) -> Row:
-    written: Row = {"role": message["role"], "content": text_of(message)}
+    fields: Row = {"role": message["role"], "content": text_of(message)}
     if thought := message.get("reasoning_content"):
-        written["reasoning_content"] = thought
+        fields["reasoning_content"] = thought
     if calls := message.get("tool_calls"):
-        written["tool_calls"] = [
+        fields["tool_calls"] = [
             {"type": "function", "id": call["id"], "function": {**call["function"], **arguments}}
             for call in calls
             for arguments in [{"arguments": json.loads(call["function"]["arguments"])}]
         ]  # chat templates take arguments as objects
     if message["role"] == "tool" and (called := message.get("tool_call_id")):
-        written |= {"tool_call_id": called, "name": message.get("name") or names.get(called, "")}
-    return written
+        fields |= {"tool_call_id": called, "name": message.get("name") or names.get(called, "")}
+    return fields
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -99,11 +99,11 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def note_forms(row: Row, renderer: Renderer) -> None:
-    """Note in a row, for each conversation, which form gives the sampled tokens again."""
+    """Note in a row, for each conversation, which form reproduces the sampled tokens."""
     try:
         record = RolloutRecord(row)
     except RecordError:
-        return  # it is written as it is, and who reads it is told
+        return  # it is written as it is, and its reader gets the error
     for turn in record.last_turns():
         if call := row["steps"][turn].get("call"):
             forms = (form for form in (FIELDS, TEXT) if _is_same(record, turn, form, renderer))
@@ -124,11 +124,11 @@ def _is_same(record: RolloutRecord, turn: int, form: str, renderer: Renderer) ->
 
 
 def _tokens(row: Row, renderer: Renderer) -> list[int]:
-    """The conversation's tokens, as its readers render it."""
+    """The conversation's tokens, as a trainer renders them."""
     messages = row["messages"]
     if not isinstance(renderer, TemplateRenderer):  # the tokens do not depend on the weights
-        whole, _ = renderer.build_supervised_example(messages, TrainOnWhat.ALL_MESSAGES)
-        return whole.to_ints()
+        model_input, _ = renderer.build_supervised_example(messages, TrainOnWhat.ALL_MESSAGES)
+        return model_input.to_ints()
     text: Any
     if renderer.template.hermes:
         text = renderer.template.text(messages)

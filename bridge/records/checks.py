@@ -11,7 +11,7 @@ def wrong_field(value: Any, error: ValidationError) -> str:
     """Return the path of the first wrong field, what it is, and what was expected."""
     errors = error.errors(include_url=False, include_context=False)
     # In a union, the member whose type fits has the useful error.
-    first = next((one for one in errors if not one["type"].endswith("_type")), errors[0])
+    first = next((detail for detail in errors if not detail["type"].endswith("_type")), errors[0])
     place = _place(value, first["loc"])
     if first["type"] == "missing":
         return f"{place}.{first['loc'][-1]} is missing".removeprefix(".")

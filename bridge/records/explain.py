@@ -39,18 +39,19 @@ def explain(
     lineage shows which turn it forked from, and why.
     """
     out = console or Console(highlight=False)
-    if console is None:  # a pipe or a file has no width at which to wrap
+    if console is None:  # a pipe or a file has no width to wrap at
         out.soft_wrap = not (out.is_terminal or out.is_jupyter)
     decoder = prompt_renderer(renderer)
-    known: list[FlatPrompt] = []
+    histories: list[FlatPrompt] = []
     cause = where = ""  # of the break before a prompt: in the logs of the turn before
     for number, transition in enumerate(trajectory.transitions):
         prompt = flatten(transition.ob.chunks)
         length, turn = 0, None
-        for each in reversed(range(len(known))):  # the latest with the longest common prefix
-            if len(known[each]) > length and (common := shared(prompt, known[each])) > length:
-                length, turn = common, each
-        is_whole = turn is not None and length == len(known[turn])
+        for index in reversed(range(len(histories))):  # the latest with the longest common prefix
+            history = histories[index]
+            if len(history) > length and (common := shared(prompt, history)) > length:
+                length, turn = common, index
+        is_whole = turn is not None and length == len(histories[turn])
         for text in (
             Text(f"turn {number}", style="bold").append_text(calling(transition, len(prompt))),
             _source(turn, length, is_whole, f" (drift: {cause})" if cause else "", where),
@@ -60,7 +61,7 @@ def explain(
         ):
             out.print(harmless(text))
         cause, where = (str(transition.logs.get(key, "")) for key in (DRIFT, DRIFT_AT))
-        known.append([*prompt, *transition.ac.tokens])
+        histories.append([*prompt, *transition.ac.tokens])
     out.print(harmless(_summary(trajectory)))
 
 
@@ -111,13 +112,13 @@ def _decoded(tokens: Sequence[Any], decoder: PromptRenderer) -> str:
 def earned(transition: Transition) -> Text:
     """The reward of a turn, its metrics and its logs."""
     text = Text(f"  reward {transition.reward:g}", style="bold" if transition.reward else "dim")
-    noted = [
+    notes = [
         f"  {name}={value:g}"
         for name, value in transition.metrics.items()
         if not name.startswith((STOP_METRIC_PREFIX, *_SUMMED)) and name != "lineages"
     ]
-    noted += [f"  {key}: {note}" for key, note in transition.logs.items() if key not in _OURS]
-    return text.append("".join(noted), style="dim")
+    notes += [f"  {key}: {note}" for key, note in transition.logs.items() if key not in _OURS]
+    return text.append("".join(notes), style="dim")
 
 
 def _summary(trajectory: Trajectory) -> Text:

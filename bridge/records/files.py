@@ -1,4 +1,4 @@
-"""The files of recorded rollouts; found without an import of torch."""
+"""Finds the files of recorded rollouts without importing torch."""
 
 from pathlib import Path
 
@@ -15,24 +15,24 @@ def record_files(path: str | Path) -> list[Path]:
     """Return the files of the rollouts of a run, an evaluation, a folder or a file.
 
     Raises:
-        RecordError: There are none.
+        RecordError: No file has rollouts.
     """
     path = Path(path).expanduser()
-    found = [path] if path.is_file() else []
+    files = [path] if path.is_file() else []
     for folder in (path / ROLLOUTS, path):
-        found = found or sorted(folder.glob("[0-9]*.jsonl"))
+        files = files or sorted(folder.glob("[0-9]*.jsonl"))
     single = path / f"{ROLLOUTS}.jsonl"
-    found = found or ([single] if single.is_file() else [])
-    found = found or sorted(path.glob(TRACES))
+    files = files or ([single] if single.is_file() else [])
+    files = files or sorted(path.glob(TRACES))
     if not path.exists():
         raise RecordError(
             f"There is no folder or file {path}. Name the folder of a run or of an evaluation, "
             "such as runs/NAME, or a file that a Recorder wrote."
         )
-    if not found:
+    if not files:
         raise RecordError(
             f"{path} holds no rollouts. Name the folder of a run or of an evaluation that was made "
             "with record=True, a file that a Recorder wrote, or a trace (ATIF, TrainingTrace). "
             "Episodes whose agent failed are not recorded."
         )
-    return found
+    return files

@@ -33,24 +33,24 @@ class RolloutRecord:
     """One rollout of an agent: prompts and actions token for token, and the conversations.
 
     Args:
-        row: The row as it was written, also an attribute. ``docs/records.md`` lists its fields.
+        row: The row as it was written; also an attribute. ``docs/records.md`` lists its fields.
 
     Attributes:
-        has_tokens: Whether the token ids are on record; another program's trace may have texts
-            alone.
+        has_tokens: Whether the token ids are on record; another program's trace may have only
+            texts.
 
     Raises:
         RecordError: The row does not have this version's schema, or a field is wrong.
     """
 
     def __init__(self, row: Mapping[str, Any]) -> None:
-        found = row.get("evert_schema")
-        if found != SCHEMA:
+        schema = row.get("evert_schema")
+        if schema != SCHEMA:
             raise RecordError(
-                f"A record has evert_schema={found!r}; this version of evert reads {SCHEMA}. Read "
+                f"A record has evert_schema={schema!r}; this version of evert reads {SCHEMA}. Read "
                 "it with the version that wrote it (see its field versions), or record again."
-                if found is not None
-                else f"A line is no rollout of evert's: it has no evert_schema, but {[*row]}. "
+                if schema is not None
+                else f"A line is not an evert rollout: it has no evert_schema, but {[*row]}. "
                 "Name a run or an evaluation that was made with record=True. (The Cookbook's own "
                 "summaries of rollouts have neither tokens nor messages.)"
             )
@@ -105,15 +105,15 @@ class RolloutRecord:
     def prompts(self) -> list[FlatPrompt]:
         """The tokens of each turn's prompt; an image is a chunk among them.
 
-        A RecordError if they are not on record (``has_tokens``); so for ``action``.
+        A RecordError if they are not on record (``has_tokens``), as in ``action``.
         """
         _check_tokens(self.row)
-        found: list[FlatPrompt] = []
+        prompts: list[FlatPrompt] = []
         for step in self.row["steps"]:
             after, new = step["prompt"]["after"], map(_element, step["prompt"]["tokens"])
-            before = [] if after is None else found[after] + self.row["steps"][after]["tokens"]
-            found.append([*before, *new])
-        return found
+            before = [] if after is None else prompts[after] + self.row["steps"][after]["tokens"]
+            prompts.append([*before, *new])
+        return prompts
 
     def action(self, turn: int) -> TokensWithLogprobs:
         """Return what was sampled at a turn."""
@@ -138,7 +138,7 @@ class RolloutRecord:
         return Trajectory(transitions, tinker.ModelInput.empty(), self.row["stop_reason"])
 
     def is_given_up(self, turn: int) -> bool:
-        """Whether the agent gave a turn's call up and never read its reply."""
+        """Whether the agent gave up a turn's call and never read its reply."""
         return GIVEN_UP in self.row["steps"][turn]["metrics"]
 
     def asked(self, turn: int) -> list[Row]:
@@ -158,15 +158,15 @@ class RolloutRecord:
     def sampled_messages(self, turn: int, *, parsed: bool = False) -> list[Row]:
         """Return the model's conversation up to a turn's reply, as it was put into the prompt.
 
-        It has the tools as shown, instructions on a reply's format, and replies that were asked for
-        again. Replies have their thinking and markup, or, if ``parsed``, the agent's fields.
+        It has the tools as shown, instructions on a reply's format, and replies that were retried.
+        Replies have their thinking and markup, or, if ``parsed``, the agent's fields.
         """
         messages, path = list[Row](), self.path(turn)
         for place in path:
             call, step = self.call(place), self.row["steps"][place]
             for message in call["messages"] if "again" not in call else ():
                 messages.append({**message, "role": ROLES.get(message["role"], message["role"])})
-            reply = (parsed and step.get("reply")) or self._said(place)
+            reply = (parsed and step.get("reply")) or self._text_reply(place)
             content = call.get("prefill", "") + (reply.get("content") or "")
             messages += [*call.get("added", []), {**reply, "content": content}]
         prefix = self.call(path[0]).get("prefix", [])
@@ -174,7 +174,7 @@ class RolloutRecord:
         return [*prefix, *messages[has_system and isinstance(messages[0].get("content"), str) :]]
 
     def path(self, turn: int) -> list[int]:
-        """Return the turns of a conversation up to one, with those that were asked for again."""
+        """Return the turns of a conversation up to this one, including retried turns."""
         turns, call = [turn], self.call(turn)
         while (before := call.get("again", call["after"])) is not None:
             turns.insert(0, before)
@@ -187,9 +187,9 @@ class RolloutRecord:
         return tools
 
     def last_turns(self) -> list[int]:
-        """Return the last turns of conversations: no other turn continues their replies.
+        """Return the last turn of each conversation: no other turn continues its reply.
 
-        A call that the agent gave up is in none of them.
+        Calls that the agent gave up are left out.
         """
         steps = self.row["steps"][: self.turns]
         # The turn that ended the episode ended a conversation, too.
@@ -209,9 +209,9 @@ class RolloutRecord:
         return call
 
     def _reply(self, turn: int) -> Row:
-        return self.row["steps"][turn].get("reply") or self._said(turn)
+        return self.row["steps"][turn].get("reply") or self._text_reply(turn)
 
-    def _said(self, turn: int) -> Row:
+    def _text_reply(self, turn: int) -> Row:
         return {"role": "assistant", "content": self.row["steps"][turn]["text"]}
 
 
@@ -230,7 +230,7 @@ def _element(token: Any) -> Any:
 def read_records(
     path: str | Path, read: Callable[[int], object] = lambda size: None
 ) -> Iterator[RolloutRecord]:
-    """Read recorded rollouts, or other programs' traces, one after the other.
+    """Read recorded rollouts, or other programs' traces, one at a time.
 
     Traces are OpenEnv's ``TrainingTrace`` and Harbor's ATIF, one a line (``.jsonl``) or a file
     (``.json``). ``row["trace"]`` says what they lack. Lines that a kill cut off are skipped with a
@@ -244,7 +244,8 @@ def read_records(
         One record per rollout. Groups of an iteration are in the order in which they ended.
 
     Raises:
-        RecordError: There are none, or a line (which is named) is damaged or of another schema.
+        RecordError: No file has rollouts, or a line is damaged or of another schema; its place is
+            named.
     """
     for file in record_files(path):
         broken = 0
@@ -277,19 +278,19 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
 
 
 def _row(line: bytes) -> Row | None:
-    """The row of a line; None: the line is blank or cut off. Any other raises a RecordError."""
+    """The row of a line; None: the line is blank or cut off. A RecordError if it is damaged."""
     if not (line := line.strip()):
         return None
     try:
         try:
             row = from_json(line)
-        except ValueError:  # from_json takes no lone surrogates, and at most 200 levels
+        except ValueError:  # from_json refuses lone surrogates and more than 200 levels
             row = json.loads(line)
     except (ValueError, RecursionError) as error:
         try:
             from_json(line, allow_partial="trailing-strings")
         except ValueError:
-            raise RecordError(f"The line is no JSON: {error}. Remove it.") from None
+            raise RecordError(f"The line is not JSON: {error}. Remove it.") from None
         return None
     if not isinstance(row, dict):
         raise RecordError(f"The line is {row!r:.80}; expected a rollout. Remove it.")

@@ -3,7 +3,7 @@
     recorder = Recorder("rollouts.jsonl")
     builder = ChatAgentGroupBuilder(agent, task, group_size=8, record=recorder)
 
-A line that a kill cut off is the last of its file. Readers skip it; later writes begin a new line.
+If a kill cuts off the last line of a file, readers skip it, and later writes begin a new line.
 """
 
 import json
@@ -77,26 +77,28 @@ class Recorder:
         Args:
             trajectories: The trajectories, in the order of play.
             envs: The watched Env of each trajectory; Envs that are not evert's are left out.
-            rewards: The reward that the group adds to each; empty: none.
-            metrics: The metrics that the group adds to each; empty: none.
+            rewards: The reward that the group adds to each trajectory; empty: none.
+            metrics: The metrics that the group adds to each trajectory; empty: none.
             split: "train" or "test".
             iteration: The iteration of the training, or 0.
             tags: The group's tags.
-            about: Further information on each.
+            about: Further information on each rollout.
 
         Raises:
             OSError: The file cannot be written.
         """
         added = rewards or [0.0] * len(envs), metrics or [{}] * len(envs)
-        given = zip(trajectories, envs, *added, strict=True)
-        ours = [(t, env, r, m) for t, env, r, m in given if isinstance(env, Recorded)]
-        group = TrajectoryGroup([o[0] for o in ours], [o[2] for o in ours], [o[3] for o in ours])
+        members = zip(trajectories, envs, *added, strict=True)
+        watched = [(t, env, r, m) for t, env, r, m in members if isinstance(env, Recorded)]
+        group = TrajectoryGroup(
+            [o[0] for o in watched], [o[2] for o in watched], [o[3] for o in watched]
+        )
         rows = serialize_rollout_summaries(
             split=split, iteration=iteration, trajectory_groups_P=[group], taglist_P=[[*tags]]
         )
         about = {"about": dict(about or {})}
-        for number, (played, env, _, _) in enumerate(ours):
-            rows[number] = completed(rows[number], played, env) | about
+        for number, (trajectory, env, _, _) in enumerate(watched):
+            rows[number] = completed(rows[number], trajectory, env) | about
             note_forms(rows[number], env.renderer)
         self.write(rows)
 
@@ -107,24 +109,24 @@ class Recorder:
         name = f"{rows[0]['iteration']:06}.jsonl"
         file = self.path if self.path.suffix == ".jsonl" else self.path / name
         if file not in self._groups:
-            self._groups[file] = self._begun(file)
+            self._groups[file] = self._prepare(file)
         number = self._groups[file]
         lines = (json.dumps({**row, "group_idx": number}) for row in rows)
         with file.open("a", encoding="utf-8") as out:
             out.write(redacted("".join(f"{line}\n" for line in lines)))
         self._groups[file] += 1
 
-    def _begun(self, file: Path) -> int:
+    def _prepare(self, file: Path) -> int:
         """Prepare a file for the first write; return an unused number for its next group."""
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.is_file() or file != self.path:
             file.write_bytes(b"")
             return 0
-        with file.open("r+b") as there:
-            count = sum(1 for _ in there)
-            there.seek(max(0, there.tell() - 1))
-            if count and there.read(1) != b"\n":
-                there.write(b"\n")
+        with file.open("r+b") as stream:
+            count = sum(1 for _ in stream)
+            stream.seek(max(0, stream.tell() - 1))
+            if count and stream.read(1) != b"\n":
+                stream.write(b"\n")
         return count
 
 

@@ -1,8 +1,8 @@
 """``ReplayPolicy``: a record in place of a model. ``replay``: checks an agent against its record.
 
-Each call gets the tokens that its prompt got in the record. Calls are found by their prompts, since
-concurrent calls may arrive in another order. If a prompt is not in the record, the agent differs:
-it asked for something else although the replies were the same.
+Each call gets the tokens that its prompt got in the record. Calls are matched by their prompts,
+since concurrent calls may arrive in another order. If a prompt is not in the record, the agent
+differs: it made another call although the replies were the same.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from evert.bridge.records.sequences import shared
 from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 MOMENT = 0.01
-"""Seconds between two looks at whether an agent has given a call up."""
+"""Seconds between checks of whether an agent has given up a call."""
 
 GIVING_UP = 5.0
 """Seconds for the agent to give up a concurrent call that its record lacks. A record lacks calls
@@ -38,16 +38,17 @@ class ReplayPolicy(TokenCompleter):
     """Returns the actions of a recorded rollout, without a model.
 
     Calls that a runner samples concurrently (``do_parallel_rollout``) get their replies in the
-    recorded order, if the Env is given.
+    recorded order if ``env`` is passed.
 
     Args:
         record: The recorded rollout.
-        env: The Env that is played, to name the message that differs, and to see when the agent
-            gives a call up that it gave up in the record. None: compare only tokens.
+        env: The Env that is played: errors then name the message that differs, and a call that
+            the agent gave up in the record waits until the agent gives it up again. None:
+            compare only tokens.
 
     Attributes:
-        record: As given.
-        left: Turns that were not played yet, in order.
+        record: The recorded rollout.
+        left: Turns not played yet, in order.
     """
 
     def __init__(self, record: RolloutRecord, env: ChatAgentEnv | None = None) -> None:
@@ -79,7 +80,7 @@ class ReplayPolicy(TokenCompleter):
             raise
         self.left.remove(turn)
         if overlap is not None:
-            # The next call, too, may only be handed out in its turn.
+            # The next call must wait for its turn, too.
             overlap.is_met |= _has_met(self.record, turn, turn + 1)
             if overlap.is_met:
                 await self._wait_for_turn(turn)
@@ -90,7 +91,7 @@ class ReplayPolicy(TokenCompleter):
         return self.record.action(turn)
 
     async def _until_given_up(self, turn: int, model_input: tinker.ModelInput) -> None:
-        """Wait until the agent gives a call up if it did so in the record."""
+        """If the agent gave up this call in the record, wait until it does so again."""
         if self._env is None or not self.record.is_given_up(turn):
             return
         turns = self._env._turns
@@ -104,7 +105,7 @@ class ReplayPolicy(TokenCompleter):
         except TimeoutError:
             raise ReplayError(
                 f"The agent differs from its record at turn {turn}: in the record it gave that "
-                f"call up{_quoted(self._asked(turn))}; now it waits for the reply, for "
+                f"call up{_quoted(self._messages_before(turn))}; now it waits for the reply, for "
                 f"agent_timeout={self._patience} s."
             ) from None
 
@@ -116,7 +117,8 @@ class ReplayPolicy(TokenCompleter):
             missing = min(self._unanswered)
             raise ReplayError(
                 f"The agent differs from its record at turn {missing}: it does not make that "
-                f"call{_quoted(self._asked(missing))} within agent_timeout={self._patience} s."
+                f"call{_quoted(self._messages_before(missing))} within "
+                f"agent_timeout={self._patience} s."
             ) from None
 
     @property
@@ -146,7 +148,7 @@ class ReplayPolicy(TokenCompleter):
         for turn in self.left[:1]:
             raise ReplayError(
                 f"The agent differs from its record at turn {turn}: it ended; in the record it "
-                f"called the model{_quoted(self._asked(turn))}."
+                f"called the model{_quoted(self._messages_before(turn))}."
             )
 
     def _difference(self, prompt: FlatPrompt, model_input: tinker.ModelInput) -> str:
@@ -160,20 +162,20 @@ class ReplayPolicy(TokenCompleter):
             )
         turn = self.left[0]
         where = f"The agent differs from its record at turn {turn} (of {self.record.turns})"
-        then, tokens = self._asked(turn), _in_tokens(self.record.prompts[turn], prompt)
+        then, tokens = self._messages_before(turn), _in_tokens(self.record.prompts[turn], prompt)
         if request is None:
             return f"{where}: {tokens}"
         tools = self.record.tools(turn) if then else []
-        if found := in_messages(then, now) or in_field("tools", tools, request.tools):
-            return f"{where}: {found} {_ADVICE}"
+        if difference := in_messages(then, now) or in_field("tools", tools, request.tools):
+            return f"{where}: {difference} {_ADVICE}"
         row = self.record.row
         return (
-            f"{where}: its messages are those of the record, but their tokens differ. Expected "
+            f"{where}: its messages are the recorded ones, but their tokens differ. Expected "
             f"the renderer {row['renderer']} of {row['tokenizer']}; pass it (renderer=) and the "
             f"options that the Env had. {tokens}"
         )
 
-    def _asked(self, turn: int) -> list[Row]:
+    def _messages_before(self, turn: int) -> list[Row]:
         return self.record.asked(turn) if "call" in self.record.row["steps"][turn] else []
 
 
@@ -184,7 +186,7 @@ def _has_met(record: RolloutRecord, *turns: int) -> bool:
 
 
 def check_seatless(record: RolloutRecord) -> None:
-    """Check that a record is not of a seat; else a RecordError."""
+    """Raise a RecordError if the record is of a seat."""
     if (seat := record.row["seat"]) is not None:
         raise RecordError(
             f"The record is of the seat {seat!r}. An episode with seats cannot be replayed or "
@@ -212,9 +214,9 @@ async def replay(
         The trajectory: the prompts and actions of the record, with the new rewards.
 
     Raises:
-        ReplayError: The agent asks for something else; the message names the first such turn.
+        ReplayError: The agent makes another call; the message names the first such turn.
         RecordError: The record does not hold its task, or is of a seat.
-        AgentError, AgentTimeoutError, RewardError: As ``ChatAgentEnv.step``.
+        AgentError, AgentTimeoutError, RewardError: As for ``ChatAgentEnv.step``.
     """
     check_seatless(record)
     task = record.task if task is NO_TASK else task
@@ -231,7 +233,7 @@ async def replay(
     return trajectory
 
 
-_ADVICE = "The replies were the same: look for other inputs of the agent (time, chance, a tool)."
+_ADVICE = "The replies were the same: look at the agent's other inputs (time, randomness, a tool)."
 
 
 def _quoted(messages: Sequence[Row]) -> str:

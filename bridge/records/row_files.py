@@ -1,11 +1,11 @@
-"""Files of rows: settings name demonstrations and tasks by path, in place of an import path.
+"""Files of rows: settings may name demonstrations and tasks by path instead of import path.
 
     FILE.jsonl      a JSON value per line
     FILE.csv        a dict of texts per row, by the names in the first
     FILE.parquet    a dict per row
     FOLDER          a dataset that ``datasets`` saved (its split "train"); else recorded rollouts
 
-A file may come from anybody: nothing in it is run, and its lines are bounded.
+A file may come from anyone: nothing in it is executed, and its lines are bounded.
 """
 
 import csv
@@ -32,7 +32,7 @@ _SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
 
 
 def names_file(text: str) -> bool:
-    """Whether a setting's text is a path of a file, there or not, rather than an import path."""
+    """Whether a setting's text is a file path, existing or not, rather than an import path."""
     is_path = text.endswith(KINDS) or (":" not in text and "/" in text)
     return bool(text) and (is_path or os.path.exists(os.path.expanduser(text)))
 
@@ -41,7 +41,7 @@ def holds_records(path: str, error: type[EvertError]) -> bool:
     """Whether a path is a folder of recorded rollouts, rather than of rows.
 
     Raises:
-        EvertError: There is nothing at this path, or a file of another kind; of the class given.
+        EvertError: The path does not exist, or is a file of another kind; of class ``error``.
     """
     place = Path(path).expanduser()
     if place.is_dir():
@@ -55,9 +55,9 @@ def holds_records(path: str, error: type[EvertError]) -> bool:
 
 
 def near_path(path: Path) -> str:
-    """A question that suggests a similar path for a missing one; "": there is none."""
+    """A question that suggests a similar path for a missing one; "" if none is similar."""
     beside = path.parent if path.parent.is_dir() else Path()
-    near = difflib.get_close_matches(path.name, [each.name for each in beside.iterdir()], n=1)
+    near = difflib.get_close_matches(path.name, [sibling.name for sibling in beside.iterdir()], n=1)
     return f"Did you mean {beside / near[0]}?" if near else ""
 
 
@@ -68,14 +68,14 @@ def read_rows(path: str, error: type[EvertError]) -> Iterator[tuple[str, Any]]:
         Each row's place, such as "FILE, line 3", and its value. Blank lines are left out.
 
     Raises:
-        EvertError: A row cannot be read; of the class given.
+        EvertError: A row cannot be read; of class ``error``.
     """
     for file in row_files(path):
         try:
             if file.suffix in (".jsonl", ".csv"):
                 with file.open("rb") as opened:
-                    read = _jsonl if file.suffix == ".jsonl" else _csv
-                    yield from ((f"{file}, line {at}", row) for at, row in read(opened))
+                    reader = _jsonl if file.suffix == ".jsonl" else _csv
+                    yield from ((f"{file}, line {at}", row) for at, row in reader(opened))
             else:
                 yield from ((f"{file}, row {at}", row) for at, row in enumerate(_table(file), 1))
         except _BadRowError as bad:
@@ -115,7 +115,7 @@ def _lines(file: BinaryIO) -> Iterator[str]:
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise _BadRowError(f"{number} is not UTF-8 ({error}). Save the file in it.") from None
+            raise _BadRowError(f"{number} is not UTF-8 ({error}). Save it as UTF-8.") from None
 
 
 def _jsonl(file: BinaryIO) -> Iterator[tuple[int, Any]]:

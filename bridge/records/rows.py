@@ -20,7 +20,7 @@ from tinker_cookbook.renderers.base import message_to_jsonable
 from tinker_cookbook.rl.types import Trajectory, Transition
 
 from evert.bridge.chat.messages import as_fields, read_tools
-from evert.bridge.env.transcript import Asked, Transcript
+from evert.bridge.env.transcript import Call, Transcript
 from evert.bridge.episode.agent import NO_TASK, agent_name
 from evert.bridge.errors import repr_of
 from evert.bridge.records.sequences import continued
@@ -38,7 +38,7 @@ Row = dict[str, Any]
 
 @runtime_checkable
 class Recorded(Protocol):
-    """What a record has of a rollout beside its trajectory; an Env of evert's has it."""
+    """What a record needs besides a rollout's trajectory; evert's Envs have it."""
 
     @property
     def agent(self) -> object:
@@ -81,7 +81,7 @@ def _versions() -> dict[str, str]:
 
 
 def _task(task: object) -> Row:
-    """The task if JSON can restore it; else its ``repr``, and whole if that is a literal."""
+    """The task if JSON can restore it; else its ``repr``, in full if that is a literal."""
     if task is NO_TASK:
         return {}
     with suppress(Exception):  # not JSON, or an object that cannot be compared
@@ -99,14 +99,14 @@ def _steps(trajectory: Trajectory, env: Recorded) -> Iterator[Row]:
     transcript = env.transcript or Transcript()
     turns = trajectory.transitions
     for index, (turn, (after, new)) in enumerate(zip(turns, continued(turns), strict=True)):
-        plain = [one if isinstance(one, int) else one.model_dump(mode="json") for one in new]
+        plain = [part if isinstance(part, int) else part.model_dump(mode="json") for part in new]
         yield {
             "prompt": {"after": after, "tokens": plain},
             "tokens": [*turn.ac.tokens],
             "logprobs": turn.ac.maybe_logprobs,
             "stop_reason": turn.ac.stop_reason,
-            "text": _opened(turn, renderer) + _text(turn.ac.tokens, renderer),
-            **_said(transcript, index, env),
+            "text": _opened_thinking(turn, renderer) + _text(turn.ac.tokens, renderer),
+            **_call_and_reply(transcript, index, env),
         }
 
 
@@ -117,49 +117,49 @@ def _text(tokens: Sequence[int], renderer: PromptRenderer) -> str:
     return renderer.decode([*tokens[: len(tokens) - tail]])
 
 
-def _opened(turn: Transition, renderer: PromptRenderer) -> str:
+def _opened_thinking(turn: Transition, renderer: PromptRenderer) -> str:
     """The opening of the reply's thinking at the end of the prompt; "" if there is none."""
     end = [token for token in flatten(turn.ob.chunks)[-OPENING:] if isinstance(token, int)]
-    _, mark, rest = renderer.decode(end).rpartition("<think>")
-    return mark + rest if not rest.strip() else ""
+    _, mark, thought = renderer.decode(end).rpartition("<think>")
+    return mark + thought if not thought.strip() else ""
 
 
-def _said(transcript: Transcript, turn: int, env: Recorded) -> Row:
+def _call_and_reply(transcript: Transcript, turn: int, env: Recorded) -> Row:
     if turn >= len(transcript.calls):
         return {}
-    asked, reply = transcript.calls[turn], transcript.reply(turn)
-    request = asked.request
-    call = {"after": asked.after, "messages": [*map(as_message, asked.messages)]}
-    given: Row = {"model": request.model, "max_tokens": request.max_tokens}
-    given |= {"stop": [*request.stop], "met": asked.met, "prefill": request.prefill}
-    given |= {"added": [*map(as_message, asked.added)]}
-    call |= {name: value for name, value in given.items() if value}
-    call |= {} if asked.again is None else {"again": asked.again}
+    entry, reply = transcript.calls[turn], transcript.reply(turn)
+    request = entry.request
+    call = {"after": entry.after, "messages": [*map(as_message, entry.messages)]}
+    settings: Row = {"model": request.model, "max_tokens": request.max_tokens}
+    settings |= {"stop": [*request.stop], "met": entry.overlaps, "prefill": request.prefill}
+    settings |= {"added": [*map(as_message, entry.added)]}
+    call |= {name: value for name, value in settings.items() if value}
+    call |= {} if entry.retried_turn is None else {"again": entry.retried_turn}
     return {
-        "call": call | _tools(asked, env),
+        "call": call | _tools(entry, env),
         "reply": None if reply is None else reply.as_message(),
     }
 
 
-def _tools(asked: Asked, env: Recorded) -> Row:
+def _tools(entry: Call, env: Recorded) -> Row:
     """A conversation's tools, and the messages with them that replace a first system message."""
-    if not asked.request.tools or asked.after is not None:
+    if not entry.request.tools or entry.after is not None:
         return {}
-    first = as_message(asked.messages[0])
+    first = as_message(entry.messages[0])
     is_system = first.get("role") in ("system", "developer")
     system = first["content"] if is_system and isinstance(first.get("content"), str) else ""
-    tools = read_tools(asked.request.tools)
+    tools = read_tools(entry.request.tools)
     prefix = env.renderer.create_conversation_prefix_with_tools(tools, system)
     return {
-        "tools": json.loads(json.dumps(asked.request.tools, default=_json)),
+        "tools": json.loads(json.dumps(entry.request.tools, default=_json)),
         "prefix": [*map(message_to_jsonable, prefix)],
     }
 
 
 def as_message(message: object) -> Row:
     """Return an agent's message in plain JSON values."""
-    found: Row = json.loads(json.dumps(dict(as_fields(message, 0)), default=_json))
-    return found
+    row: Row = json.loads(json.dumps(dict(as_fields(message, 0)), default=_json))
+    return row
 
 
 def _json(value: Any) -> Any:

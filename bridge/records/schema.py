@@ -117,9 +117,9 @@ def check_row(row: Mapping[str, Any]) -> None:
                 raise _damaged(f"{place}; expected null or a step before {number}")
             if field == "call" and "call" not in row["steps"][before]:
                 raise _damaged(f"{place}, and that step has no call")
-        given, logprobs = len(step.get("tokens", ())), step.get("logprobs")
-        if logprobs is not None and len(logprobs) != given:
-            what = f"has {len(logprobs)} values; expected one for each of {given} tokens"
+        count, logprobs = len(step.get("tokens", ())), step.get("logprobs")
+        if logprobs is not None and len(logprobs) != count:
+            what = f"has {len(logprobs)} values; expected one for each of {count} tokens"
             raise _damaged(f"steps[{number}].logprobs {what}")
 
 
@@ -127,7 +127,7 @@ def _check_chunk(chunk: dict[str, Any]) -> dict[str, Any]:
     try:
         CHUNK.validate_python(chunk)
     except ValidationError:
-        raise ValueError("it is no chunk of a prompt") from None
+        raise ValueError("it is not a chunk of a prompt") from None
     return chunk
 
 

@@ -44,18 +44,18 @@ def continued(turns: Iterable[Transition]) -> Iterator[tuple[int | None, FlatPro
     A prompt continues a turn if it begins with that turn's prompt and reply; if there are several,
     the longest one. None: it continues no turn, and all of it is new.
     """
-    known: list[FlatPrompt] = []
+    histories: list[FlatPrompt] = []
     for turn in turns:
         flat = flatten(turn.ob.chunks)
-        after = _begun(flat, known)
-        yield after, flat if after is None else flat[len(known[after]) :]
-        known.append([*flat, *turn.ac.tokens])
+        after = _continued_number(flat, histories)
+        yield after, flat if after is None else flat[len(histories[after]) :]
+        histories.append([*flat, *turn.ac.tokens])
 
 
-def _begun(flat: Sequence[Any], known: Sequence[FlatPrompt]) -> int | None:
+def _continued_number(flat: Sequence[Any], histories: Sequence[FlatPrompt]) -> int | None:
     """The number of the longest of the known sequences that a prompt begins with."""
-    for number in sorted(range(len(known)), key=lambda number: -len(known[number])):
-        ids = known[number]  # the last token is compared first: slices of the whole are slow
+    for number in sorted(range(len(histories)), key=lambda number: -len(histories[number])):
+        ids = histories[number]  # the last token is compared first: slicing all of it is slow
         if ids and flat[len(ids) - 1 : len(ids)] == ids[-1:] and flat[: len(ids)] == ids:
             return number
     return None
@@ -76,7 +76,7 @@ def shared(first: FlatPrompt, second: FlatPrompt) -> int:
 def sequences(trajectory: Trajectory) -> list[TokenSequence]:
     """Return a trajectory's token sequences: one for a linear conversation, else one per lineage.
 
-    A turn continues the longest sequence that its observation begins with, also if the turns of
+    A turn continues the longest sequence that its observation begins with, even if the turns of
     several lineages alternate. The sequence that ends last comes last; those of calls that the
     agent gave up come first. A turn that is not trained on (``ParseErrorPolicy.mask_error_turns``)
     has mask 0. A group's rewards are not included.
@@ -88,26 +88,26 @@ def sequences(trajectory: Trajectory) -> list[TokenSequence]:
         Sequences of at least one token; an empty list for an episode without a model call.
 
     Raises:
-        UnsupportedPromptError: An observation has other chunks than token ids, such as images.
+        UnsupportedPromptError: An observation has chunks other than token ids, such as images.
     """
-    found, known = list[TokenSequence](), list[FlatPrompt]()  # known: prompt and response of each
+    lineages, histories = list[TokenSequence](), list[FlatPrompt]()  # prompts with replies
     for turn in sorted(trajectory.transitions, key=lambda turn: GIVEN_UP not in turn.metrics):
-        seen, said = _token_ids(turn), turn.ac.tokens
-        if not seen and not said:
+        prompt, reply = _token_ids(turn), turn.ac.tokens
+        if not prompt and not reply:
             continue  # the runner's placeholder for an episode without a call
-        after = _begun(seen, known)
-        sequence = TokenSequence(seen) if after is None else found.pop(after)
-        new = [] if after is None else seen[len(known.pop(after)) :]
+        after = _continued_number(prompt, histories)
+        sequence = TokenSequence(prompt) if after is None else lineages.pop(after)
+        new = [] if after is None else prompt[len(histories.pop(after)) :]
         mask = int(is_trained(turn.metrics))
-        sequence.response_ids += [*new, *said]
-        sequence.response_mask += [0] * len(new) + [mask] * len(said)
+        sequence.response_ids += [*new, *reply]
+        sequence.response_mask += [0] * len(new) + [mask] * len(reply)
         sequence.response_logprobs += [0.0] * len(new)
-        sequence.response_logprobs += turn.ac.maybe_logprobs or [0.0] * len(said)
+        sequence.response_logprobs += turn.ac.maybe_logprobs or [0.0] * len(reply)
         sequence.rewards.append(turn.reward)
         sequence.turn_ends.append(len(sequence.response_ids))
-        found.append(sequence)
-        known.append([*seen, *said])
-    return found
+        lineages.append(sequence)
+        histories.append([*prompt, *reply])
+    return lineages
 
 
 def is_trained(metrics: Mapping[str, Any]) -> bool:
@@ -121,7 +121,7 @@ def _token_ids(turn: Transition) -> list[int]:
     except ValueError as error:
         kinds = sorted({type(chunk).__name__ for chunk in turn.ob.chunks})
         raise UnsupportedPromptError(
-            f"An observation holds {', '.join(kinds)}; expected token ids alone. Token sequences "
+            f"An observation holds {', '.join(kinds)}; expected only token ids. Token sequences "
             "cannot carry images: train such agents with the Cookbook's loop, or leave them out."
         ) from error
 
@@ -133,12 +133,12 @@ def dialogue(trajectory: Trajectory, tokenizer: Any) -> list[dict[str, str]]:
         ids = [token for token in tokens if isinstance(token, int)]
         return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
-    told = (new for _, new in continued(trajectory.transitions))
-    pairs = zip(told, trajectory.transitions, strict=True)
+    prompts = (new for _, new in continued(trajectory.transitions))
+    pairs = zip(prompts, trajectory.transitions, strict=True)
     return [{"told": text(new), "said": text(turn.ac.tokens)} for new, turn in pairs]
 
 
 def transcript(trajectory: Trajectory, tokenizer: Any) -> str:
     """Return the ``dialogue`` as one text for a judge: ``TOLD:`` and ``SAID:`` for each turn."""
     turns = dialogue(trajectory, tokenizer)
-    return "\n\n".join(f"TOLD:\n{each['told']}\n\nSAID:\n{each['said']}" for each in turns)
+    return "\n\n".join(f"TOLD:\n{turn['told']}\n\nSAID:\n{turn['said']}" for turn in turns)

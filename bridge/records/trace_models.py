@@ -1,4 +1,4 @@
-"""The fields of other programs' traces that are read; ``traces.py`` makes rows of records of them.
+"""The fields of other programs' traces that ``traces.py`` reads and turns into rows of records.
 
 ``Trajectory`` is of ATIF (Harbor), ``TrainingTrace`` of OpenEnv. Other fields are ignored.
 """
@@ -22,7 +22,7 @@ class Fields(BaseModel):
 
 
 class Rollout(Fields):
-    """What evert's own traces say of their rollout, under "evert"; the defaults are others'."""
+    """What evert's own traces say about their rollout, under "evert"; defaults for other traces."""
 
     split: str = "train"
     iteration: Count = 0
@@ -43,7 +43,7 @@ class Rollout(Fields):
 
 
 class Extra(Fields):
-    """Of a trajectory."""
+    """The ``extra`` of a trajectory."""
 
     evert: Rollout = Rollout()
 
@@ -64,7 +64,7 @@ class Result(Fields):
 
 
 class Observation(Fields):
-    """What a step was answered."""
+    """The answers to a step."""
 
     results: list[Result] = []
 
@@ -154,7 +154,7 @@ class Response(Fields):
 
 
 class Metadata(Fields):
-    """Of a turn."""
+    """The metadata of a turn."""
 
     model: str | None = None
     reward: Number | None = None

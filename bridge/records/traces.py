@@ -1,7 +1,7 @@
-"""``rows_of``: the rows of records of a line or file, which may be another program's trace.
+"""``rows_of``: the record rows of a line or file, which may be another program's trace.
 
     ATIF            Harbor's Agent Trajectory Interchange Format, with the subagents' trajectories
-    TrainingTrace   OpenEnv's calls of a model, each with its tokens and loss mask
+    TrainingTrace   OpenEnv's model calls, each with its tokens and loss mask
 
 A trace says less than a record. ``row["trace"]`` has its ``format``, and whether it ``has_tokens``
 and ``has_reward``. Without tokens, steps have neither prompt nor tokens; without a reward, it is 0.
@@ -38,7 +38,7 @@ LARGEST = 32 * 2**20
 """Most bytes of a file with one trace."""
 
 RECENT = 64
-"""Turns before a turn, among which the one that it continues is looked for."""
+"""How many earlier turns are searched for the one that a turn continues."""
 
 UNTRAINED = {"parse_error_masked": 1.0, "untrained": 1.0}
 """Metrics of a turn that is not trained on (``bridge/env/pending.py``, which loads torch)."""
@@ -56,7 +56,7 @@ def is_trace_file(path: Path) -> bool:
 
 
 def rows_of(value: Row) -> list[Row]:
-    """Return the rows of records of a trace; of any other value, the value alone.
+    """Return the record rows of a trace; any other value is returned as the only row.
 
     Raises:
         RecordError: A field of the trace is wrong.
@@ -75,7 +75,7 @@ def _checked(model: type[F], value: Row) -> F:
         return model.model_validate(value)
     except ValidationError as error:
         raise RecordError(
-            f"A trace is no {model.__name__}: {wrong_field(value, error)}. Correct or remove it."
+            f"A trace is not a {model.__name__}: {wrong_field(value, error)}. Correct or remove it."
         ) from None
 
 
@@ -96,10 +96,12 @@ def _trajectory_rows(trace: Trajectory) -> Iterator[Row]:
         else:
             messages.append(message)
         messages += map(_observed, step.observation.results if step.observation else ())
-    if steps and messages:  # no call has shown them to the model
-        steps[-1]["logs"]["observation"] = "\n".join(_text(each["content"]) for each in messages)
+    if steps and messages:  # the model never got them
+        steps[-1]["logs"]["observation"] = "\n".join(
+            _text(message["content"]) for message in messages
+        )
     sampled = [_ids(step.metrics) for step in trace.steps if step.is_sampled]
-    ids = [each for each in sampled if each is not None]
+    ids = [turn_ids for turn_ids in sampled if turn_ids is not None]
     rollout = (trace.extra or Extra()).evert
     if steps and rollout.total_reward is not None:
         steps[-1]["reward"] = rollout.total_reward - rollout.final_reward
@@ -115,12 +117,12 @@ def _message(step: Step) -> Row:
     message: Row = {"role": "assistant", "content": step.message}
     if step.reasoning_content:
         message["reasoning_content"] = step.reasoning_content
-    calls = [
+    pairs = [
         ({"name": call.function_name, "arguments": json.dumps(call.arguments)}, call.tool_call_id)
         for call in step.tool_calls or ()
     ]
-    made = [{"type": "function", "id": number, "function": function} for function, number in calls]
-    return message | ({"tool_calls": made} if made else {})
+    calls = [{"type": "function", "id": number, "function": function} for function, number in pairs]
+    return message | ({"tool_calls": calls} if calls else {})
 
 
 def _observed(result: Result) -> Row:
@@ -147,7 +149,7 @@ def _training_row(trace: TrainingTrace) -> Row:
         step = _step(_requested(turn, reply, conversations), reply, None)
         step["stop_reason"] = "length" if choice.finish_reason == "length" else "stop"
         step["reward"] = turn.metadata.reward or 0.0
-        if not all(turn.loss_mask[len(turn.prompt_token_ids) :]):  # turns are trained on whole
+        if not all(turn.loss_mask[len(turn.prompt_token_ids) :]):  # a turn is masked as a whole
             step["metrics"] = dict(UNTRAINED)
         steps.append(step)
     ids = [(t.prompt_token_ids, t.completion_token_ids, t.per_token_logps) for t in trace.turns]
@@ -164,10 +166,10 @@ def _requested(turn: TrainingTurn, reply: Row | None, conversations: list[list[s
         conversations.append([])
         return None
     messages, tools = [*map(_fields, turn.request.messages)], turn.request.tools or []
-    asked = [json.dumps(tools), *map(_identity, messages)]
-    after = _continued(asked, conversations)
-    begin = 0 if after is None else len(conversations[after]) - 1  # less the tools
-    conversations.append([*asked, _identity(reply or {})])
+    identities = [json.dumps(tools), *map(_identity, messages)]
+    after = _continued(identities, conversations)
+    begin = 0 if after is None else len(conversations[after]) - 1  # minus the tools
+    conversations.append([*identities, _identity(reply or {})])
     call = _call(messages[begin:], after)
     call |= {"model": turn.metadata.model} if turn.metadata.model else {}
     return call | ({"tools": tools} if tools and after is None else {})
@@ -222,7 +224,7 @@ def _row(
         step |= {"ob_len": len(prompt), "ac_len": len(completion)}
         sequences.append([*prompt, *completion])
     row = rollout.model_dump(exclude=TASK) | rollout.model_dump(include=TASK, exclude_unset=True)
-    if rollout.group_idx is None:  # other programs' traces are no group
+    if rollout.group_idx is None:  # other programs' traces have no groups
         row["group_idx"] = crc32(json.dumps(steps).encode())
     has_reward = rollout.total_reward is not None
     return row | {

@@ -15,7 +15,7 @@ taskset: a module of yours with a function ``taskset``, or an entry point of the
     bfcl_apis.py        the process with BFCL's simulated APIs
     miniwob.py          MiniWoB++'s pages in a headless Chromium
     openenv.py          the environment of an OpenEnv server
-    openenv_session.py  one episode at an OpenEnv server, and what its answers say
+    openenv_session.py  one episode at an OpenEnv server; checks of its answers
     answers.py          which answers reasoning-gym's scorers may read: some evaluate them as Python
     reasoning_gym.py    reasoning-gym's generators and scorers: an example for other tasksets
     scienceworld.py     ScienceWorld's experiments, in its Java simulator
@@ -38,16 +38,16 @@ from evert.envs.games import Game, GameError, import_user_module, literals
 GROUP = "evert.tasksets"
 
 
-def task_game(given: Mapping[str, Any]) -> Game:
+def task_game(fields: Mapping[str, Any]) -> Game:
     """Make a game by a taskset.
 
     Args:
-        given: The ``id``, 'taskset:name', and the taskset's arguments (read by ``literals``).
+        fields: The ``id``, 'taskset:name', and the taskset's arguments (read by ``literals``).
 
     Raises:
-        GameError: There is no such taskset, or it makes no game of these.
+        GameError: There is no such taskset, or it makes no game from these arguments.
     """
-    id, arguments = str(given.get("id") or ""), literals(given)
+    id, arguments = str(fields.get("id") or ""), literals(fields)
     taskset, _, name = id.partition(":")
     make = _maker(taskset, id)
     if not name:
@@ -80,14 +80,16 @@ def task_game(given: Mapping[str, Any]) -> Game:
 
 def _maker(taskset: str, id: str) -> Callable[..., Any]:
     """The function of a taskset: an entry point, or ``taskset`` in a user's module."""
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if taskset in found:
+    entries = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if taskset in entries:
         try:
-            return found[taskset].load()  # type: ignore[no-any-return]
+            return entries[taskset].load()  # type: ignore[no-any-return]
         except Exception as error:  # whatever the package raises
-            said = f"{type(error).__name__}: {error}{place_of(error)}"
-            value = found[taskset].value
-            raise GameError(f"The taskset {taskset} ({value}) cannot be loaded: {said}.") from error
+            reason = f"{type(error).__name__}: {error}{place_of(error)}"
+            value = entries[taskset].value
+            raise GameError(
+                f"The taskset {taskset} ({value}) cannot be loaded: {reason}."
+            ) from error
     if module := import_user_module(taskset):
         if callable(make := getattr(module, "taskset", None)):
             return make  # type: ignore[no-any-return]
@@ -96,11 +98,11 @@ def _maker(taskset: str, id: str) -> Callable[..., Any]:
             "evert.Game. Write one, or use env= for a game without a name or arguments."
         )
     local = [path.stem for path in Path().glob("*.py")]
-    near = get_close_matches(taskset.removesuffix(".py"), [*found, *local], n=1)
+    near = get_close_matches(taskset.removesuffix(".py"), [*entries, *local], n=1)
     hint = f" Did you mean tasks={near[0]}:NAME?" if near else ""
     raise GameError(
-        f"tasks={id or '(no name)'} names no taskset; expected 'taskset:name', like "
-        f"reasoning_gym:chain_sum.{hint} There are {', '.join(sorted(found))}, and modules of "
+        f"tasks={id or '(no name)'} does not name a taskset; expected 'taskset:name', like "
+        f"reasoning_gym:chain_sum.{hint} There are {', '.join(sorted(entries))}, and modules of "
         "yours with a function taskset(name): my_tasks for my_tasks.py in this folder. For a list "
         "of tasks, set agent=package.module:function train_tasks=package.module:TASKS."
     )

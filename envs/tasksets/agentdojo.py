@@ -49,8 +49,8 @@ def agentdojo(suites: str, *, attack: str = "", defense: str = "") -> Game:
     metrics = {"utility": Metric("User tasks done", "share", drawn=("train", "test"))}
     if attack:
         metrics["attacked"] = Metric("Attacks that succeeded", "share", drawn=("train", "test"))
-    named = [*suites.split(","), *filter(None, [attack, defense])]
-    return game_of_agent(f"agentdojo/{'-'.join(named)}-v0", agent, TOOLS, metrics)
+    names = [*suites.split(","), *filter(None, [attack, defense])]
+    return game_of_agent(f"agentdojo/{'-'.join(names)}-v0", agent, TOOLS, metrics)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class AgentDojo:
         attack: The attack that writes injections into the tools' results; "": none.
         defense: The pipeline's defence against injections; "": none.
         train_tasks: Tasks to train on.
-        test_tasks: Held-out tasks. Their user tasks are never trained on, with any injection.
+        test_tasks: Held-out tasks. Their user tasks are never trained on, whatever the injection.
     """
 
     from_path: ClassVar[bool] = True
@@ -78,7 +78,7 @@ class AgentDojo:
         """Check that the workspaces, the attack and the defence exist.
 
         Raises:
-            GameError: One does not, or AgentDojo is not installed.
+            GameError: One of them does not, or AgentDojo is not installed.
         """
         for suite in self.suites.split(","):
             _check("workspace", suite, _workspaces())  # before the whole package is imported
@@ -104,7 +104,7 @@ class AgentDojo:
         return [[task for user in side for task in _under(self.attack, user)] for side in sides]
 
     def __call__(self, client: "BlockingAgentClient", task: str) -> Outcome:
-        """Play a task. This is not a coroutine, because the package blocks."""
+        """Play a task. Not a coroutine, because the package blocks."""
         name, user, *goals = task.split("/")
         suite = _suite(name)
         utility, attacked = suite.run_task_with_pipeline(
@@ -122,9 +122,11 @@ class AgentDojo:
         return Outcome(float(utility and not attacked), metrics)
 
 
-def _check(what: str, name: str, known: Iterable[str]) -> None:
-    if name not in known or name in LEFT_OUT:
-        raise no_such("agentdojo", what, name, [each for each in known if each not in LEFT_OUT])
+def _check(what: str, name: str, names: Iterable[str]) -> None:
+    if name not in names or name in LEFT_OUT:
+        raise no_such(
+            "agentdojo", what, name, [choice for choice in names if choice not in LEFT_OUT]
+        )
 
 
 def _imported(module: str) -> Any:
@@ -176,9 +178,9 @@ def _under(attack: str, user: str) -> list[str]:
 @lru_cache(128)
 def _environment(suite: str, attack: str, user: str, goal: str = "") -> Any:
     """The tools' initial environment. Copy it: it is cached, since it takes 0.3 s to read."""
-    own = _suite(suite)
+    workspace = _suite(suite)
     injections = {}
     if goal:
-        tasks = own.get_user_task_by_id(user), own.get_injection_task_by_id(goal)
+        tasks = workspace.get_user_task_by_id(user), workspace.get_injection_task_by_id(goal)
         injections = _attack(suite, attack).attack(*tasks)
-    return own.load_and_inject_default_environment(injections)
+    return workspace.load_and_inject_default_environment(injections)

@@ -1,12 +1,12 @@
 """Which answers a scorer of reasoning-gym may read: nine scorers evaluate an answer as Python.
 
 Four call ``eval``. Five call ``sympy.parse_expr``, which also calls ``eval``, with all of Python's
-built-in functions. These scorers get only harmless answers: no calls except of mathematical
+built-in functions. These scorers get only harmless answers: no calls except to mathematical
 functions, no power that could take long. Other answers score 0. The other scorers read any answer,
-except for one that reads fractions.
+except the one that reads fractions.
 
 This is the second line of defence: the first is that scorers run in isolates
-(``bridge/isolation.py``), which bound the time of what no pattern foresees.
+(``bridge/isolation.py``), which stop what these patterns miss.
 """
 
 import re

@@ -87,7 +87,7 @@ class Bfcl:
         )
 
     async def __call__(self, client: "AgentClient", task: str) -> Outcome:
-        """Play a row's turns, and have the calls checked."""
+        """Play a row's turns, and check the calls."""
         category = task.rpartition("_")[0]
         row = deepcopy(_rows(category)[task])
         truth = row.pop("ground_truth")
@@ -122,16 +122,16 @@ async def _play(client: "AgentClient", row: dict[str, Any], ask: Any) -> list[li
     """The calls, by turn and step. After too many steps, the remaining turns are missing."""
     messages: list[dict[str, Any]] = []
     tools, turns = _tools(row), list[list[list[Any]]]()
-    for number, said in enumerate(row["question"]):
+    for number, question in enumerate(row["question"]):
         if str(number) in row.get("missed_function", {}):
             docs = _docs(row)
             tools |= {name: docs[name] for name in row["missed_function"][str(number)]}
             news = _constant("default_prompts").DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC
-            said = [{"role": "user", "content": news}]
-        messages += said
+            question = [{"role": "user", "content": news}]
+        messages += question
         steps: list[list[Any]] = []
         while calls := await _calls(client, messages, [*tools.values()]):
-            steps.append([each[1:] for each in calls])
+            steps.append([call[1:] for call in calls])
             answers = await ask("call", steps[-1])
             messages += [
                 {"role": "tool", "tool_call_id": call[0], "content": answer}
@@ -153,7 +153,7 @@ async def _calls(client: "AgentClient", messages: list[Any], tools: list[Any]) -
         for call in message.tool_calls or ()
         if call.type == "function"
     ]
-    return calls if all(isinstance(given, dict) for _, _, given in calls) else []
+    return calls if all(isinstance(arguments, dict) for _, _, arguments in calls) else []
 
 
 # -- the package's data --------------------------------------------------------------------------
@@ -178,8 +178,8 @@ def _rows(category: str) -> dict[str, dict[str, Any]]:
 def _tools(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The tools at the start of a row, by name: those of its APIs, except the missed ones."""
     missed = {name for names in row.get("missed_function", {}).values() for name in names}
-    own = _docs(row)
-    first = {name: tool for name, tool in own.items() if name not in missed}
+    docs = _docs(row)
+    first = {name: tool for name, tool in docs.items() if name not in missed}
     for tool in first.values():
         tool["function"]["description"] += PYTHON
     return first
@@ -203,11 +203,13 @@ def _docs(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _typed(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema for the chat API: the package has Python's names of types."""
-    own = {**schema, "type": _constant("type_mappings").GORILLA_TO_OPENAPI[schema["type"]]}
-    if schema["type"] == "float" and "description" in own:
-        own["format"], own["description"] = "float", own["description"] + FLOAT
-    if "items" in own:
-        own["items"] = _typed(own["items"])
-    if "properties" in own:
-        own["properties"] = {name: _typed(each) for name, each in own["properties"].items()}
-    return own
+    converted = {**schema, "type": _constant("type_mappings").GORILLA_TO_OPENAPI[schema["type"]]}
+    if schema["type"] == "float" and "description" in converted:
+        converted["format"], converted["description"] = "float", converted["description"] + FLOAT
+    if "items" in converted:
+        converted["items"] = _typed(converted["items"])
+    if "properties" in converted:
+        converted["properties"] = {
+            name: _typed(field) for name, field in converted["properties"].items()
+        }
+    return converted

@@ -20,7 +20,7 @@ from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
 Call: TypeAlias = "str | list[Any]"
 """A method's name and its arguments by name; or as the ground truth writes it: ``cd('docs')``."""
 
-_made: dict[str, dict[str, Any]] = {}
+_instances: dict[str, dict[str, Any]] = {}
 
 
 def execute(
@@ -34,10 +34,10 @@ def execute(
     is_evaL_run: bool = True,
 ) -> tuple[list[str], dict[str, Any]]:
     """Run calls; return their results and the instances. Replaces the package's function."""
-    if model_name not in _made:
-        made = {name: _instance(name, initial_config, long_context) for name in involved_classes}
-        _made[model_name] = made
-    instances = _made[model_name]
+    if model_name not in _instances:
+        apis = {name: _instance(name, initial_config, long_context) for name in involved_classes}
+        _instances[model_name] = apis
+    instances = _instances[model_name]
     methods = {
         name: method
         for instance in instances.values()
@@ -55,11 +55,11 @@ def _instance(name: str, config: dict[str, Any], long_context: bool) -> Any:
 
 
 def _answer(methods: Mapping[str, Callable[..., Any]], call: Call) -> str:
-    name, args, given = _parsed(call) if isinstance(call, str) else (call[0], [], call[1])
+    name, args, options = _parsed(call) if isinstance(call, str) else (call[0], [], call[1])
     if name not in methods:
         return f"Error during execution: name {name!r} is not defined"
     try:
-        result = methods[name](*args, **given)
+        result = methods[name](*args, **options)
         return result if isinstance(result, str) else _text(result)
     except Exception as error:
         return f"Error during execution: {error}"
@@ -72,16 +72,16 @@ def _text(result: Any) -> str:
         return str(result)
 
 
-def _parsed(written: str) -> tuple[str, list[Any], dict[str, Any]]:
-    match ast.parse(written, mode="eval").body:
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=given):
-            named = {str(one.arg): ast.literal_eval(one.value) for one in given}
-            return name, [ast.literal_eval(one) for one in args], named
-    raise ValueError(f"The ground truth has {written!r}, which does not call an API's method.")
+def _parsed(source: str) -> tuple[str, list[Any], dict[str, Any]]:
+    match ast.parse(source, mode="eval").body:
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
+            options = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
+            return name, [ast.literal_eval(arg) for arg in args], options
+    raise ValueError(f"The ground truth has {source!r}, which does not call an API's method.")
 
 
 class Episode:
-    """The APIs of a row, and what becomes of them."""
+    """The APIs of a row, and their state."""
 
     def begin(self, row: dict[str, Any], truth: list[list[str]]) -> None:
         """Take a row and its ground truth."""
@@ -90,8 +90,8 @@ class Episode:
 
     def call(self, calls: Sequence[Call]) -> list[str]:
         """Run the calls of a step; return their results."""
-        made = self.row["initial_config"], self.row["involved_classes"], "playing"
-        return execute(calls, *made, long_context="long_context" in self.row["id"])[0]
+        arguments = self.row["initial_config"], self.row["involved_classes"], "playing"
+        return execute(calls, *arguments, long_context="long_context" in self.row["id"])[0]
 
     def check(self, turns: list[list[list[Call]]]) -> dict[str, Any]:
         """The checker's verdict on calls by turn and step."""

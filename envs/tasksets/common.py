@@ -74,18 +74,18 @@ def split(tasks: Sequence[T]) -> tuple[list[T], list[T]]:
 
 
 def no_such(
-    whose: str, what: str, name: str, known: Iterable[str], listed: Iterable[str] | None = None
+    owner: str, what: str, name: str, names: Iterable[str], listed: Iterable[str] | None = None
 ) -> GameError:
     """The error for an unknown name, with the nearest known name and a list of names.
 
     Args:
-        whose: What has the names: "ScienceWorld".
+        owner: What has the names: "ScienceWorld".
         what: Kind of the names: "task".
         name: The unknown name.
-        known: All known names.
+        names: All known names.
         listed: Names that the message lists; None: all.
     """
-    near = get_close_matches(name, known := list(known), n=1, cutoff=0.4)
+    near = get_close_matches(name, names := list(names), n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]}?" if near else ""
-    there_is = ", ".join(sorted(known) if listed is None else listed)
-    return GameError(f"{whose} has no {what} {name!r:.200}.{hint} It has {there_is}.")
+    choices = ", ".join(sorted(names) if listed is None else listed)
+    return GameError(f"{owner} has no {what} {name!r:.200}.{hint} It has {choices}.")

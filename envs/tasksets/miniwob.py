@@ -1,4 +1,4 @@
-"""MiniWoB++'s pages in a headless Chromium: an instruction, a page in words, four commands.
+"""MiniWoB++'s pages in a headless Chromium: an instruction, the page as text, four commands.
 
     evert train tasks=miniwob:click-button model_name=smollm2
 
@@ -93,14 +93,14 @@ def browser() -> tuple[str | None, str | None]:
 def page(observation: Mapping[str, Any], info: Mapping[str, Any], env: Any) -> str:
     """The instruction, and a line for each element: number, tag, text, value, id, classes."""
     lines = [f"Task: {observation['utterance']}"]
-    for each in observation["dom_elements"]:
-        tag, text = each["tag"], " ".join(str(each["text"]).split())
+    for element in observation["dom_elements"]:
+        tag, text = element["tag"], " ".join(str(element["text"]).split())
         if tag == "t":
             lines.append(f'"{text}"')
         elif text or tag not in QUIET:
-            said = [f"[{each['ref']}] {tag}", f'"{text}"' if text else ""]
-            said += [f"{key}={each[key]}" for key in ("value", "id", "classes") if each[key]]
-            lines.append(" ".join(filter(None, said)))
+            parts = [f"[{element['ref']}] {tag}", f'"{text}"' if text else ""]
+            parts += [f"{key}={element[key]}" for key in ("value", "id", "classes") if element[key]]
+            lines.append(" ".join(filter(None, parts)))
     return "\n".join(lines)
 
 
@@ -118,13 +118,13 @@ def command(reply: str) -> str:
 def _action(line: str) -> dict[str, Any]:
     from miniwob.constants import DEFAULT_ALLOWED_KEYS
 
-    if found := re.fullmatch(r"click (\d{1,6})", line):
-        return {"action_type": "CLICK_ELEMENT", "ref": int(found[1])}
-    if found := re.fullmatch(rf"type (\d{{1,6}}) ([ -~]{{1,{LONGEST}}})", line):
+    if match := re.fullmatch(r"click (\d{1,6})", line):
+        return {"action_type": "CLICK_ELEMENT", "ref": int(match[1])}
+    if match := re.fullmatch(rf"type (\d{{1,6}}) ([ -~]{{1,{LONGEST}}})", line):
         return {
             "action_type": "FOCUS_ELEMENT_AND_TYPE_TEXT",
-            "ref": int(found[1]),
-            "text": found[2],
+            "ref": int(match[1]),
+            "text": match[2],
         }
     if line.startswith("key ") and line[4:] in DEFAULT_ALLOWED_KEYS:
         return {"action_type": "PRESS_KEY", "key": DEFAULT_ALLOWED_KEYS.index(line[4:])}
@@ -149,9 +149,9 @@ class _Page(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(seed=seed, options={"record_screenshots": False, **(options or {})})
 
     def step(self, action: str) -> Any:
-        given = _action(action)
+        fields = _action(action)
         kinds = self.get_wrapper_attr("action_space_config").action_types
-        return self.env.step({**given, "action_type": kinds.index(given["action_type"])})
+        return self.env.step({**fields, "action_type": kinds.index(fields["action_type"])})
 
 
 def make(name: str, seconds: float) -> gymnasium.Env[Any, Any]:

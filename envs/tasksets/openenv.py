@@ -41,8 +41,8 @@ def openenv(
 
     Args:
         url: URL of the server, "http://127.0.0.1:8000".
-        field: Field of the action that takes the reply as text; None: the only field that is
-            required, if it is a text, else actions are tool calls.
+        field: Field of the action that takes the reply as text; None: the only required
+            field, if it is a text; else actions are tool calls.
         turns: Actions after which an episode is truncated.
         probe: Actions that are tried to see whether the server gives rewards; 0: do not look.
         message_timeout_s: Seconds to wait for the server's answer to a message.
@@ -75,9 +75,9 @@ def _field(url: str, field: str | None) -> str:
         return required[0] if is_text and not calls_tools(action) else ""
     if field not in texts:
         raise no_such(f"An action of {url}", "text", field, texts)
-    if others := [name for name in required if name != field]:
+    if missing := [name for name in required if name != field]:
         raise GameError(
-            f"An action of {url} needs {', '.join(others)} beside {field}, but a reply is one "
+            f"An action of {url} needs {', '.join(missing)} beside {field}, but a reply is one "
             "text. Leave tasks.field out: the policy then calls a tool that takes all fields."
         )
     return field

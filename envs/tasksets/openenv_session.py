@@ -1,4 +1,4 @@
-"""One episode at an OpenEnv server: its session, the tools that it offers, what its answers say.
+"""One episode at an OpenEnv server: its session, its tools, and checks of its answers.
 
 Everything that a server sends is checked before it is used. OpenEnv's client loads in seconds and
 is imported when it is needed.
@@ -47,7 +47,7 @@ async def opened(
         pay: Gets each reward, as the server gives it.
 
     Raises:
-        GameError: OpenEnv is not installed, or no server of it answers at ``url``.
+        GameError: OpenEnv is not installed, or no OpenEnv server answers at ``url``.
     """
     action = await asyncio.to_thread(action_schema, url)
     install = "pip install 'evert[openenv]'"
@@ -99,7 +99,7 @@ class Session:
 
     @property
     def text(self) -> str:
-        """The observation in words."""
+        """The observation as text."""
         fields = self.observation
         if isinstance(fields, Mapping) and not fields.get("metadata"):
             fields = {name: value for name, value in fields.items() if name != "metadata"}
@@ -120,8 +120,8 @@ class Session:
         self._socket = self._env._ws
 
     async def step(self, action: Any) -> None:
-        """Take an action, a dict or one of OpenEnv's."""
-        # The client would connect again, to an environment that nobody has reset.
+        """Take an action: a dict or an OpenEnv action."""
+        # The client would reconnect to an environment that was not reset.
         if self._socket.close_code is not None:
             raise self._failure("step", f"it closed the connection ({self._socket.close_code})")
         await self._send("step", lambda: self._env.step(action))
@@ -143,7 +143,7 @@ class Session:
         return [_tool(tool.name, tool.description, tool.input_schema) for tool in tools]
 
     async def call(self, name: str, arguments: str) -> str:
-        """Take a call of a tool as an action, and return the result in words."""
+        """Take a call of a tool as an action, and return the result as text."""
         if self.is_over:
             return "The episode is over."
         fields = _json(arguments)
@@ -172,7 +172,7 @@ class Session:
             try:
                 result = await send()
                 break
-            except Exception as error:  # what a server does may have any effect in the client
+            except Exception as error:  # a server can make the client raise anything
                 if pause is None or "CAPACITY_REACHED" not in str(error):
                     self._refuse(what, error)
                     return
@@ -187,7 +187,7 @@ class Session:
         if what != "step" or "VALIDATION_ERROR" not in str(error):
             raise self._failure(what, f"{type(error).__name__}: {error}") from error
         self.is_refused = True  # the policy's mistake
-        self.observation = f"Error: the environment does not take this action: {error}"
+        self.observation = f"Error: the environment refuses this action: {error}"
 
     def _failure(self, what: str, reason: str) -> GameError:
         return GameError(

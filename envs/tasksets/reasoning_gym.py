@@ -134,9 +134,9 @@ class Reasoning:
     def __repr__(self) -> str:
         usual = {"prompt": "", "seed": 0, "size": SIZE, "levels": 0}
         all_ = {"prompt": self._prompt, "levels": self.levels, **self._arguments}
-        given = {key: value for key, value in all_.items() if value != usual.get(key)}
-        named = [f"{key}={value!r}" for key, value in sorted(given.items())]
-        return f"Reasoning({', '.join([*map(repr, self._names), *named])})"
+        settings = {key: value for key, value in all_.items() if value != usual.get(key)}
+        options = [f"{key}={value!r}" for key, value in sorted(settings.items())]
+        return f"Reasoning({', '.join([*map(repr, self._names), *options])})"
 
     def check(self) -> None:
         """Make the generators.
@@ -152,7 +152,9 @@ class Reasoning:
         unknown = [name for name in self._names if name not in factory.DATASETS]
         if unknown:
             raise no_such("reasoning-gym", "generator", unknown[0], factory.DATASETS)
-        return [_made(factory, name, self._arguments, level) for name, level in self._sources]
+        return [
+            _new_dataset(factory, name, self._arguments, level) for name, level in self._sources
+        ]
 
     @property
     def _sources(self) -> list[tuple[str, int | None]]:
@@ -162,9 +164,9 @@ class Reasoning:
 
     def item(self, task: int) -> tuple[Any, dict[str, Any]]:
         """The generator of a task, and its item: question, answer, metadata."""
-        number, which = divmod(task, len(self.kinds))
+        number, kind = divmod(task, len(self.kinds))
         with _making:
-            dataset = self._datasets[which]
+            dataset = self._datasets[kind]
             return dataset, dataset[number]
 
     def task_at(self, place: int, *, held_out: bool) -> int:
@@ -189,32 +191,32 @@ class Reasoning:
     async def __call__(self, client: "AgentClient", task: int) -> float:
         """Ask a question, and score the answer."""
         _, item = await off_loop(self.item, task)  # knight_swap needs a second for it
-        completion = await client.chat.completions.create(messages=self._asked(item))
-        which = task % len(self.kinds)
-        name, level = self._sources[which]
+        completion = await client.chat.completions.create(messages=self._messages(item))
+        kind = task % len(self.kinds)
+        name, level = self._sources[kind]
         scorer = (_scorer, name, self._arguments, level)
         reply = completion.choices[0].message.content or ""
         score = await isolated_score(client, scorer, item, reply)
         if not (isinstance(score, float) and 0 <= score <= 1):
-            score = 0.0  # also of an answer that has taken over the isolate
+            score = 0.0  # even if an answer has taken over the isolate
         client.metric("solved", float(score >= 1))
         if len(self.kinds) > 1:
-            client.metric(_metric(self.kinds[which]), score)
+            client.metric(_metric(self.kinds[kind]), score)
         return score
 
     def demonstrations(self, seed: int) -> Iterator[list[dict[str, str]]]:
-        """Questions with the generators' answers, for a warm-up, without end.
+        """Questions with the generators' answers, for a warm-up, endlessly.
 
         Raises:
             GameError: The generators have no answer with the full score.
         """
         draw = random.Random(seed)
         while True:
-            item, answer = self._answered(draw)
-            said = f"<answer>{answer}</answer>" if self._prompt else answer
-            yield [*self._asked(item), {"role": "assistant", "content": said}]
+            item, answer = self._example(draw)
+            reply = f"<answer>{answer}</answer>" if self._prompt else answer
+            yield [*self._messages(item), {"role": "assistant", "content": reply}]
 
-    def _answered(self, draw: random.Random) -> tuple[dict[str, Any], str]:
+    def _example(self, draw: random.Random) -> tuple[dict[str, Any], str]:
         for _ in range(_TRIES):
             dataset, item = self.item(draw.choice(self.train_tasks))
             answer = str(item["answer"])
@@ -222,7 +224,7 @@ class Reasoning:
                 return item, answer
         raise GameError(f"{self} has no answers to show. Leave warm_up_steps out.")
 
-    def _asked(self, item: dict[str, Any]) -> list[dict[str, str]]:
+    def _messages(self, item: dict[str, Any]) -> list[dict[str, str]]:
         from reasoning_gym.utils import SYSTEM_PROMPTS
 
         prompt = SYSTEM_PROMPTS.get(self._prompt, self._prompt)
@@ -235,7 +237,7 @@ def _scorer(
 ) -> Callable[[dict[str, Any], str], float]:
     """A generator's scorer of replies, which runs in an isolate."""
     factory = needed("reasoning_gym", "reasoning_gym.factory", "pip install 'evert[reasoning]'")
-    dataset = _made(factory, name, arguments, level)
+    dataset = _new_dataset(factory, name, arguments, level)
     with suppress(Exception):
         dataset.score_answer(str(dataset[0]["answer"]), dataset[0])  # the first call may import
     return partial(_scored, name, dataset)
@@ -253,7 +255,7 @@ def _metric(kind: str) -> str:
     return f"score_{kind}"
 
 
-def _made(factory: Any, name: str, arguments: dict[str, Any], level: int | None) -> Any:
+def _new_dataset(factory: Any, name: str, arguments: dict[str, Any], level: int | None) -> Any:
     fields = factory.DATASETS[name][1].__dataclass_fields__
     lost = [key for key in arguments if key not in fields]
     if lost:
@@ -279,8 +281,8 @@ def _at_level(factory: Any, name: str, arguments: dict[str, Any], level: int) ->
         raise GameError(f"reasoning-gym has no curriculum of {name}. Leave tasks.levels out.")
     curriculum = factory.create_curriculum(name)
     attributes = curriculum.attributes.values()
-    there = max((len(attribute.levels) for attribute in attributes), default=0)
-    if level >= there:
-        raise GameError(f"reasoning-gym's curriculum of {name} has {there} levels. Ask for fewer.")
+    count = max((len(attribute.levels) for attribute in attributes), default=0)
+    if level >= count:
+        raise GameError(f"reasoning-gym's curriculum of {name} has {count} levels. Ask for fewer.")
     curriculum.set_global_level(level)
     return dict(vars(curriculum.generate_configuration(arguments)))

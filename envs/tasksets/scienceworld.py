@@ -1,4 +1,4 @@
-"""ScienceWorld's thirty tasks: experiments in a house described in words.
+"""ScienceWorld's thirty tasks: experiments in a house described by text.
 
     evert train tasks=scienceworld:find-animal tasks.simplifications=easy model_name=smollm2
 
@@ -52,10 +52,10 @@ def scienceworld(names: str, *, simplifications: str = "", steps: int = 100) -> 
     """
     package = needed("scienceworld", "scienceworld.constants", "pip install 'evert[scienceworld]'")
     by_id: dict[str, str] = package.ID2TASK
-    known = [*by_id.values(), *by_id, "all"]
+    choices = [*by_id.values(), *by_id, "all"]
     for name in names.split(","):
-        if name not in known:
-            raise no_such("ScienceWorld", "task", name, known, [*by_id.values(), "all"])
+        if name not in choices:
+            raise no_such("ScienceWorld", "task", name, choices, [*by_id.values(), "all"])
     for name in filter(None, simplifications.split(",")):
         if name not in SIMPLIFICATIONS:
             raise no_such("ScienceWorld", "simplification", name, SIMPLIFICATIONS)
@@ -93,7 +93,7 @@ class ScienceWorld:
 
     Attributes:
         train_tasks: The benchmark's variations for training.
-        test_tasks: Its variations for tests. Those for development are in neither.
+        test_tasks: Its variations for tests. Those for development are in neither list.
     """
 
     names: str

@@ -55,7 +55,7 @@ def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
         GameError: There is no such game, it cannot start with these arguments, or needs a network.
     """
     _refuse_network(name, _module(name))
-    agent = _begun(name, players, options)
+    agent = _checked_agent(name, players, options)
     recipe: dict[str, Any] = {
         "batch_size": 8,
         "group_size": 8,
@@ -83,7 +83,8 @@ class TextArena:
     """An agent that plays a TextArena game; the task is the game's seed.
 
     Each player has one conversation, and gets only the new part of each observation. If an
-    observation does not begin with the last one, a new one starts. The reward is the game's.
+    observation does not begin with the last one, a new conversation starts. The game sets the
+    reward.
 
     Args:
         name: Id of the game.
@@ -108,24 +109,26 @@ class TextArena:
         """Play a game."""
         alone = self.players == 1
         clients = [client] if alone else [client.seat(seat) for seat in self.seats]
-        told: list[list[dict[str, str]]] = [[] for _ in clients]
-        shown = [""] * len(clients)
+        conversations: list[list[dict[str, str]]] = [[] for _ in clients]
+        observations = [""] * len(clients)
         match = await asyncio.to_thread(_Match, self, task)
         over = False
         while not over:
-            player, seen = await asyncio.to_thread(match.seen)
-            if not seen.startswith(shown[player]):
-                told[player], shown[player] = [], ""
-            text = seen.removeprefix(shown[player]).strip()
-            told[player].append({"role": "user", "content": text})
-            shown[player] = seen
-            completion = await clients[player].chat.completions.create(messages=told[player])
+            player, observation = await asyncio.to_thread(match.observation)
+            if not observation.startswith(observations[player]):
+                conversations[player], observations[player] = [], ""
+            text = observation.removeprefix(observations[player]).strip()
+            conversations[player].append({"role": "user", "content": text})
+            observations[player] = observation
+            completion = await clients[player].chat.completions.create(
+                messages=conversations[player]
+            )
             reply = completion.choices[0].message.content or ""
-            told[player].append({"role": "assistant", "content": reply})
+            conversations[player].append({"role": "assistant", "content": reply})
             over = await asyncio.to_thread(match.step, reply)
         rewards, about = match.env.close()
-        for player, own in enumerate(clients):
-            _note(own, float(rewards[player]), about[player], alone=alone)
+        for player, player_client in enumerate(clients):
+            _note(player_client, float(rewards[player]), about[player], alone=alone)
         earned = {seat: float(rewards[player]) for player, seat in enumerate(self.seats)}
         return earned["player_0"] if alone else earned
 
@@ -141,7 +144,7 @@ class _Match:
         self.env = self._as_itself(lambda: textarena.make(agent.name, **agent.options))
         self._as_itself(lambda: self.env.reset(num_players=agent.players, seed=seed))
 
-    def seen(self) -> Any:
+    def observation(self) -> Any:
         """The player to move, and that player's observation."""
         return self._as_itself(self.env.get_observation)
 
@@ -151,13 +154,13 @@ class _Match:
 
     def _as_itself(self, work: Callable[[], T]) -> T:
         with _random_lock:
-            others = random.getstate()
+            outer_state = random.getstate()
             random.setstate(self._random_state)
             try:
                 return work()
             finally:
                 self._random_state = random.getstate()
-                random.setstate(others)
+                random.setstate(outer_state)
 
 
 def _note(client: "AgentClient", reward: float, about: Mapping[str, Any], *, alone: bool) -> None:
@@ -184,9 +187,9 @@ def _module(name: str) -> str:
 def _silence(module: str) -> None:
     """Replace ``print`` in a game's modules: some games print, and all threads share stdout."""
     importlib.import_module(module)
-    for name, each in [*sys.modules.items()]:
+    for name, game_module in [*sys.modules.items()]:
         if name.startswith(module.rpartition(".")[0]):
-            vars(each)["print"] = lambda *said, **options: None
+            vars(game_module)["print"] = lambda *values, **options: None
 
 
 def _refuse_network(name: str, module: str) -> None:
@@ -199,12 +202,12 @@ def _refuse_network(name: str, module: str) -> None:
     for word, why in NETWORK.items():
         if word in source:
             raise GameError(
-                f"tasks=textarena:{name} is not offered: the game {why}. Take another, like "
+                f"tasks=textarena:{name} is not offered: the game {why}. Choose another, like "
                 "GuessTheNumber-v0; docs/tasksets.md lists those that are left out."
             )
 
 
-def _begun(name: str, players: int | None, options: Mapping[str, Any]) -> TextArena:
+def _checked_agent(name: str, players: int | None, options: Mapping[str, Any]) -> TextArena:
     """The agent of a game that starts; without ``players``, with as few as possible."""
     import textarena
 
@@ -219,11 +222,11 @@ def _begun(name: str, players: int | None, options: Mapping[str, Any]) -> TextAr
             continue
         if not (players or is_alone or count > 1):
             continue
-        seen = match.seen()[1]
-        if not isinstance(seen, str):
+        observation = match.observation()[1]
+        if not isinstance(observation, str):
             raise GameError(
-                f"tasks=textarena:{name} shows a {type(seen).__name__} instead of text. Take the "
-                "game's id without '-raw'."
+                f"tasks=textarena:{name} shows a {type(observation).__name__} instead of text. "
+                "Take the game's id without '-raw'."
             )
         return agent
     raise GameError(

@@ -40,11 +40,11 @@ def verifiers(name: str, **options: Any) -> Game:
     Args:
         name: The environment's name, as verifiers itself takes it: "marble-v1".
         **options: v0: the arguments of ``load_environment``. v1: settings of the taskset, or of the
-            environment where it has one of the name: ``agent.harness.id``. ``eval.KEY`` is a
+            environment if it has one of that name: ``agent.harness.id``. ``eval.KEY`` is a
             setting of the held-out tasks alone.
 
     Raises:
-        GameError: verifiers is not installed, has no such environment, or it needs a sandbox.
+        GameError: verifiers is not installed, has no such environment, or that needs a sandbox.
     """
     needed("verifiers", "verifiers", INSTALL)
     agent = Verifiers(name, options)
@@ -90,7 +90,7 @@ class Verifiers:
         """Play an episode.
 
         Raises:
-            RuntimeError: verifiers reports an error, which the message has.
+            RuntimeError: verifiers reports an error, which the message quotes.
         """
         part, _, number = task.partition("/")
         return await self.environment.play(client, part, int(number))
@@ -98,7 +98,7 @@ class Verifiers:
 
 @lru_cache
 def _loaded(name: str, options: str) -> "V0Environment | V1Environment":
-    """Load an environment; ``options`` is the repr of the options, since a dict is no key."""
+    """Load an environment; ``options`` is the repr of the options, since a dict is not hashable."""
     arguments: dict[str, Any] = literal_eval(options)
     has_v0, is_v0 = find_spec("verifiers.envs") is not None, False
     try:
@@ -139,7 +139,7 @@ def _module_of(name: str) -> str:
 
 
 def _installed() -> list[str]:
-    """Names of verifiers' own tasksets, and modules of the packages that require verifiers."""
+    """Names of verifiers' own tasksets, and modules of packages that require verifiers."""
     names = {
         module
         for module, packages in packages_distributions().items()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
 
 REPLIES = {"EmptyModelResponseError", "InvalidModelResponseError"}
-"""Errors of verifiers' about the policy's reply, which ends the episode with its reward."""
+"""verifiers' errors about the policy's reply; such a reply ends the episode with its reward."""
 
 
 class V0Environment:
@@ -61,7 +61,7 @@ class V0Environment:
 
 @contextmanager
 def _signal_handlers_restored() -> Iterator[None]:
-    """Each environment of verifiers' replaces the process's handlers."""
+    """Each verifiers environment replaces the process's handlers."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -76,8 +76,8 @@ def _check(name: str, env: Any) -> None:
     kinds = {kind.__name__ for part in parts for kind in type(part).__mro__}
     if boxes := sorted(kind for kind in kinds if "Sandbox" in kind or kind == "BrowserEnv"):
         raise GameError(
-            f"tasks=verifiers:{name} is a {type(env).__name__}, which needs a sandbox of Prime "
-            f"Intellect's ({boxes[0]}), and evert starts none. Take an environment without one."
+            f"tasks=verifiers:{name} is a {type(env).__name__}, which needs a Prime "
+            f"Intellect sandbox ({boxes[0]}); evert starts none. Choose an environment without one."
         )
     if any(part.requires_group_rollouts for part in parts):
         raise GameError(

@@ -32,7 +32,7 @@ EVAL = "eval."
 """Prefix of options for the held-out tasks."""
 
 ENDLESS = 1_000
-"""Tasks that are played of a taskset without an end."""
+"""Number of tasks to play of an endless taskset."""
 
 
 class V1Environment:
@@ -87,7 +87,7 @@ class VerifiersAgent:
     Raises (when it plays):
         InvalidDatasetError: There is no such task.
         RewardError: No trace is trainable, or several are.
-        RuntimeError: The episode failed; the message has verifiers' error.
+        RuntimeError: The episode failed; the message quotes verifiers' error.
     """
 
     def __init__(self, env: Any) -> None:
@@ -101,7 +101,7 @@ class VerifiersAgent:
         """Return the numbers of the first ``limit`` tasks (None: of all), for a dataset.
 
         Raises:
-            InvalidDatasetError: The taskset has no end, and there is no limit.
+            InvalidDatasetError: The taskset is endless, and ``limit`` is None.
         """
         taskset = vf.load_environment(self.config()).taskset
         if limit is None and not taskset.bounded:
@@ -154,9 +154,9 @@ class _Tasks(Sequence[Any]):
     """The tasks of a taskset, which reads them in order; an endless one is read as needed."""
 
     def __init__(self, taskset: Any) -> None:
-        self._rest = iter(taskset)
-        self._read = [*self._rest] if taskset.bounded else []
-        self._count = len(self._read) if taskset.bounded else ENDLESS
+        self._iterator = iter(taskset)
+        self._items = [*self._iterator] if taskset.bounded else []
+        self._count = len(self._items) if taskset.bounded else ENDLESS
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -164,14 +164,14 @@ class _Tasks(Sequence[Any]):
 
     def __getitem__(self, number: Any) -> Any:
         with self._lock:
-            self._read += itertools.islice(self._rest, max(0, number + 1 - len(self._read)))
-        return self._read[number]
+            self._items += itertools.islice(self._iterator, max(0, number + 1 - len(self._items)))
+        return self._items[number]
 
 
 def _block(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The ``env`` block of a configuration of verifiers', as a dict."""
     block: dict[str, Any] = {"taskset": {"id": name}}
-    taskset_class(name)  # raises if there is none, and the next line does not
+    taskset_class(name)  # raises if there is none; the next line would not
     kind = vf.env_config_type(name)
     for key, value in options.items():
         *parents, last = key.split(".")
@@ -205,7 +205,7 @@ def _check(name: str, config: Any, options: Mapping[str, Any], task: Any) -> Non
             raise GameError(
                 f"tasks=verifiers:{name}: {why}, and evert starts no container by itself. If this "
                 f"machine has Docker, set tasks.{role}.runtime.type=docker (verifiers has more "
-                "runtimes), or take an environment that needs none."
+                "runtimes), or choose an environment that needs none."
             )
 
 
@@ -221,7 +221,7 @@ def _task_of(taskset: Any, number: object) -> Any:
 
 @contextmanager
 def _key_in_environment(key: str) -> Iterator[str]:
-    """Set an environment variable to the key: verifiers takes a key only from there."""
+    """Set an environment variable to the key: verifiers reads a key only from there."""
     name = f"EVERT_KEY_{secrets.token_hex(8)}"
     os.environ[name] = key
     try:
@@ -232,10 +232,10 @@ def _key_in_environment(key: str) -> Iterator[str]:
 
 def _outcome(episode: Any) -> Outcome:
     trained = [trace for trace in episode.traces if trace.agent.trainable]
-    failed = episode.last_error or next((t.last_error for t in episode.traces if not t.ok), None)
+    error = episode.last_error or next((t.last_error for t in episode.traces if not t.ok), None)
     if not episode.ok:
-        said = "no error" if failed is None else f"{failed.type}: {failed.message}"
-        raise RuntimeError(f"The episode of verifiers' {episode.env.id!r} failed: {said}")
+        reason = "no error" if error is None else f"{error.type}: {error.message}"
+        raise RuntimeError(f"The episode of verifiers' {episode.env.id!r} failed: {reason}")
     if len(trained) != 1:
         raise RewardError(
             f"The episode of verifiers' {episode.env.id!r} has {len(trained)} trainable traces; "

@@ -76,7 +76,7 @@ class Damage:
         return self.line(json.dumps(row).encode())
 
 
-NO_JSON = "…, line 2: The line is no JSON: …. Remove it."
+NO_JSON = "…, line 2: The line is not JSON: …. Remove it."
 DIFFERS = "ReplayError: The agent differs from its record at turn"
 
 
@@ -126,7 +126,7 @@ TABLE: list[Damage] = [
     Damage("the seat is missing", amiss("seat is missing"), row=gone("seat")),
     Damage("a message has no role", amiss("steps[0].call.messages[0].role is missing"),
         row=gone("steps.0.call.messages.0.role")),
-    Damage("the version is missing", "…, line 2: A line is no rollout of evert's: …",
+    Damage("the version is missing", "…, line 2: A line is not an evert rollout: …",
         row=gone("evert_schema")),
     Damage("the version is another",
         "…, line 2: A record has evert_schema=2; this version of evert reads 1. …",
@@ -143,7 +143,7 @@ TABLE: list[Damage] = [
                 f"{2**40}; …less than or equal to …"),
             ("a token id is true", "steps.0.prompt.tokens.2", True, "True; …valid integer"),
             ("an image in a prompt is empty", "steps.0.prompt.tokens.0", {"type": "image"},
-                "{'type': 'image'}; …no chunk of a prompt"),
+                "{'type': 'image'}; …not a chunk of a prompt"),
             ("a prompt goes on from its own step", "steps.1.prompt.after", 1,
                 "1; expected null or a step before 1"),
             ("a prompt goes on from a text", "steps.1.prompt.after", "0", "'0'; …valid integer"),

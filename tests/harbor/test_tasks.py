@@ -93,8 +93,8 @@ def test_what_harbor_has_not_is_said(given: dict[str, Any], message: str) -> Non
 @pytest.mark.parametrize(
     ("path", "held_out", "message"),
     [
-        ("nowhere", None, "There is no folder 'nowhere' with tasks of Harbor's"),
-        ("docs", None, r"docs has no tasks of Harbor's; expected folders with a task\.toml"),
+        ("nowhere", None, "There is no folder 'nowhere' with Harbor tasks"),
+        ("docs", None, r"docs has no Harbor tasks; expected folders with a task\.toml"),
         (TASKS, 10, "held_out=10: .* has 10 tasks; expected a smaller number, 0 or more"),
         (TASKS, "two", "held_out='two'"),
     ],
@@ -150,7 +150,7 @@ def test_each_agent_of_harbors_is_led_to_the_episode(name: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("agent", "options", "message"),
     [
-        ("devin", {}, "Harbor's agent 'devin' takes only its maker's models"),
+        ("devin", {}, "Harbor's agent 'devin' uses only its maker's models"),
         ("mini-swe-agent", {}, "Give an address of this machine: host='172.17.0.1'"),
     ],
 )

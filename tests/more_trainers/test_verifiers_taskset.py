@@ -254,7 +254,7 @@ BOTH = [
 ]
 REFUSED_V0: list[tuple[dict[str, Any], str]] = [
     *BOTH,
-    ({"id": "verifiers:sandbox-env"}, r"Boxed, which needs a sandbox of Prime Intellect's"),
+    ({"id": "verifiers:sandbox-env"}, r"Boxed, which needs a Prime Intellect sandbox"),
     ({"id": "verifiers:group-env"}, r"scores whole groups of rollouts, but evert plays them one"),
     ({"id": "verifiers:v0-guess", "cout": 3}, r"unexpected keyword argument 'cout'"),
 ]

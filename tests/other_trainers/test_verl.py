@@ -404,7 +404,7 @@ async def test_images_are_refused(servers: Made) -> None:
     policy = ServerPolicy(given, "1", {}, Room(96, 448, 544), None)
     image = tinker.types.ImageChunk(data=b"png", format="png", expected_tokens=3)
 
-    with pytest.raises(evert.UnsupportedPromptError, match="sends verl only token ids"):
+    with pytest.raises(evert.UnsupportedPromptError, match="sends only token ids to verl"):
         await policy(tinker.ModelInput(chunks=[image]), [5])
 
     assert given.asked == []
@@ -431,7 +431,7 @@ async def test_a_reply_that_the_server_broke_off_fails_its_episode(servers: Made
         return TokenOutput(token_ids=[5], log_probs=[-1.0], stop_reason="aborted")
 
     given.generate = generate  # type: ignore[method-assign]
-    with pytest.raises(evert.EvertError, match="broke off a reply after 1 tokens"):
+    with pytest.raises(evert.EvertError, match="aborted a reply after 1 tokens"):
         await outputs_of(given, 1)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -516,8 +516,8 @@ def test_verl_reads_the_tasks_that_were_written_as_they_were(tmp_path: Path) -> 
     ("tasks", "message"),
     [
         ([], "needs at least one task"),
-        ([(1, 2)], r"Task 0, \(1, 2\), comes back from JSON as something else"),
-        ([0, {1, 2}], r"Task 1, \{1, 2\}, does not fit into JSON"),
+        ([(1, 2)], r"Task 0, \(1, 2\), is not the same after a round trip through JSON"),
+        ([0, {1, 2}], r"Task 1, \{1, 2\}, cannot be written as JSON"),
         ("no.such:TASKS", "No tasks at 'no.such:TASKS'"),
     ],
 )

@@ -138,10 +138,10 @@ async def test_a_demonstration_shows_the_agents_question_and_an_answer_that_is_r
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"id": "sums"}, "tasks=sums names no taskset; expected .* There are broken, gone, "),
+        ({"id": "sums"}, "tasks=sums does not name a taskset; .* There are broken, gone, "),
         (
             {"id": "sums:x"},
-            "tasks=sums:x names no taskset; expected .* modules of yours with a fun",
+            "tasks=sums:x does not name a taskset; expected .* modules of yours with a fun",
         ),
         ({"id": "json:x"}, r"json/__init__\.py has no function taskset\(name\) that returns an"),
         ({"id": "reasoning_gym"}, "tasks=reasoning_gym has no name; expected tasks=reasoning_gym:"),

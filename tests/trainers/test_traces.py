@@ -280,7 +280,10 @@ def turn_with(**fields: Any) -> dict[str, Any]:
 
 
 WRONG: list[tuple[Any, str]] = [
-    ({**FOREIGN, "steps": 3}, "A trace is no Trajectory: steps is 3; Input should be a valid list"),
+    (
+        {**FOREIGN, "steps": 3},
+        "trace is not a Trajectory: steps is 3; Input should be a valid list",
+    ),
     ({**FOREIGN, "agent": {}}, "agent.name is missing"),
     ({**FOREIGN, "steps": [{"source": "agent", "message": 1}]}, "steps[0].message is 1; "),
     ({**FOREIGN, "subagent_trajectories": [[]]}, "subagent_trajectories[0] is []; "),

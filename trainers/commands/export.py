@@ -55,7 +55,7 @@ class ExportSettings:
 
     run: str = chz.field(doc="folder of a run or an evaluation, or a file of a Recorder")
     format: Literal["sft", "pairs", "atif", "training_trace", "otel"] = setting(
-        "sft", "what to write"
+        "sft", "format to write"
     )
     min_reward: float | None = setting(
         None, "lowest reward of a rollout, group reward included; None: any"
@@ -66,42 +66,44 @@ class ExportSettings:
     unique: bool = setting(True, "whether equal conversations, or pairs, are written once")
 
 
-class _Chosen:
+class _Selection:
     """Selects the rollouts to write; counts them, and the rows that they become."""
 
     def __init__(self, settings: ExportSettings) -> None:
-        self.least = settings.min_reward
-        self.read = self.kept = self.rows = 0
+        self.min_reward = settings.min_reward
+        self.total = self.selected = self.rows = 0
 
     def of(self, records: Iterable["RolloutRecord"]) -> Iterator["RolloutRecord"]:
         for record in records:
-            self.read += 1
-            if self.least is None or record.reward >= self.least:
-                self.kept += 1
+            self.total += 1
+            if self.min_reward is None or record.reward >= self.min_reward:
+                self.selected += 1
                 yield record
 
 
 def export(settings: ExportSettings) -> None:
     """Write the rows, one after the other, and print how many there are."""
-    record_files(settings.run)  # a wrong name is answered before the formats are imported
+    record_files(settings.run)  # a wrong name raises before the slow import of the formats
     from evert.trainers.rundir.exports import FORMATS
 
     console = Console(highlight=False, markup=False)
-    chosen, left_out = _Chosen(settings), list[str]()
+    selection, left_out = _Selection(settings), list[str]()
     with progress(settings.run, "exporting", console) as records:
-        rows = FORMATS[settings.format](chosen.of(records), left_out.append)
-        lines = _lines(settings, rows, chosen)
+        rows = FORMATS[settings.format](selection.of(records), left_out.append)
+        lines = _lines(settings, rows, selection)
         if (first := next(lines, None)) is None:
-            raise RecordError(_why_nothing(settings, chosen, left_out))
+            raise RecordError(_why_nothing(settings, selection, left_out))
         out = _write(settings, chain([first], lines))
-    written = f"{chosen.rows} {NOUNS[settings.format][1]}"
-    of = f"of {chosen.kept} rollouts ({chosen.read} on record)"
-    console.print(f"{out}: {written} {of}", soft_wrap=True)
+    count = f"{selection.rows} {NOUNS[settings.format][1]}"
+    of = f"of {selection.selected} rollouts ({selection.total} on record)"
+    console.print(f"{out}: {count} {of}", soft_wrap=True)
     if left_out:
         console.print(f"left out: {len(left_out)}. The first: {left_out[0]}", soft_wrap=True)
 
 
-def _lines(settings: ExportSettings, rows: Iterable["Row"], chosen: _Chosen) -> Iterator[bytes]:
+def _lines(
+    settings: ExportSettings, rows: Iterable["Row"], selection: _Selection
+) -> Iterator[bytes]:
     """The rows in JSON, without known secrets; equal conversations and pairs once."""
     from evert.bridge.redaction import redacted
 
@@ -113,7 +115,7 @@ def _lines(settings: ExportSettings, rows: Iterable["Row"], chosen: _Chosen) -> 
             if (digest := blake2b(line, digest_size=16).digest()) in digests:
                 continue
             digests.add(digest)
-        chosen.rows += 1
+        selection.rows += 1
         yield line
 
 
@@ -125,7 +127,7 @@ def _write(settings: ExportSettings, lines: Iterable[bytes]) -> Path:
         number = 0
         for number, line in enumerate(lines):
             write_whole(out / f"{number:06}.json", line)
-        for old in [*out.glob(TRACES)]:  # of an export that had more
+        for old in [*out.glob(TRACES)]:  # of an earlier export with more files
             if int(old.stem) > number:
                 old.unlink()
         return out
@@ -135,15 +137,14 @@ def _write(settings: ExportSettings, lines: Iterable[bytes]) -> Path:
     return out
 
 
-def _why_nothing(settings: ExportSettings, chosen: _Chosen, left_out: Sequence[str]) -> str:
+def _why_nothing(settings: ExportSettings, selection: _Selection, left_out: Sequence[str]) -> str:
     if left_out:
         what = NOUNS[settings.format][0]
-        return f"No {what} of {chosen.kept} rollouts can be written. {left_out[0]}"
-    if not chosen.kept and chosen.read:
-        return (
-            f"None of {chosen.read} rollouts earned min_reward={settings.min_reward:g}. Lower it."
-        )
-    if chosen.kept and settings.format == "pairs":
+        return f"No {what} of {selection.selected} rollouts can be written. {left_out[0]}"
+    if not selection.selected and selection.total:
+        least = f"min_reward={settings.min_reward:g}"
+        return f"None of {selection.total} rollouts earned {least}. Lower it."
+    if selection.selected and settings.format == "pairs":
         return f"{settings.run} has no group whose rewards differ, so there are no pairs."
     return f"There is no conversation in {settings.run}: no model was called."
 

@@ -71,11 +71,11 @@ class Rescored:
 def rescore_and_show(settings: RescoreSettings) -> None:
     """Score again, compare old and new rewards, and write them."""
     console = Console(highlight=False, markup=False)
-    found = rescore(settings, console)
-    _show(found, settings.show, console)
-    console.print(f"rescored: {_write(found, settings)}", soft_wrap=True)
+    rollouts = rescore(settings, console)
+    _show(rollouts, settings.show, console)
+    console.print(f"rescored: {_write(rollouts, settings)}", soft_wrap=True)
     if settings.replace:
-        _replace(found, settings.run)
+        _replace(rollouts, settings.run)
         console.print(f"replaced: the rewards in {settings.run}", soft_wrap=True)
 
 
@@ -90,10 +90,10 @@ def rescore(settings: RescoreSettings, console: Console) -> list[Rescored]:
     with progress(settings.run, "rescoring", console) as records:
         if settings.replace:
             records = map(_replaceable, records)
-        found = run_async(_rescored(records, reward, settings.parallel))
-    if not found:
+        rollouts = run_async(_rescored(records, reward, settings.parallel))
+    if not rollouts:
         raise RecordError(f"{settings.run} has no complete rollout, so nothing can be rescored.")
-    return found
+    return rollouts
 
 
 def _replaceable(record: "RolloutRecord") -> "RolloutRecord":
@@ -108,11 +108,11 @@ def _replaceable(record: "RolloutRecord") -> "RolloutRecord":
 async def _rescored(
     records: "Iterable[RolloutRecord]", reward: Callable[..., Any], parallel: int
 ) -> list[Rescored]:
-    found, rest = list[Rescored](), iter(records)
-    while some := [*islice(rest, parallel)]:  # read first: a damaged line raises
-        found += await asyncio.gather(*(_scored(record, reward) for record in some))
+    rollouts, remaining = list[Rescored](), iter(records)
+    while batch := [*islice(remaining, parallel)]:  # read before scoring: a damaged line raises
+        rollouts += await asyncio.gather(*(_scored(record, reward) for record in batch))
         await asyncio.sleep(0)  # lets Ctrl-C in if no reward awaits
-    return found
+    return rollouts
 
 
 async def _scored(record: "RolloutRecord", reward: Callable[..., Any]) -> Rescored:
@@ -126,7 +126,7 @@ async def _scored(record: "RolloutRecord", reward: Callable[..., Any]) -> Rescor
             value = await value
     except Exception as error:
         raise RewardError(
-            f"{name} raised {type(error).__name__}: {text_of(error)}{place_of(error)}. Mend the "
+            f"{name} raised {type(error).__name__}: {text_of(error)}{place_of(error)}. Fix the "
             "function; the record is unchanged."
         ) from error
     return Rescored(
@@ -139,10 +139,10 @@ async def _scored(record: "RolloutRecord", reward: Callable[..., Any]) -> Rescor
     )
 
 
-def _show(found: Sequence[Rescored], most: int, console: Console) -> None:
-    old, new = [each.old for each in found], [each.new for each in found]
-    changed = [each for each in found if not math.isclose(each.old, each.new)]
-    console.print(f"{len(found)} rollouts, {len(changed)} with another reward")
+def _show(rollouts: Sequence[Rescored], limit: int, console: Console) -> None:
+    old, new = [rollout.old for rollout in rollouts], [rollout.new for rollout in rollouts]
+    changes = [rollout for rollout in rollouts if not math.isclose(rollout.old, rollout.new)]
+    console.print(f"{len(rollouts)} rollouts, {len(changes)} with another reward")
     table = Table("", "old", "new", box=None)
     for name, measure in (("mean", fmean), ("lowest", min), ("highest", max)):
         of = cast("Callable[[list[float]], float]", measure)
@@ -150,23 +150,27 @@ def _show(found: Sequence[Rescored], most: int, console: Console) -> None:
     console.print(table)
     if len({*old}) > 1 and len({*new}) > 1:
         console.print(f"correlation of old and new: {correlation(old, new):.2f}")
-    changed.sort(key=lambda each: -abs(each.new - each.old))
-    for each in changed[:most]:
-        where = f"iteration {each.iteration}, group {each.group_idx}, member {each.traj_idx}"
-        console.print(f"  {each.old:g} -> {each.new:g}  {where}  {each.task:.60}")
+    changes.sort(key=lambda rollout: -abs(rollout.new - rollout.old))
+    for rollout in changes[:limit]:
+        where = f"iteration {rollout.iteration}, group {rollout.group_idx}"
+        where += f", member {rollout.traj_idx}"
+        console.print(f"  {rollout.old:g} -> {rollout.new:g}  {where}  {rollout.task:.60}")
 
 
-def _write(found: Sequence[Rescored], settings: RescoreSettings) -> Path:
+def _write(rollouts: Sequence[Rescored], settings: RescoreSettings) -> Path:
     run = Path(settings.run).expanduser()
     path = Path(settings.out).expanduser() if settings.out else None
     path = path or (run if run.is_dir() else run.parent) / RESCORED
-    write_whole(path, "".join(f"{json.dumps(asdict(each))}\n" for each in found).encode())
+    write_whole(path, "".join(f"{json.dumps(asdict(rollout))}\n" for rollout in rollouts).encode())
     return path
 
 
-def _replace(found: Sequence[Rescored], run: str) -> None:
-    """Make the new rewards the record's: what they add is the group's part of the reward."""
-    rewards = {(each.iteration, each.group_idx, each.traj_idx): each.new for each in found}
+def _replace(rollouts: Sequence[Rescored], run: str) -> None:
+    """Put the new rewards into the record; the difference is added to the group's reward."""
+    rewards = {
+        (rollout.iteration, rollout.group_idx, rollout.traj_idx): rollout.new
+        for rollout in rollouts
+    }
 
     def change(row: "Row") -> bool:
         key = row["iteration"], row["group_idx"], row["traj_idx"]

@@ -4,7 +4,7 @@ Each format is a function from the rollouts to the rows of a file.
 
     sft     conversations for imitation learning, which the Cookbook's chat_sl or TRL's SFTTrainer
             renders to the sampled tokens: ``{"messages": [...], "tools": [...]}``
-    pairs   the best against the worst of each group, as TRL's DPOTrainer reads them: ``{"prompt":
+    pairs   the best and the worst of each group, as TRL's DPOTrainer reads them: ``{"prompt":
             [...], "chosen": [...], "rejected": [...]}``, with the first replies that differ
     atif    a trajectory per conversation, with the sampled tokens: Harbor's Agent Trajectory
             Interchange Format
@@ -25,33 +25,33 @@ from evert.bridge.records.record import RolloutRecord
 from evert.trainers.rundir.trace_formats import otel, place, rollout, training_trace
 
 Row = dict[str, Any]
-Noted = Callable[[str], None]
-"""Called with the reason for each thing that is left out."""
+Report = Callable[[str], None]
+"""Called with the reason for each rollout or conversation that is left out."""
 
 ATIF = "ATIF-v1.8"
 
 
-def sft(records: Iterable[RolloutRecord], left_out: Noted) -> Iterator[Row]:
+def sft(records: Iterable[RolloutRecord], left_out: Report) -> Iterator[Row]:
     """One row per conversation."""
     for record in records:
         for turn in record.last_turns():
-            with _told_if_not(left_out):
+            with _errors_to(left_out):
                 yield chat(record, turn, form_of(record, turn))
 
 
-def pairs(records: Iterable[RolloutRecord], left_out: Noted) -> Iterator[Row]:
+def pairs(records: Iterable[RolloutRecord], left_out: Report) -> Iterator[Row]:
     """One row per group whose rewards differ: last conversations of its best and worst rollout."""
     ends: dict[tuple[Any, ...], list[RolloutRecord]] = defaultdict(list)
     for record in records:
-        with _told_if_not(left_out):
+        with _errors_to(left_out):
             if record.last_turns():
                 group = ends[_group(record)]
                 group.append(record)
-                group.sort(key=lambda each: -each.reward)
+                group.sort(key=lambda member: -member.reward)
                 del group[1:-1]
-    for best, *others in ends.values():
-        for worst in others:
-            with _told_if_not(left_out):
+    for best, *lower in ends.values():
+        for worst in lower:
+            with _errors_to(left_out):
                 if best.reward > worst.reward:
                     yield _pair(best, worst)
 
@@ -64,7 +64,7 @@ def _group(record: RolloutRecord) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _told_if_not(left_out: Noted) -> Iterator[None]:
+def _errors_to(left_out: Report) -> Iterator[None]:
     """Leave out what the block cannot write: a record may come from elsewhere, and be damaged."""
     try:
         yield
@@ -76,26 +76,26 @@ def _told_if_not(left_out: Noted) -> Iterator[None]:
 
 def _pair(best: RolloutRecord, worst: RolloutRecord) -> Row:
     form = form_of(best, best.last_turns()[-1])
-    rows = [chat(each, each.last_turns()[-1], form) for each in (best, worst)]
+    rows = [chat(record, record.last_turns()[-1], form) for record in (best, worst)]
     chosen, rejected = (row.pop("messages") for row in rows)
     places = range(min(len(chosen), len(rejected)))
     first = next((place for place in places if chosen[place] != rejected[place]), None)
     if first is None or {chosen[first]["role"], rejected[first]["role"]} != {"assistant"}:
         raise RecordError(
             "The best and the worst conversation of a group differ first in a message of the "
-            "agent, not of the model: there is nothing to prefer."
+            "agent, not of the model, so they are not a preference pair."
         )
     scores = {"chosen_reward": best.reward, "rejected_reward": worst.reward}
     replies = {"chosen": [chosen[first]], "rejected": [rejected[first]]}
     return {**rows[0], "prompt": chosen[:first], **replies, **scores}
 
 
-def atif(records: Iterable[RolloutRecord], left_out: Noted) -> Iterator[Row]:
+def atif(records: Iterable[RolloutRecord], left_out: Report) -> Iterator[Row]:
     """One trajectory per conversation, and per call that the agent gave up."""
     for record in records:
         given_up = [*filter(record.is_given_up, range(record.turns))]
         for turn in [*record.last_turns(), *given_up]:
-            with _told_if_not(left_out):
+            with _errors_to(left_out):
                 yield _trajectory(record, turn)
 
 
@@ -103,10 +103,10 @@ def _trajectory(record: RolloutRecord, last: int) -> Row:
     row, steps = record.row, list[Row]()
     for turn in record.path(last):
         call = row["steps"][turn]["call"]
-        sent = call["messages"] if "again" not in call else []
-        for message in [*sent, *call.get("added", ())]:
-            _told(message, steps)
-        steps.append(_replied(record, turn))
+        messages = call["messages"] if "again" not in call else []
+        for message in [*messages, *call.get("added", ())]:
+            _add_step(message, steps)
+        steps.append(_sampled_step(record, turn))
     for number, step in enumerate(steps, 1):
         step["step_id"] = number
     tools, session = record.tools(last), place(record)
@@ -122,7 +122,7 @@ def _trajectory(record: RolloutRecord, last: int) -> Row:
     }
 
 
-def _told(message: Mapping[str, Any], steps: list[Row]) -> None:
+def _add_step(message: Mapping[str, Any], steps: list[Row]) -> None:
     """Add a message of the agent: a step, or a tool's result to the step that has the call."""
     role = message["role"]
     if role == "tool":
@@ -139,11 +139,11 @@ def _told(message: Mapping[str, Any], steps: list[Row]) -> None:
     steps.append(step)
 
 
-def _replied(record: RolloutRecord, turn: int) -> Row:
+def _sampled_step(record: RolloutRecord, turn: int) -> Row:
     message = record.messages(turn)[-1]
     thought = message.get("reasoning_content")
-    noted = record.row["steps"][turn]["metrics"]
-    extra = {name: True for name in (GIVEN_UP, "format_error", "parse_error") if noted.get(name)}
+    metrics = record.row["steps"][turn]["metrics"]
+    extra = {name: True for name in (GIVEN_UP, "format_error", "parse_error") if metrics.get(name)}
     return {
         "source": "agent",
         "message": text_of(message),
@@ -161,9 +161,11 @@ def _metrics(record: RolloutRecord, turn: int) -> Row:
     if not record.has_tokens:
         return {key: value for key, value in metrics.items() if value is not None}
     prompt, action = record.prompts[turn], record.action(turn)
-    whole = {"prompt_token_ids": prompt} if all(isinstance(each, int) for each in prompt) else {}
+    prompt_ids = (
+        {"prompt_token_ids": prompt} if all(isinstance(token, int) for token in prompt) else {}
+    )
     ids = {"completion_token_ids": action.tokens, "logprobs": action.maybe_logprobs}
-    return {**metrics, **whole, **ids}
+    return {**metrics, **prompt_ids, **ids}
 
 
 def _calls(message: Mapping[str, Any]) -> Row:
@@ -180,19 +182,19 @@ def _calls(message: Mapping[str, Any]) -> Row:
 
 def _arguments(text: str) -> Row:
     try:
-        found = json.loads(text)
+        arguments = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"text": text}
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {"text": text}
 
 
-Format = Callable[[Iterable[RolloutRecord], Noted], Iterator[Row]]
+Format = Callable[[Iterable[RolloutRecord], Report], Iterator[Row]]
 
 
 def _one_each(trace_of: Callable[[RolloutRecord], Row]) -> Format:
-    def rows(records: Iterable[RolloutRecord], left_out: Noted) -> Iterator[Row]:
+    def rows(records: Iterable[RolloutRecord], left_out: Report) -> Iterator[Row]:
         for record in records:
-            with _told_if_not(left_out):
+            with _errors_to(left_out):
                 yield trace_of(record)
 
     return rows

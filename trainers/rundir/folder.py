@@ -1,7 +1,7 @@
 """A run's folder, and the rules for using it.
 
 ``docs/runs.md`` describes the files that users look at. The others are ``sampler.jsonl`` (what a
-sampler of tasks was told) and the trackers' ``tensorboard/``, ``wandb/`` and ``wandb.json``.
+task sampler received) and the trackers' ``tensorboard/``, ``wandb/`` and ``wandb.json``.
 
 One process at a time works in the folder (``.lock``). ``run.json`` is written first. Until there is
 something to resume from, the run counts as not begun, and another may replace it.
@@ -40,9 +40,9 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a run with anything to resume from."""
-        made = [self.path / name for name in (files.BEFORE, METRICS, CHECKPOINTS, WARM_UP)]
-        return (self.path / files.RUN).is_file() and any(file.exists() for file in made)
+        """Whether the folder has a run that can be resumed."""
+        paths = [self.path / name for name in (files.BEFORE, METRICS, CHECKPOINTS, WARM_UP)]
+        return (self.path / files.RUN).is_file() and any(file.exists() for file in paths)
 
     @property
     def result(self) -> dict[str, Any]:
@@ -51,10 +51,10 @@ class RunFolder:
 
     @property
     def before(self) -> dict[str, Any] | Any:
-        """Held-out scores of the untrained weights: ``before["greedy"]["reward"]``; None if none.
+        """Held-out scores of the untrained weights, ``before["greedy"]["reward"]``; None if none.
 
-        The ways to play are ``greedy`` and ``temperature_1``. Its type has ``Any`` for
-        None, so that a script with held-out tasks need not check for None.
+        The keys are ``greedy`` and ``temperature_1``. The type is ``Any`` rather than None, so
+        that a script with held-out tasks need not check for None.
         """
         return self._held_out("before")
 
@@ -64,8 +64,8 @@ class RunFolder:
         return self._held_out("after")
 
     def _held_out(self, when: str) -> dict[str, Any] | None:
-        found = (self.result.get("held_out") or {}).get(when)
-        return found if isinstance(found, dict) else None
+        scores = (self.result.get("held_out") or {}).get(when)
+        return scores if isinstance(scores, dict) else None
 
     @property
     def plot(self) -> Path:
@@ -73,7 +73,7 @@ class RunFolder:
         return self.path / PLOT
 
     def write(self, name: str, text: str) -> None:
-        """Write a file whole, or not at all, without known secrets.
+        """Write a file atomically, without known secrets.
 
         Raises:
             RunFolderError: The file cannot be written; its old content is untouched.
@@ -81,7 +81,7 @@ class RunFolder:
         files.write_whole(self.path / name, redacted(text).encode())
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a JSON file whole, or not at all."""
+        """Write a JSON file atomically."""
         self.write(name, json.dumps(value, indent=2) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any] | None:
@@ -111,8 +111,8 @@ def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise RunFolderError(
-            f"Another process is {doing} in {path}. Wait until it is done, or stop it with "
-            f"Ctrl-C; to work beside it, choose another {key}."
+            f"Another process is {doing} in {path}. Wait until it ends, or stop it with "
+            f"Ctrl-C; to work at the same time, choose another {key}."
         ) from None
     except OSError as error:
         raise files.cannot_write(path, error) from error
@@ -142,8 +142,8 @@ def check_output(path: Path, home: str, marker: str) -> None:
         strange = path.exists() and any(file.name != LOCK for file in path.iterdir())
     if strange and not (path / marker).is_file():
         raise RunFolderError(
-            f"{path} is not empty, and is none of evert's {home}: it has no {marker}. Nothing was "
-            f"changed. Choose another out=, or leave it out for a new folder under {home}/."
+            f"{path} is not empty, and is not one of evert's {home}: it has no {marker}. Nothing "
+            f"was changed. Choose another out=, or leave it out for a new folder under {home}/."
         )
 
 
@@ -151,25 +151,25 @@ def recorded_settings(log_path: str | Path, kind: type, name: str = files.RUN) -
     """The recorded settings of a folder; empty if there is no record.
 
     Settings that this version of evert no longer has are left out. So is ``trust_remote_code``: a
-    record, which may come from somebody else, must not decide it.
+    record, which may come from someone else, must not set it.
     """
     file = Path(log_path).expanduser() / name
     if not log_path or not os.path.lexists(file):
         return {}
-    found = (files.read_json(file) or {}).get("settings")
-    if not found:
+    settings = (files.read_json(file) or {}).get("settings")
+    if not settings:
         raise files.cannot_read(file)
     return {
         key: tuple(value) if isinstance(value, list) else value
-        for key, value in found.items()
+        for key, value in settings.items()
         if key in chz.chz_fields(kind) and key != "trust_remote_code"
     }
 
 
-def named_folder(given: str | None, home: str, name: str) -> Path:
-    """The given folder, or a new one under ``home`` with the time in its name."""
-    if given:
-        return Path(given).expanduser()
+def named_folder(path: str | None, home: str, name: str) -> Path:
+    """The folder at ``path``; None: a new one under ``home`` with the time in its name."""
+    if path:
+        return Path(path).expanduser()
     name += datetime.now().strftime("-%Y-%m-%d-%H%M%S")
-    others = (Path(home) / f"{name}-{number}" for number in itertools.count(2))
-    return next(p for p in itertools.chain([Path(home) / name], others) if not p.exists())
+    numbered = (Path(home) / f"{name}-{number}" for number in itertools.count(2))
+    return next(p for p in itertools.chain([Path(home) / name], numbered) if not p.exists())

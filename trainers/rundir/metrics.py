@@ -24,15 +24,15 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     The metrics in ``batches.jsonl`` are added, too. Rows that belong to no step are left out: since
     0.6 the Cookbook ends with the last weights' scores and with totals.
     """
-    found: dict[int, dict[str, Any]] = {}
+    rows: dict[int, dict[str, Any]] = {}
     for row in read_jsonl(path):
         if isinstance(step := row.get("step"), int):
             row = with_before(row, path.parent)
-            held_out, there = _held_out(row), found.get(step, {})
-            found[step] = _held_out(there) | row if is_step(row) else there | held_out
+            held_out, earlier = _held_out(row), rows.get(step, {})
+            rows[step] = _held_out(earlier) | row if is_step(row) else earlier | held_out
     for batch in read_jsonl(path.with_name(BATCHES)):
-        found.get(batch.get("step", -1), {}).update(batch.get("metrics") or {})
-    return [found[step] for step in sorted(found) if is_step(found[step])]
+        rows.get(batch.get("step", -1), {}).update(batch.get("metrics") or {})
+    return [rows[step] for step in sorted(rows) if is_step(rows[step])]
 
 
 def with_before(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -41,8 +41,8 @@ def with_before(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     The Cookbook scores the untrained weights once more at step 0, in other episodes.
     """
     scores = (read_json(folder / BEFORE) or {}).get("scores") if row.get("step") == 0 else None
-    own = scores.get("temperature_1") if scores and HELD_OUT_REWARD in row else None
-    reward = own.get("reward") if isinstance(own, dict) else None
+    at_temperature_1 = scores.get("temperature_1") if scores and HELD_OUT_REWARD in row else None
+    reward = at_temperature_1.get("reward") if isinstance(at_temperature_1, dict) else None
     return {**row} if reward is None else {**row, HELD_OUT_REWARD: reward}
 
 

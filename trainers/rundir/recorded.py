@@ -27,13 +27,13 @@ def progress(path: str, doing: str, console: Console) -> "Iterator[Iterator[Roll
     bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
     task = bar.add_task(doing, total=size)
     with bar:
-        yield read_records(path, lambda read: bar.advance(task, read))
+        yield read_records(path, lambda length: bar.advance(task, length))
 
 
 def change_rows(file: Path, change: "Callable[[Row], bool]", part: str = "") -> bool:
-    """Change rows of a file of rollouts, which is written anew if one of them changes.
+    """Change rows of a file of rollouts, which is rewritten if one of them changes.
 
-    A server may append to the file meanwhile: then the new file is made again.
+    If a server appends to the file meanwhile, it is rewritten again.
 
     Args:
         file: The file.

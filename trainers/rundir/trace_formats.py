@@ -32,7 +32,7 @@ def place(record: RolloutRecord) -> str:
 
 
 def rollout(record: RolloutRecord) -> Row:
-    """Return what evert reads again from a trace of its own: the fields of ``Rollout``."""
+    """Return what evert reads back from its own traces: the fields of ``Rollout``."""
     return {key: record.row[key] for key in Rollout.model_fields if key in record.row}
 
 
@@ -40,10 +40,10 @@ def rollout(record: RolloutRecord) -> Row:
 
 
 def training_trace(record: RolloutRecord) -> Row:
-    """Return the rollout's calls as a TrainingTrace; a ``parent_id`` names the call before.
+    """Return the rollout's calls as a TrainingTrace; a ``parent_id`` names the previous call.
 
     Raises:
-        RecordError: There are no calls, or OpenEnv takes no such call.
+        RecordError: There are no calls, or OpenEnv cannot represent one.
     """
     _check_called(record)
     turns = [_training_turn(record, turn) for turn in range(record.turns)]

@@ -156,7 +156,7 @@ class ServedRecords:
         if conversation not in self._rollouts:
             self._rollouts[conversation] = _Rollout(model, self._renderers[model])
         rollout = self._rollouts[conversation]
-        rollout.transcript.note(request, conversation, met=False)
+        rollout.transcript.note(request, conversation, overlaps=False)
         action = TokensWithLogprobs([*sampled.tokens], sampled.logprobs, sampled.stop_reason)
         logs: Logs = {} if reply_id is None else {ID: reply_id}
         turn = Transition(prompt, action, reward=0.0, episode_done=False, logs=logs)

@@ -5,7 +5,7 @@ other groups, samples from the trainer's engine over HTTP, and returns the resul
 that dies is replaced, and its groups are played again. In reading order:
 
     executor.py    ``WorkerExecutor``: an executor over workers of any kind
-    crew.py        the workers: started, replaced when they die, given groups
+    crew.py        starts workers, replaces those that die, gives them groups
     travel.py      what goes to a worker, what comes back, and how both are pickled
     offers.py      sampling clients that workers reach through a policy service
     playing.py     playing a group in a worker

@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 PATIENCE = 60.0
 """Seconds to wait for an actor before Ray is checked, and a warning is logged."""
 NO_ROOM = (
-    "A worker waits for room on the Ray cluster (`ray status` says what is free). Use fewer "
-    "workers, or fewer CPUs for each (num_cpus=). Workers that have started play meanwhile."
+    "A worker is waiting for room on the Ray cluster (`ray status` says what is free). Use fewer "
+    "workers, or fewer CPUs for each (num_cpus=). Workers that have started keep playing."
 )
 NODE_DIED = (
-    "Ray's node on this machine has died: no more groups can be played. Its logs say why "
+    "Ray's node on this machine has died: no more groups can be played. See its logs "
     "(/tmp/ray/session_latest/logs; most often memory). Start Ray again and resume the run with "
     "the same command, or play in processes of this machine (rollouts=pool)."
 )
@@ -136,9 +136,9 @@ def _ray() -> Any:
 
 
 def _start_ray(ray: Any, address: str, cpus: int) -> None:
-    own = {"num_cpus": cpus, "include_dashboard": False} if address == OWN else {}
+    options = {"num_cpus": cpus, "include_dashboard": False} if address == OWN else {}
     try:
-        ray.init(address, log_to_driver=False, logging_level="ERROR", **own)
+        ray.init(address, log_to_driver=False, logging_level="ERROR", **options)
     except (ConnectionError, ValueError):
         raise
     except Exception as error:
@@ -194,7 +194,7 @@ class RayWorker:
             raise
         return data
 
-    async def gone(self) -> None:
+    async def wait_gone(self) -> None:
         """Wait until the actor has died."""
         with suppress(WorkerLost):
             await self._answer(self._actor.wait.remote())
@@ -210,14 +210,14 @@ class RayWorker:
         try:
             return await reference
         except _ray().exceptions.RayError as error:
-            said = self._why or f"{type(error).__name__}: {_first_lines(error)}"
-            self.lost = WorkerLost(said)
+            reason = self._why or f"{type(error).__name__}: {_first_lines(error)}"
+            self.lost = WorkerLost(reason)
             raise self.lost from error
 
 
-def _near(nodes: Sequence[str], here: str) -> str:
+def _near(nodes: Sequence[str], host: str) -> str:
     """The address of this machine for workers on these nodes."""
-    return "127.0.0.1" if list(nodes) == [here] else here
+    return "127.0.0.1" if list(nodes) == [host] else host
 
 
 def _first_lines(error: Exception) -> str:

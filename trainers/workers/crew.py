@@ -1,8 +1,8 @@
-"""The workers of an executor: started side by side, replaced when they die, given groups.
+"""The workers of an executor: starts them side by side, replaces dead ones, gives them groups.
 
 All of this runs on the executor's event loop. A group goes to the worker that has the fewest. A
-group that was lost several times may be the reason why its workers died. It is then played *alone*,
-on a worker without other groups: no other group is lost with it, and the cause is clear.
+group that was lost several times may have killed its workers. It is then played *alone*, on a
+worker without other groups: no other group is lost with it, and the cause is clear.
 
 Each worker is asked now and then whether its event loop runs. If it does not answer, it is killed.
 """
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 60.0
 """Seconds in which a worker has to answer."""
 WAITS = 4
-"""Waits into which this time is divided: if our own process was stopped, only one has passed."""
+"""How many waits this time is divided into: if our own process was stopped, only one has passed."""
 SILENT = (
     "gave no answer for {:g} s: it is stopped, its pipe is broken, or its event loop is blocked "
     "(its standard error says where)"
@@ -43,7 +43,7 @@ class Worker(Protocol):
     async def ready(self) -> None:
         """Wait until the worker's event loop answers, or the worker has died."""
 
-    async def gone(self) -> None:
+    async def wait_gone(self) -> None:
         """Wait until the worker has died."""
 
     async def end(self, why: str = "") -> None:
@@ -119,7 +119,7 @@ class Crew:
             self._deal()
             watching = asyncio.create_task(self._watch(worker))
             try:
-                await worker.gone()
+                await worker.wait_gone()
             finally:
                 watching.cancel()
                 place.worker = None
@@ -128,7 +128,7 @@ class Crew:
         if not self._places:
             self._fail(
                 f"No worker can be started: each died {MOST_STARTS} times before it was ready. The "
-                f"last time {why}. What it printed says more. Is evert installed where workers "
+                f"last time {why}. See what it printed. Is evert installed where workers "
                 "run, and is there enough memory?"
             )
 
@@ -156,13 +156,13 @@ class Crew:
     def _deal(self) -> None:
         up = [place for place in self._places if place.worker is not None and not place.is_alone]
         while up and (alone := _next(self._alone)) is not None:
-            kept = min(up, key=lambda place: place.groups)
-            up.remove(kept)  # it gets nothing else, so that it will be empty
-            if kept.groups:
+            target = min(up, key=lambda place: place.groups)
+            up.remove(target)  # it gets nothing else, so that it will be empty
+            if target.groups:
                 break
             self._alone.popleft()
-            kept.groups, kept.is_alone = 1, True
-            alone.set_result(kept)
+            target.groups, target.is_alone = 1, True
+            alone.set_result(target)
         while up and (waiting := _next(self._waiting)) is not None:
             free = min(up, key=lambda place: place.groups)
             if free.groups >= self._room:

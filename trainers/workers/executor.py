@@ -3,9 +3,9 @@
     with PoolRollouts(workers=4, groups_per_worker=8) as rollouts:
         asyncio.run(rl.train.main(config, rollout_executor=rollouts))
 
-It has a thread with an event loop, on which everything happens: no locks. A group that is lost with
-its worker is played again, and counted. A group that is lost ``MOST_LOSSES`` times, the last time
-alone on its worker, raises an error that names its task.
+Everything happens on the event loop of its own thread, so there are no locks. A group that is lost
+with its worker is played again, and counted. A group that is lost ``MOST_LOSSES`` times, the last
+time alone on its worker, raises an error that names its task.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class WorkerExecutor(Executor):
     """Plays groups on workers."""
 
     kind: ClassVar[str] = "workers"
-    """The workers' kind, in words."""
+    """The workers' kind, for messages."""
 
     def __init__(
         self,
@@ -146,8 +146,8 @@ class WorkerExecutor(Executor):
         except Exception as raised:
             error = raised
         for record in outcome.records:
-            if (there := logging.getLogger(record.name)).isEnabledFor(record.levelno):
-                there.handle(record)
+            if (local_logger := logging.getLogger(record.name)).isEnabledFor(record.levelno):
+                local_logger.handle(record)
         for rows in outcome.rows:
             task.env_group_builder.record.write(rows)
         if error is not None and not isinstance(error, Exception):

@@ -53,11 +53,11 @@ class Offers:
         if self._service is not None:
             self._service.close()
 
-    def _stand_in(self, found: Any) -> Any:
-        if not isinstance(found, SamplingClient):
+    def _stand_in(self, value: Any) -> Any:
+        if not isinstance(value, SamplingClient):
             return None
         self._service = self._service or PolicyService(self._host)
-        return self._service.offer(found)
+        return self._service.offer(value)
 
     def _withdraw(self) -> None:
         over = [c for c, n in self._groups.items() if not n and c is not self._newest]

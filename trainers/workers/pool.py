@@ -3,7 +3,7 @@
 Each is a fresh interpreter (nothing is forked, and ``__main__`` is not imported again) in a new
 session, so that Ctrl-C reaches only the trainer. Trainer and worker use the process's standard
 streams: whenever the trainer ends, the worker reads the end of its input, and ends, too. Processes
-that a dead worker has forked may keep the streams open, so that the process is watched, too.
+that a dead worker has forked may keep the streams open, so the process is watched, too.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from evert.trainers.workers.executor import WorkerExecutor
 from evert.trainers.workers.process import BOOT, END_SECONDS, HEAD, READY, frame
 
 START_SECONDS = 300.0
-"""How long a worker may take to be ready: it imports much, perhaps beside many others."""
+"""How long a worker may take to be ready: it imports much, perhaps with many others at once."""
 REST_SECONDS = 2.0
 """How long the streams and the process may outlive each other."""
 SPARE_SECONDS = 5.0
@@ -43,7 +43,7 @@ class PoolRollouts(WorkerExecutor):
         groups_per_worker: Most groups that a worker plays at a time, on its event loop.
         worker_timeout: Seconds in which a worker's event loop has to answer; else the worker is
             killed. Blocking agents have threads, and do not block the loop; async agents that
-            compute do, and C code that keeps the GIL. None: for ever.
+            compute do, and C code that keeps the GIL. None: no limit.
 
     Attributes:
         lost_groups: How often a group was lost with its worker so far.
@@ -90,13 +90,13 @@ class PoolWorker(SubprocessStreamProtocol):
         self._why = ""
 
     def connection_made(self, transport: Any) -> None:
-        """Take note of the started process."""
+        """Note the started process."""
         super().connection_made(transport)
         self.pid, self._process = transport.get_pid(), transport
         self._attending = asyncio.create_task(self._attend())
 
     def process_exited(self) -> None:
-        """Take note of the process's end; other processes may still have its streams open."""
+        """Note the process's end; other processes may still have its streams open."""
         super().process_exited()
         self._exited.set_result(None)
 
@@ -104,7 +104,7 @@ class PoolWorker(SubprocessStreamProtocol):
         """Play a group; return its packed ``Outcome``. Cancelling the call cancels the group."""
         number = next(self._numbers)
         try:
-            data = await self._asked(number, parcel)
+            data = await self._reply_to(number, parcel)
         except asyncio.CancelledError:
             self._send(number, b"")
             raise
@@ -116,9 +116,9 @@ class PoolWorker(SubprocessStreamProtocol):
     async def ready(self) -> None:
         """Wait until the worker's event loop answers, or the worker has died."""
         with suppress(WorkerLost):
-            await self._asked(READY, b"")
+            await self._reply_to(READY, b"")
 
-    async def gone(self) -> None:
+    async def wait_gone(self) -> None:
         """Wait until the worker has died, or has closed its pipe."""
         await asyncio.wait([self._attending])
 
@@ -137,7 +137,7 @@ class PoolWorker(SubprocessStreamProtocol):
                 self._process.send_signal(number)
         try:
             await asyncio.wait([self._exited], timeout=patience)
-        finally:  # also when this call is cancelled
+        finally:  # even if this call is cancelled
             with suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)  # the process, or its forks
             await asyncio.wait([self._exited, self._attending], timeout=SPARE_SECONDS)
@@ -165,7 +165,7 @@ class PoolWorker(SubprocessStreamProtocol):
                 if (answer := self._answers.get(number)) is not None and not answer.done():
                     answer.set_result(data)
 
-    async def _asked(self, number: int, data: bytes) -> bytes:
+    async def _reply_to(self, number: int, data: bytes) -> bytes:
         if self.lost is not None:
             raise self.lost
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()

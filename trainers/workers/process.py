@@ -2,8 +2,8 @@
 
 Both sides send frames, which are a number and bytes. The trainer sends groups, a group's number
 without bytes to cancel it, and ``READY`` to ask whether the event loop runs. The worker answers
-with ``READY``, and with each group's outcome, which is empty if the group was cancelled. At the end
-of its input the trainer is done, or gone: the worker cancels its groups, and ends. What an agent
+with ``READY``, and with each group's outcome, which is empty if the group was cancelled. Its
+input ends when the trainer does: the worker then cancels its groups, and ends. What an agent
 prints goes to standard error, and so do the stacks of all threads when the process crashes.
 """
 
@@ -66,12 +66,12 @@ async def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
             del groups[number]
             say(number, outcome)
 
-    def take(found: Frame | None) -> None:
-        loop.call_soon_threadsafe(inbox.put_nowait, found)
+    def take(message: Frame | None) -> None:
+        loop.call_soon_threadsafe(inbox.put_nowait, message)
 
     threading.Thread(target=_read, args=(requests, take), daemon=True).start()
-    while (found := await inbox.get()) is not None:
-        number, data = found
+    while (message := await inbox.get()) is not None:
+        number, data = message
         if number == READY:
             say(READY, b"")
         elif data:

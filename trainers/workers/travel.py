@@ -5,7 +5,7 @@
     PackedError         an exception with its causes
 
 ``cloudpickle`` copies objects without an import path: lambdas, closures, the contents of a script
-or a notebook. Others go by their path, so that their module has to be on the worker's machine.
+or a notebook. Others go by their path, so their module must be on the worker's machine.
 """
 
 import copyreg
@@ -58,7 +58,7 @@ class Outcome:
     rows: list[Any] = field(default_factory=list)
 
 
-def pack(value: Any, stand_in: Callable[[Any], Any] = lambda found: None) -> bytes:
+def pack(value: Any, stand_in: Callable[[Any], Any] = lambda item: None) -> bytes:
     """Pickle a value; ``stand_in`` returns what replaces an object in it, or None."""
     file = io.BytesIO()
     try:
@@ -74,16 +74,16 @@ def pack(value: Any, stand_in: Callable[[Any], Any] = lambda found: None) -> byt
     return file.getvalue()
 
 
-def unpack(data: bytes, whose: str = "This") -> Any:
-    """Unpickle packed bytes; ``whose`` names them in an error."""
+def unpack(data: bytes, owner: str = "This") -> Any:
+    """Unpickle packed bytes; ``owner`` names them in an error."""
     try:
         return pickle.loads(data)
     except EvertError:
         raise
     except Exception as error:
         raise WorkerError(
-            f"{whose}: {type(error).__name__}: {text_of(error)}. The other process's data "
-            "cannot be read here: modules of agents, tasks and exceptions have to be importable on "
+            f"{owner}: {type(error).__name__}: {text_of(error)}. The other process's data "
+            "cannot be read here: modules of agents, tasks and exceptions must be importable on "
             "both sides, in the same version."
         ) from error
 
@@ -98,12 +98,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return copyreg.__newobj__, (type(obj),), obj.state()  # type: ignore[attr-defined]
         if isinstance(obj, Renderer):
             return _one_renderer, (cloudpickle.dumps(obj.__reduce__()),)
-        there = self._stand_in(obj)
-        return super().reducer_override(obj) if there is None else (_itself, (there,))
+        replacement = self._stand_in(obj)
+        return super().reducer_override(obj) if replacement is None else (_identity, (replacement,))
 
 
-def _itself(there: Any) -> Any:
-    return there
+def _identity(replacement: Any) -> Any:
+    return replacement
 
 
 @functools.cache
@@ -122,7 +122,7 @@ def _one_renderer(reduced: bytes) -> Renderer:
 
 @dataclass(frozen=True)
 class PackedError:
-    """An exception, then its causes, each pickled, or a text if it does not pickle."""
+    """An exception and its causes, each pickled, or as text if it cannot be pickled."""
 
     pickled: tuple[bytes | str, ...]
 
@@ -136,11 +136,11 @@ class PackedError:
             chain[-1].add_note(
                 "In a worker:\n" + "".join(traceback.format_tb(chain[-1].__traceback__))
             )
-        return cls(tuple(_pickled(each) for each in chain))
+        return cls(tuple(_pickled(failure) for failure in chain))
 
     def unpacked(self) -> BaseException:
         """Restore the exception, with its type."""
-        chain = [_unpickled(each) for each in self.pickled]
+        chain = [_unpickled(packed) for packed in self.pickled]
         for error, cause in itertools.pairwise(chain):
             error.__cause__ = cause
         return chain[0]

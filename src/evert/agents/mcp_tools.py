@@ -61,7 +61,10 @@ class McpTools(list[dict[str, Any]]):
         else:
             program, *args = self._server
             transport = stdio_client(StdioServerParameters(command=program, args=args), stderr)
-        async with transport as (read, write, *_), ClientSession(read, write) as session:
+        async with (
+            transport as (incoming, outgoing, *_),
+            ClientSession(incoming, outgoing) as session,
+        ):
             await session.initialize()
             page: dict[str, Any] = {"nextCursor": None}
             while "nextCursor" in page and len(self) < MOST_TOOLS:
@@ -93,9 +96,9 @@ class McpTools(list[dict[str, Any]]):
         return "\n".join([*(["Error:"] if result["isError"] else []), *parts])
 
     async def _result_of(self, request: "asyncio.Future[Any]") -> Any:
-        both, first = {request, self._serving}, asyncio.FIRST_COMPLETED
+        tasks, first = {request, self._serving}, asyncio.FIRST_COMPLETED
         try:
-            await asyncio.wait(both, timeout=self._timeout_s, return_when=first)
+            await asyncio.wait(tasks, timeout=self._timeout_s, return_when=first)
             if request.done():
                 return request.result()
             error = self._serving.exception() if self._serving.done() else TimeoutError()

@@ -131,7 +131,7 @@ def test_workers_of_another_machine_sample_at_this_ones_address() -> None:
         (["10.0.0.2"], "10.0.0.1"),
         (["10.0.0.1", "10.0.0.2"], "10.0.0.1"),
     ):
-        assert _near(nodes, here="10.0.0.1") == near
+        assert _near(nodes, host="10.0.0.1") == near
 
 
 # -- 3. what cannot be ----------------------------------------------------------------------------

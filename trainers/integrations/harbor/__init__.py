@@ -2,7 +2,7 @@
 
 ``evert.harbor`` has the public names.
 
-    folders.py      task folders: found, checked, some of them held out
+    folders.py      finds and checks task folders, and holds some out
     tasks.py        ``tasks=harbor:PATH``
     options.py      the user's options of a trial, checked
     profiles.py     what evert sets for each of Harbor's agents

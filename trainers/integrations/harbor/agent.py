@@ -61,7 +61,7 @@ REWARD = "reward"
 
 
 class TrialError(EvertError, RuntimeError):
-    """A trial of Harbor has no reward for the policy; the message has Harbor's own error."""
+    """A trial of Harbor has no reward for the policy; the message quotes Harbor's error."""
 
 
 class HarborAgent:
@@ -78,8 +78,8 @@ class HarborAgent:
         lean: Whether to shorten the agent's first prompt, for agents that have options for it
             (``docs/harbor.md`` has the lengths).
         host: Interface on which the model is served, optionally with a port: "0.0.0.0:8443".
-            Loopback does not work for agents that run in a container; agents of Harbor that run
-            outside (terminus-2) need nothing else.
+            Loopback does not work for agents that run in a container; it is enough for agents
+            that run outside (terminus-2).
         serve_address: The URL of ``host`` for the agent, if it is another: of a tunnel's end, or of
             a proxy with TLS. None: the interface and its port.
         trials_dir: Where to keep Harbor's folders of trials. None: they are removed.
@@ -92,7 +92,7 @@ class HarborAgent:
 
     Raises:
         InvalidAgentError: There is no such agent, environment or field. When it plays: the agent
-            takes only its maker's models, or cannot reach ``host``.
+            uses only its maker's models, or cannot reach ``host``.
         InvalidDatasetError: When it plays: the task is broken.
         RewardError: When it plays: the verifier gave no reward with the expected name.
         TrialError: When it plays: the trial has no reward, or failed before any model call.
@@ -129,8 +129,8 @@ class HarborAgent:
     async def __call__(self, client: AgentClient, task: str) -> Outcome:
         """Play one trial."""
         await asyncio.to_thread(read_task, task)
-        own = self._trial.config(task, "trials")
-        agent_class, trial_class = await asyncio.to_thread(_classes, own, self._url or self._host)
+        draft = self._trial.config(task, "trials")
+        agent_class, trial_class = await asyncio.to_thread(_classes, draft, self._url or self._host)
         is_inside = self._trial.is_sandbox and issubclass(agent_class, BaseInstalledAgent)
         async with new_folder() as folder:
             address = client.serve(f"{folder}/model" if is_inside else self._host)
@@ -144,9 +144,9 @@ class HarborAgent:
             if issubclass(agent_class, BaseInstalledAgent):
                 trial.agent.install = self._installer(trial.agent.install)
             result = await trial.run()
-            said = _output(trial.paths.test_stdout_path)
+            output = _output(trial.paths.test_stdout_path)
         _check_end(result, client)
-        return self._outcome(result, said)
+        return self._outcome(result, output)
 
     def _installer(self, harbors: Callable[[Any], Awaitable[None]]) -> Callable[..., Any]:
         """Return the replacement of Harbor's ``install``, which runs before the agent."""
@@ -159,7 +159,7 @@ class HarborAgent:
 
         return install
 
-    def _outcome(self, result: Any, said: str) -> Outcome:
+    def _outcome(self, result: Any, output: str) -> Outcome:
         rewards = result.verifier_result.rewards
         is_one = self._reward == REWARD and len(rewards) == 1
         name = next(iter(rewards)) if is_one else self._reward
@@ -172,7 +172,7 @@ class HarborAgent:
         metrics = {"solved": float(reward >= 1)}
         if len(rewards) > 1:
             metrics |= {f"reward/{name}": float(value) for name, value in rewards.items()}
-        logs = {"task": result.task_name, "verifier": said}
+        logs = {"task": result.task_name, "verifier": output}
         if (error := result.exception_info) is not None:
             metrics[f"exception/{error.exception_type}"] = 1.0
             logs["exception"] = redacted_end(error.exception_message, LOGGED_OUTPUT)
@@ -181,7 +181,7 @@ class HarborAgent:
 
 
 def _classes(config: Any, reached: str) -> tuple[Any, Any]:
-    """Return a trial's agent class, and Harbor's class of trials. Their modules load for seconds.
+    """Return a trial's agent class, and Harbor's class of trials. Importing them takes seconds.
 
     ``reached`` is the interface or URL by which the agent reaches the episode.
 
@@ -191,15 +191,15 @@ def _classes(config: Any, reached: str) -> tuple[Any, Any]:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it downloads prices
     from harbor.trial.trial import Trial
 
-    if (told := logging.getLogger("LiteLLM")).level == logging.NOTSET:
-        told.setLevel(logging.WARNING)  # it logs a line per call, by its own handler
+    if (litellm_logger := logging.getLogger("LiteLLM")).level == logging.NOTSET:
+        litellm_logger.setLevel(logging.WARNING)  # it logs a line per call, by its own handler
     agent_class = AgentFactory.get_agent_class_from_config(config.agent)
     name = config.agent.name
-    others = {*AgentFactory.registered_names()} - WITHOUT_MODEL
-    if agent_class.MODEL_CONNECTION is None and name in others:
+    model_agents = {*AgentFactory.registered_names()} - WITHOUT_MODEL
+    if agent_class.MODEL_CONNECTION is None and name in model_agents:
         raise InvalidAgentError(
-            f"Harbor's agent {name!r} takes only its maker's models, so there is nothing to "
-            "train. Use another agent, such as terminus-2 or mini-swe-agent."
+            f"Harbor's agent {name!r} uses only its maker's models, so it cannot be "
+            "trained. Use another agent, such as terminus-2 or mini-swe-agent."
         )
     is_apart = config.environment.type not in (None, EnvironmentType.SINGULARITY)
     if issubclass(agent_class, BaseInstalledAgent) and is_apart and reached == LOOPBACK:
@@ -214,21 +214,23 @@ def _classes(config: Any, reached: str) -> tuple[Any, Any]:
 def _connection(agent_class: Any, address: Address, model: str) -> dict[str, Any]:
     """Return the agent's fields that connect it to the episode."""
     spec = agent_class.MODEL_CONNECTION
-    spoken = [each for each in PROTOCOLS if spec and each in spec.supported_api_formats]
-    provider, where = PROTOCOLS[(spoken or [*PROTOCOLS])[0]]
+    protocols = [
+        protocol for protocol in PROTOCOLS if spec and protocol in spec.supported_api_formats
+    ]
+    provider, where = PROTOCOLS[(protocols or [*PROTOCOLS])[0]]
     provider = PROVIDERS.get(agent_class.name(), provider)
     fields: dict[str, Any] = {"model_name": f"{provider}/{model}"}
     if spec is not None and agent_class.capabilities.base_url:
         fields |= {"base_url": getattr(address, where), "model_api_key_name": "OPENAI_API_KEY"}
-        fields["model_api_format"] = spoken[0] if spoken else None
+        fields["model_api_format"] = protocols[0] if protocols else None
     return {**fields, "env": addresses(address, model, str(urlsplit(address.root_url).hostname))}
 
 
 def _output(file: Path) -> str:
     """Return the end of the verifier's output; empty if it is missing or not a regular file."""
     with suppress(OSError, ValueError):
-        said = read_left(file.parent.resolve(), file.name).decode(errors="replace")
-        return redacted_end(said, LOGGED_OUTPUT)
+        text = read_left(file.parent.resolve(), file.name).decode(errors="replace")
+        return redacted_end(text, LOGGED_OUTPUT)
     return ""
 
 
@@ -243,5 +245,5 @@ def _check_end(result: Any, client: AgentClient) -> None:
         if getattr(call.refusal, "code", None) == "context_length_exceeded":
             raise call.refusal  # type: ignore[misc]  # the agent did not handle it
     ended = "before its agent called the model" if is_rewarded else "without a reward"
-    said = f"{error.exception_type}: {error.exception_message}" if error else "no verifier ran"
-    raise TrialError(f"The trial of {result.task_name} ended {ended}: {said:.2000}")
+    reason = f"{error.exception_type}: {error.exception_message}" if error else "no verifier ran"
+    raise TrialError(f"The trial of {result.task_name} ended {ended}: {reason:.2000}")

@@ -47,7 +47,7 @@ VARIABLES = {
 """Environment variables of each command. The task's and the agent's override them."""
 
 LONGEST_OUTPUT = 2**24
-"""Bytes of the end of a command's output that are read."""
+"""How many bytes of the end of a command's output are read."""
 
 MOVED = 600.0
 """Seconds for copying files in or out, as in Harbor's own environments."""
@@ -66,7 +66,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
     Raises:
         SandboxBuildFailedError: The task needs an image; or, when it starts, no sandbox can be
             made here.
-        ValueError: It is given mounts, or a path in ``readonly`` does not exist.
+        ValueError: ``mounts`` is set, or a path in ``readonly`` does not exist.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
     ) -> None:
         if options.get("mounts"):
             raise ValueError("bubblewrap takes no mounts=; use readonly=[PATH] in its kwargs.")
-        self._shown = {str(path): path for path in (Path(name).absolute() for name in readonly)}
-        if gone := [name for name, path in self._shown.items() if not path.exists()]:
+        self._readonly = {str(path): path for path in (Path(name).absolute() for name in readonly)}
+        if gone := [name for name, path in self._readonly.items() if not path.exists()]:
             raise ValueError(f"bubblewrap: readonly= names {gone[0]}, which does not exist.")
         self._model = model
         self._folder: Path | None = None
@@ -111,16 +111,16 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         await asyncio.to_thread(self._plan.lay, root)
         sandbox = Sandbox(
             writable={"/": root},
-            readonly={**self._shown, INSIDE: Path(inside.__file__)},
+            readonly={**self._readonly, INSIDE: Path(inside.__file__)},
             ports={} if self._model is None else {RELAYED_PORT: Path(self._model)},
             folder="/",
         )
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by ``stop``
-        self._inbox, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        self._inbox, child_end = socket.socketpair(type=socket.SOCK_SEQPACKET)
         self._inbox.setblocking(False)
-        with theirs, sandbox.command([PYTHON, "-I", "-S", INSIDE]) as (command, descriptors):
+        with child_end, sandbox.command([PYTHON, "-I", "-S", INSIDE]) as (command, descriptors):
             self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=self._errors,
+                *command, stdin=child_end.fileno(), stdout=subprocess.DEVNULL, stderr=self._errors,
                 env={"PATH": os.defpath}, start_new_session=True, pass_fds=descriptors,
             )  # fmt: skip
         await self._move(["true"])
@@ -154,10 +154,10 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """Run a line of bash. ``user`` is ignored: the sandbox has only one.
+        """Run a bash command. ``user`` is ignored: the sandbox has only one.
 
         Raises:
-            RuntimeError: It was killed after ``timeout_sec``, or the sandbox has ended.
+            RuntimeError: The command was killed after ``timeout_sec``, or the sandbox has ended.
         """
         env = {**self._plan.variables, **(self._merge_env(env) or {})}
         try:
@@ -187,68 +187,68 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
             with open(target_path, "wb") as file:
                 shutil.copyfileobj(out, file)
 
-        await self._move(["sh", "-ec", script, "-", source_path], read=keep)
+        await self._move(["sh", "-ec", script, "-", source_path], read_output=keep)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         """Copy the contents of a folder out of the environment, but no links that lead out."""
         await self._move(
             ["tar", "-cf", "-", "-C", source_dir, "."],
-            read=lambda out: extract_dir(out, target_dir),
+            read_output=lambda out: extract_dir(out, target_dir),
         )
 
     async def _move(
         self,
         argv: list[str],
         source: IO[bytes] | None = None,
-        read: Callable[[IO[bytes]], object] | None = None,
+        read_output: Callable[[IO[bytes]], object] | None = None,
     ) -> None:
         """Run a program of the environment with ``source`` as its input; raise if it fails."""
         async with asyncio.timeout(MOVED):
-            result = await self._run(argv, source, read)
+            result = await self._run(argv, source, read_output)
         if result.return_code != 0:
-            said = f"{argv[0]} ended with status {result.return_code} in the sandbox"
-            raise RuntimeError(f"{said}: {result.stderr.strip()[-1000:]}")
+            problem = f"{argv[0]} ended with status {result.return_code} in the sandbox"
+            raise RuntimeError(f"{problem}: {result.stderr.strip()[-1000:]}")
 
     async def _run(
         self,
         argv: list[str],
         source: IO[bytes] | None = None,
-        read: Callable[[IO[bytes]], object] | None = None,
+        read_output: Callable[[IO[bytes]], object] | None = None,
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
-        """Run a command to its end; ``read`` gets its whole output."""
+        """Run a command to its end; ``read_output`` gets its whole output."""
         variables = {**VARIABLES, **(env or {})}
-        asked = {"argv": argv, "cwd": cwd or str(self._plan.workdir), "env": variables}
+        command = {"argv": argv, "cwd": cwd or str(self._plan.workdir), "env": variables}
         with ExitStack() as stack:
             request, empty, out, err = [
                 stack.enter_context(tempfile.TemporaryFile()) for _ in range(4)
             ]
-            request.write(json.dumps(asked).encode())
+            request.write(json.dumps(command).encode())
             source = source or empty
             for file in (request, source):
                 file.seek(0)
-            said = await self._said([request, source, out, err])
-            if not said:
+            status = await self._status([request, source, out, err])
+            if not status:
                 words = end_of(self._errors, 1000).strip() if self._errors else ""
                 raise RuntimeError(f"The sandbox of {self.environment_name} is gone. {words}")
-            if read is not None:
+            if read_output is not None:
                 out.seek(0)
-                await asyncio.to_thread(read, out)
-                return ExecResult(stderr=end_of(err), return_code=int(said))
+                await asyncio.to_thread(read_output, out)
+                return ExecResult(stderr=end_of(err), return_code=int(status))
             stdout, stderr = end_of(out, LONGEST_OUTPUT), end_of(err, LONGEST_OUTPUT)
-        return ExecResult(stdout=stdout, stderr=stderr, return_code=int(said))
+        return ExecResult(stdout=stdout, stderr=stderr, return_code=int(status))
 
-    async def _said(self, files: list[IO[bytes]]) -> bytes:
+    async def _status(self, files: list[IO[bytes]]) -> bytes:
         """Send a request's files to ``inside.py``; return the exit status, empty if it is gone."""
-        own, theirs = socket.socketpair()
-        own.setblocking(False)
-        with own:
-            with theirs, suppress(OSError):
+        local, remote = socket.socketpair()
+        local.setblocking(False)
+        with local:
+            with remote, suppress(OSError):
                 if self._inbox is not None:
-                    numbers = [theirs.fileno(), *(file.fileno() for file in files)]
+                    numbers = [remote.fileno(), *(file.fileno() for file in files)]
                     socket.send_fds(self._inbox, [b"."], numbers)
             with suppress(ConnectionError):
-                return await asyncio.get_running_loop().sock_recv(own, 64)
+                return await asyncio.get_running_loop().sock_recv(local, 64)
         return b""

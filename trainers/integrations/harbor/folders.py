@@ -1,4 +1,4 @@
-"""``TaskFolders``: Harbor's task folders, found, checked, and some of them held out.
+"""``TaskFolders``: finds and checks Harbor's task folders, and holds some out.
 
 A task is a folder with a ``task.toml``; an episode gets its path.
 """
@@ -20,7 +20,7 @@ ONE_IN = 5
 
 
 class TaskFolders:
-    """The task folders in a folder, sorted by name; or the folder itself if it is a task.
+    """The task folders in a folder, sorted by name; or the folder itself if that is a task.
 
     Args:
         path: The folder.
@@ -33,7 +33,7 @@ class TaskFolders:
         test: Those that are held out.
 
     Raises:
-        InvalidDatasetError: There is no task, one is broken, or none is left to train on.
+        InvalidDatasetError: There is no task, one is broken, or no task is left to train on.
     """
 
     from_path = True
@@ -46,9 +46,9 @@ class TaskFolders:
                 f"held_out={held_out!r}: {path} has {len(self.all)} tasks; expected a smaller "
                 "number, 0 or more."
             )
-        drawn = sorted(self.all, key=lambda task: (crc32(Path(task).name.encode()), task))
-        self.test: Sequence[str] = [task for task in self.all if task in drawn[:count]]
-        self.train: Sequence[str] = [task for task in self.all if task not in drawn[:count]]
+        ordered = sorted(self.all, key=lambda task: (crc32(Path(task).name.encode()), task))
+        self.test: Sequence[str] = [task for task in self.all if task in ordered[:count]]
+        self.train: Sequence[str] = [task for task in self.all if task not in ordered[:count]]
 
 
 def task_folders(path: str | Path) -> list[str]:
@@ -59,11 +59,11 @@ def task_folders(path: str | Path) -> list[str]:
     """
     folder = Path(path).resolve()
     if not folder.is_dir():
-        raise InvalidDatasetError(f"There is no folder {str(path)!r} with tasks of Harbor's.")
+        raise InvalidDatasetError(f"There is no folder {str(path)!r} with Harbor tasks.")
     tasks = [folder] if _is_meant(folder) else sorted(filter(_is_meant, folder.iterdir()))
     if not tasks:
         raise InvalidDatasetError(
-            f"{folder} has no tasks of Harbor's; expected folders with a {TASK} in them."
+            f"{folder} has no Harbor tasks; expected folders with a {TASK} in them."
         )
     for task in tasks:
         read_task(task)
@@ -76,7 +76,7 @@ def _is_meant(folder: Path) -> bool:
 
 
 def read_task(folder: Path | str) -> Any:
-    """Read a task by Harbor.
+    """Read a task with Harbor.
 
     Raises:
         InvalidDatasetError: The task is broken.
@@ -86,8 +86,8 @@ def read_task(folder: Path | str) -> Any:
     try:
         return Task(folder)
     except Exception as error:  # a missing file, invalid TOML, or a field of the wrong type
-        said = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
         raise InvalidDatasetError(
-            f"The task {folder} is broken: {said:.600}. Fix it, or remove it; a task has "
+            f"The task {folder} is broken: {reason:.600}. Fix it, or remove it; a task has "
             f"{TASK}, {', '.join(PARTS)}."
         ) from error

@@ -6,7 +6,7 @@ This is the sandbox's first program, so processes that a command leaves running 
 server) continue until the sandbox ends. Its standard input is a socket. Each message brings five
 descriptors: a socket for this command, a file that says what to run (JSON: "argv", "cwd", "env"),
 and the command's input, output and errors. The exit status goes back over the command's socket; if
-that is closed before, the command and its process group are killed. It imports nothing of evert's.
+that is closed before, the command and its process group are killed. It does not import evert.
 """
 
 import json
@@ -36,32 +36,32 @@ def main() -> None:
         threading.Thread(target=_answer, args=descriptors, daemon=True).start()
 
 
-def _answer(own: int, request: int, *files: int) -> None:
+def _answer(reply: int, request: int, *files: int) -> None:
     with open(request, "rb") as file:
-        asked = json.load(file)
+        command = json.load(file)
     try:
         stdin, stdout, stderr = files
         process = subprocess.Popen(
-            asked["argv"], cwd=asked["cwd"], env=asked["env"], start_new_session=True,
+            command["argv"], cwd=command["cwd"], env=command["env"], start_new_session=True,
             stdin=stdin, stdout=stdout, stderr=stderr,
         )  # fmt: skip
-        status = _status(process, own)
+        status = _status(process, reply)
     except (OSError, ValueError) as error:  # ValueError: a null character in an argument
         os.write(files[2], f"{error}\n".encode())
         status = NO_PROGRAM
-    for each in files:
-        os.close(each)
-    with socket.socket(fileno=own) as caller:
+    for descriptor in files:
+        os.close(descriptor)
+    with socket.socket(fileno=reply) as caller:
         caller.send(str(status).encode(), socket.MSG_NOSIGNAL)
 
 
-def _status(process: "subprocess.Popen[bytes]", own: int) -> int:
+def _status(process: "subprocess.Popen[bytes]", reply: int) -> int:
     """Wait for the command, or kill it when its caller gives up; return its exit status."""
     if sys.platform != "linux":  # mypy reads what follows for Linux alone
         raise NotImplementedError("Sandboxes need Linux.")
     ended, poll = os.pidfd_open(process.pid), select.poll()
     poll.register(ended, select.POLLIN)
-    poll.register(own, select.POLLIN)
+    poll.register(reply, select.POLLIN)
     if (ended, select.POLLIN) not in poll.poll():
         os.killpg(process.pid, signal.SIGKILL)
     os.close(ended)

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from evert.bridge.errors import InvalidAgentError
 
 SANDBOX, SANDBOX_PATH = "bubblewrap", "evert.harbor:Bubblewrap"
-"""The name of evert's own environment, and its import path for Harbor."""
+"""The name of evert's environment, and its import path for Harbor."""
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """The ``PATH`` of the system's programs."""
@@ -58,9 +58,9 @@ class TrialOptions:
         self._agent: dict[str, Any] = {"name": agent} if isinstance(agent, str) else {**agent}
         self._environment = _environment(environment)
         models = (AgentConfig, self._agent), (EnvironmentConfig, self._environment)
-        for model, given in ((TrialConfig, options), *models):
-            known = [name for name in model.model_fields if name not in OURS]
-            _check_names([*given], known, f"field of {model.__name__}")
+        for model, fields in ((TrialConfig, options), *models):
+            names = [name for name in model.model_fields if name not in OURS]
+            _check_names([*fields], names, f"field of {model.__name__}")
         name = str(self._agent.get("name"))
         is_elsewhere = ":" in name or is_acp_registry_shorthand(name)
         if not is_elsewhere and not self._agent.get("import_path"):
@@ -73,7 +73,7 @@ class TrialOptions:
         self.config("task", "trials")
 
     def _show_programs(self) -> None:
-        """Let the sandbox show the programs, and the agent find them by ``PATH``."""
+        """Show the programs in the sandbox, and let the agent find them by ``PATH``."""
         if not self.programs:
             return
         if not self.is_sandbox:
@@ -88,8 +88,8 @@ class TrialOptions:
             raise InvalidAgentError(f"installed= names {gone[0]!r}, but there is no such folder.")
         path = ":".join([*folders, SYSTEM_PATH])
         kwargs = self._environment.get("kwargs", {})
-        shown = [*kwargs.get("readonly", ()), *needed(["env"], {"PATH": path})]
-        self._environment["kwargs"] = {**kwargs, "readonly": shown}
+        readonly = [*kwargs.get("readonly", ()), *needed(["env"], {"PATH": path})]
+        self._environment["kwargs"] = {**kwargs, "readonly": readonly}
         self._agent["env"] = {"PATH": path, **self._agent.get("env", {})}
 
     @property
@@ -108,28 +108,30 @@ class TrialOptions:
         """
         fields = {"task": {"path": folder}, "trials_dir": trials, **self._options}
         try:
-            own = AgentConfig(**self._agent)
-            kwargs = {**self._profile.get("kwargs", {}), **own.kwargs}
-            env = {**self._profile.get("env", {}), **connection.get("env", {}), **own.env}
+            agent_config = AgentConfig(**self._agent)
+            kwargs = {**self._profile.get("kwargs", {}), **agent_config.kwargs}
+            env = {**self._profile.get("env", {}), **connection.get("env", {}), **agent_config.env}
             fields["agent"] = {**connection, **self._agent, "kwargs": kwargs, "env": env}
             return TrialConfig(**fields, environment=self._environment)
         except ValidationError as error:
-            said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            problems = "; ".join(
+                f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()
+            )
             raise InvalidAgentError(
-                f"Harbor cannot read the options of a trial: {said}."
+                f"Harbor cannot read the options of a trial: {problems}."
             ) from error
 
 
-def _environment(given: str | Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(given, str):
-        fields = {**given}
+def _environment(environment: str | Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(environment, str):
+        fields = {**environment}
         return {**fields, **_environment(fields["type"])} if "type" in fields else fields
-    if given == SANDBOX:
+    if environment == SANDBOX:
         return {"type": None, "import_path": SANDBOX_PATH}
-    if ":" in given:
-        return {"import_path": given}
-    _check_names([given], [SANDBOX, *(each.value for each in EnvironmentType)], "environment")
-    return {"type": given}
+    if ":" in environment:
+        return {"import_path": environment}
+    _check_names([environment], [SANDBOX, *(kind.value for kind in EnvironmentType)], "environment")
+    return {"type": environment}
 
 
 def _profile(name: str, lean: bool) -> dict[str, Any]:
@@ -143,26 +145,26 @@ def _profile(name: str, lean: bool) -> dict[str, Any]:
     return profile(name, lean)
 
 
-def checked_url(given: str) -> str:
+def checked_url(url: str) -> str:
     """Check a ``serve_address``, and remove slashes at its end.
 
     Raises:
         InvalidAgentError: It is not an HTTP URL.
     """
-    parts = urlsplit(str(given))
+    parts = urlsplit(str(url))
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
         raise InvalidAgentError(
-            f"serve_address={given!r}; expected the URL by which an agent reaches this machine, "
+            f"serve_address={url!r}; expected the URL by which an agent reaches this machine, "
             "such as 'https://trainer.example.org' or 'http://192.0.2.7:8443'."
         )
-    return given.rstrip("/")
+    return url.rstrip("/")
 
 
-def _check_names(given: list[str], known: list[str], what: str) -> None:
-    for name in given:
-        if name not in known:
-            near = get_close_matches(name, known, n=1, cutoff=0.5)
+def _check_names(names: list[str], choices: list[str], what: str) -> None:
+    for name in names:
+        if name not in choices:
+            near = get_close_matches(name, choices, n=1, cutoff=0.5)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise InvalidAgentError(
-                f"Harbor has no {what} {name!r}.{hint} It has {', '.join(known)}."
+                f"Harbor has no {what} {name!r}.{hint} It has {', '.join(choices)}."
             )

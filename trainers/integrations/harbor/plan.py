@@ -1,7 +1,7 @@
 """``Plan``: the instructions of a task's Dockerfile, if they need no image.
 
 A Dockerfile may have FROM and LABEL, which are ignored, and WORKDIR, ENV and COPY of the task's own
-files, without variables. A task that needs more needs a container: it is refused, with the reason.
+files, without variables. A task that needs more needs a container, and is refused with the reason.
 """
 
 # pyright: reportMissingImports=false
@@ -44,7 +44,7 @@ class Plan:
             config: The table ``[environment]`` of its ``task.toml``, as Harbor read it.
 
         Raises:
-            SandboxBuildFailedError: It needs more than this machine's programs and its own files.
+            SandboxBuildFailedError: The task needs more than local programs and its own files.
         """
         plan = cls(task, folder)
         if config.docker_image:
@@ -69,7 +69,7 @@ class Plan:
         if instruction == "WORKDIR":
             self.workdir /= value
         elif instruction == "ENV" and "=" in value:
-            pairs = (each.partition("=") for each in shlex.split(value))
+            pairs = (word.partition("=") for word in shlex.split(value))
             self.variables |= {name: text for name, _, text in pairs}
         elif instruction == "COPY" and not value.startswith(("-", "[")):
             self._copy(*shlex.split(value))
@@ -79,30 +79,31 @@ class Plan:
     def _copy(self, *paths: str) -> None:
         *names, target = paths
         is_folder = target.endswith(("/", ".")) or len(names) > 1
-        found, root = [path for name in names for path in self._found(name)], self.folder.resolve()
-        if not found or not all(path.resolve().is_relative_to(root) for path in found):
+        sources = [path for name in names for path in self._matches(name)]
+        root = self.folder.resolve()
+        if not sources or not all(path.resolve().is_relative_to(root) for path in sources):
             raise self.refusal(f"COPY {' '.join(names)}, which is not in {self.folder}")
-        if any(_leads_elsewhere(path) for path in found if path.is_dir()):
+        if any(_leads_elsewhere(path) for path in sources if path.is_dir()):
             raise self.refusal(f"COPY {' '.join(names)}, with a link that leads elsewhere")
-        self.copies.append((found, f"{self._place(target, 'COPY')}{'/' * is_folder}"))
+        self.copies.append((sources, f"{self._place(target, 'COPY')}{'/' * is_folder}"))
 
-    def _found(self, name: str) -> list[Path]:
+    def _matches(self, name: str) -> list[Path]:
         path = self.folder / name.lstrip("/")
         return [path] if path.exists() else sorted(self.folder.glob(name.lstrip("/")))
 
     def _place(self, path: str, what: str) -> PurePosixPath:
         """Return the absolute path inside; refuse the system's folders, which are read-only."""
-        there = PurePosixPath(os.path.normpath(self.workdir / path))
-        if any(there.is_relative_to(one) for one in (*system_folders(), *OWN)):
-            raise self.refusal(f"{what} at {there}, which is the system's")
-        return there
+        location = PurePosixPath(os.path.normpath(self.workdir / path))
+        if any(location.is_relative_to(folder) for folder in (*system_folders(), *OWN)):
+            raise self.refusal(f"{what} at {location}, which is the system's")
+        return location
 
     def refusal(self, what: str) -> Exception:
         """Return the error for a task that needs ``what``, which a sandbox does not have."""
         error: Exception = SandboxBuildFailedError(
             f"The task {self.task} needs an image ({what[:200]}), but bubblewrap has only this "
             "machine's programs and the files that the task copies. Run it in a container: "
-            "environment=docker, or another of Harbor's; or leave the task out."
+            "environment=docker, or another Harbor environment; or leave the task out."
         )
         return error
 
@@ -110,12 +111,13 @@ class Plan:
         """Make the folders and copy the files into ``root``, the root of an environment."""
         (root / self.workdir.relative_to("/")).mkdir(parents=True, exist_ok=True)
         for sources, target in self.copies:
-            there = root / target.lstrip("/")
+            destination = root / target.lstrip("/")
             for source in sources:
                 if source.is_dir():
-                    shutil.copytree(source, there, symlinks=True, dirs_exist_ok=True)
+                    shutil.copytree(source, destination, symlinks=True, dirs_exist_ok=True)
                     continue
-                into = there / source.name if target.endswith("/") or there.is_dir() else there
+                is_folder = target.endswith("/") or destination.is_dir()
+                into = destination / source.name if is_folder else destination
                 into.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, into)
 

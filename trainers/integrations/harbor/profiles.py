@@ -1,6 +1,6 @@
 """Profiles of Harbor's agents, by name: what evert sets for them, unless the user sets it.
 
-``QUIET`` is for every trial. It stops an agent's model calls beside its task (titles, memories),
+``QUIET`` is for every trial. It stops an agent's model calls besides its task (titles, memories),
 its retries, and timeouts while a trainer samples. ``LEAN`` is for ``lean=True``: it leaves out most
 of the first prompt except the task.
 
@@ -23,7 +23,7 @@ AIDER = {
     ).lower()
     for flag in aider_chat.QUIET
 }
-"""Aider's flags as environment variables, since Harbor passes few flags on."""
+"""Aider's flags as environment variables, since Harbor passes only a few flags."""
 
 CODEX = openai_codex.CONFIG.replace("{lean_settings}\n", "").replace("{lean_features}\n", "")
 INSTRUCTIONS = "/root/.evert/instructions.md"
@@ -36,7 +36,7 @@ CLAUDE = {
 }
 
 TOOLS = ("list", "glob", "grep", "task", "todowrite", "webfetch", "skill", "question", "patch")
-"""The tools of opencode that ``LEAN`` switches off; it keeps a shell and a tool that reads."""
+"""The tools of opencode that ``LEAN`` switches off; it keeps a shell and a reading tool."""
 
 NEVER = 86_400_000
 """A day in milliseconds, as a timeout: a reply may wait for a whole batch."""
@@ -115,13 +115,13 @@ LEAN: dict[str, Profile] = {
 
 def profile(name: str, lean: bool) -> Profile:
     """Return an agent's profile; empty if evert sets nothing for it."""
-    own: Profile = _merged(QUIET.get(name, {}), LEAN.get(name, {}) if lean else {})
-    return own
+    merged: Profile = _merged(QUIET.get(name, {}), LEAN.get(name, {}) if lean else {})
+    return merged
 
 
-def _merged(one: Any, other: Any) -> Any:
-    """Merge nested dicts; where both have a value, the other's wins."""
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return other
-    both = {key: _merged(one[key], other[key]) for key in one.keys() & other.keys()}
-    return {**one, **other, **both}
+def _merged(base: Any, override: Any) -> Any:
+    """Merge nested dicts; where both have a value, the override wins."""
+    if not isinstance(base, dict) or not isinstance(override, dict):
+        return override
+    merged = {key: _merged(base[key], override[key]) for key in base.keys() & override.keys()}
+    return {**base, **override, **merged}

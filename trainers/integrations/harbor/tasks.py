@@ -45,8 +45,8 @@ def harbor(
         _check(folders.all, agent=agent, environment=environment, **options)
     except EvertError as error:
         raise GameError(f"tasks=harbor:{path}: {error}") from error
-    given = {"agent": agent, "environment": environment, **options}
-    arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    settings = {"agent": agent, "environment": environment, **options}
+    arguments = ", ".join(f"{name}={value!r}" for name, value in settings.items())
     split = f"evert.harbor:TaskFolders({path!r}, held_out={held_out!r})"
     return Game(
         "harbor/Tasks-v0",

@@ -4,5 +4,5 @@
     episodes.py    an episode as one row of token ids, mask, log-probabilities and reward
     policies.py    the completer for the agents' calls: the trainer's model, or its vLLM server
 
-None of them imports TRL: they get its trainer as an argument.
+They do not import TRL: they get its trainer as an argument.
 """

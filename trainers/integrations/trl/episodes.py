@@ -48,18 +48,18 @@ async def play(env: ChatAgentEnv, policy: TokenCompleter) -> Episode:
         return Episode(None, None, counts, failure)
     finally:
         await env.close()
-    found = sorted(sequences(trajectory), key=lambda each: any(each.response_mask))
+    lineages = sorted(sequences(trajectory), key=lambda sequence: any(sequence.response_mask))
     metrics = summed(trajectory.transitions)
-    metrics |= {"turns": env.turns, DROPPED: max(0, len(found) - 1), FAILED: 0}
+    metrics |= {"turns": env.turns, DROPPED: max(0, len(lineages) - 1), FAILED: 0}
     reward = sum(transition.reward for transition in trajectory.transitions)
-    return Episode(found[-1] if found else None, reward, metrics, failure_in(trajectory))
+    return Episode(lineages[-1] if lineages else None, reward, metrics, failure_in(trajectory))
 
 
 def with_all_ends(episodes: Sequence[Episode]) -> list[dict[str, float]]:
     """Return each episode's metrics, with 0 for other episodes' stop reasons: means are shares."""
-    names = {name for each in episodes for name in each.metrics}
+    names = {name for episode in episodes for name in episode.metrics}
     ends = dict.fromkeys((name for name in names if name.startswith(STOP_METRIC_PREFIX)), 0.0)
-    return [ends | each.metrics for each in episodes]
+    return [ends | episode.metrics for episode in episodes]
 
 
 def columns(
@@ -67,7 +67,7 @@ def columns(
 ) -> dict[str, list[list[int]] | list[list[float]] | None]:
     """Return the token columns of a ``rollout_func``, one row per episode."""
     nothing = TokenSequence([filler], [filler], [0], [0.0])
-    rows = [each.sequence or nothing for each in episodes]
+    rows = [episode.sequence or nothing for episode in episodes]
     return {
         "prompt_ids": [row.prompt_ids for row in rows],
         "completion_ids": [row.response_ids for row in rows],

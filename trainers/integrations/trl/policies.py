@@ -76,8 +76,8 @@ def _server(trainer: Any) -> tuple[str, str]:
     """Base URL and model of the trainer's vLLM server; only the first process has a client."""
     vllm = trainer.vllm_generation
     base = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
-    asked = getattr(vllm, "vllm_client", None)
-    return f"{base.rstrip('/')}/v1", asked.model if asked else trainer.model.config.name_or_path
+    client = getattr(vllm, "vllm_client", None)
+    return f"{base.rstrip('/')}/v1", client.model if client else trainer.model.config.name_or_path
 
 
 def tokenizer_of(trainer: Any) -> Any:
@@ -89,7 +89,7 @@ def check(trainer: Any) -> None:
     """Check the trainer's settings.
 
     Raises:
-        UsageError: Agents cannot be answered with them.
+        UsageError: Agents' calls cannot be answered with these settings.
     """
     for name, neutral in NEUTRAL.items():
         if (value := getattr(trainer, name)) not in neutral:
@@ -101,7 +101,7 @@ def check(trainer: Any) -> None:
     if not trainer.use_vllm and kind in SHARDED:
         raise UsageError(
             f"The trainer's weights are split over processes ({kind}), but without vLLM each "
-            "process samples from a whole copy; expected one process, or DDP. Set use_vllm=True, "
+            "process samples from a full copy; expected one process, or DDP. Set use_vllm=True, "
             "vllm_mode='server'."
         )
     if trainer.use_vllm and trainer.vllm_mode != "server":

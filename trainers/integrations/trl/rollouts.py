@@ -62,7 +62,7 @@ class Rollouts:
         test_tasks: The tasks of ``eval_dataset``; or their import path.
         renderer_name: The Cookbook renderer of the model's chat format. None: the one that the
             Cookbook recommends for a model of this name.
-        parallel: The most episodes at a time.
+        parallel: How many episodes play at a time, at most.
         **options: Options of ``ChatAgentEnv``.
 
     Attributes:
@@ -123,7 +123,7 @@ class Rollouts:
         Returns:
             ``prompt_ids``, ``completion_ids``, ``env_mask`` and ``logprobs``, and for reward
             functions ``task``, ``episode_reward`` and ``episode_metrics``: one row per prompt.
-            ``logprobs`` is None if the policy's are not at the temperature it samples at.
+            ``logprobs`` is None if the policy does not compute them at its sampling temperature.
 
         Raises:
             AgentError: Every episode failed.
@@ -140,7 +140,7 @@ class Rollouts:
         return {
             **columns(episodes, tokenizer.eos_token_id, with_logprobs=source.has_logprobs),
             "task": tasks,
-            "episode_reward": [each.reward for each in episodes],
+            "episode_reward": [episode.reward for episode in episodes],
             "episode_metrics": with_all_ends(episodes),
         }
 
@@ -162,7 +162,7 @@ class Rollouts:
         for metrics in episode_metrics:
             for name, value in metrics.items():
                 log_metric(METRICS + name, value)
-        log_extra("task", [str(each) for each in task])
+        log_extra("task", [*map(str, task)])
         return [*episode_reward]
 
     # -- playing ---------------------------------------------------------------------------------
@@ -172,11 +172,11 @@ class Rollouts:
     ) -> list[Episode]:
         places = asyncio.Semaphore(self._parallel)
 
-        async def one(task: Any) -> Episode:
+        async def play_task(task: Any) -> Episode:
             async with places:
                 return await play(ChatAgentEnv(self._agent, task, **options), source.policy)
 
-        return await side_by_side(map(one, tasks))
+        return await side_by_side(map(play_task, tasks))
 
     def _options_with(self, source: Sampling, trainer: Any) -> EnvOptions:
         """Return the options with a renderer and the limits of the model and the trainer."""
@@ -188,8 +188,8 @@ class Rollouts:
             register_variant(name)
             renderer = get_renderer(name, tokenizer_of(trainer), model_name=model)
         context = tightest(self._options.get("context_length"), source.context_length)
-        given = chz.asdict(self._options.get("limits") or RolloutLimits())
-        limits = SequenceLimits(**given | {"max_response_tokens": trainer.max_completion_length})
+        budgets = chz.asdict(self._options.get("limits") or RolloutLimits())
+        limits = SequenceLimits(**budgets | {"max_response_tokens": trainer.max_completion_length})
         return {**self._options, "renderer": renderer, "context_length": context, "limits": limits}
 
     def _own_engine(self, trainer: Any) -> Engine:
@@ -215,7 +215,7 @@ class Rollouts:
         Raises:
             AgentError: Every episode failed.
         """
-        dropped = int(sum(each.metrics[DROPPED] for each in episodes))
+        dropped = int(sum(episode.metrics[DROPPED] for episode in episodes))
         if dropped and not self.dropped_lineages:
             logger.warning(
                 "Episodes of the agent %s have several token sequences (sub-agents, or an edited "
@@ -228,15 +228,16 @@ class Rollouts:
                 DROPPED,
             )
         self.dropped_lineages += dropped
-        found = Failures.of(
-            len(episodes), [(each.failure, 1) for each in episodes if each.failure is not None]
+        failures = Failures.of(
+            len(episodes),
+            [(episode.failure, 1) for episode in episodes if episode.failure is not None],
         )
-        if found.count:
-            logger.warning("%s", found.describe())
-        left_out = sum(each.reward is None for each in episodes)
+        if failures.count:
+            logger.warning("%s", failures.describe())
+        left_out = sum(episode.reward is None for episode in episodes)
         self.failed += left_out
         if left_out == len(episodes):
-            raise AgentError(f"No episode is left to learn from: {found.describe()}")
+            raise AgentError(f"Every episode failed; nothing to train on: {failures.describe()}")
 
 
 def _check_options(agent: Agent, options: EnvOptions) -> None:

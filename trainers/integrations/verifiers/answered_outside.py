@@ -1,6 +1,6 @@
 """Plays an agent whose calls another framework's endpoint answers, which records the tokens.
 
-No trainer of evert's answers the calls, and nothing is rendered. Otherwise the agent is played as
+No evert trainer answers the calls, and nothing is rendered. Otherwise the agent is played as
 usual: blocking or async, with a handle or an SDK, with its notes and its errors.
 """
 
@@ -38,7 +38,7 @@ async def play_at(
     finally:
         await env.close()
     if not isinstance(end, InitialObservationOverflow):  # a call for a seat
-        raise EvertError("Nobody answers this agent's call: there are no seats. Call the policy.")
+        raise EvertError("This agent called a seat, but there are none. Call the policy instead.")
     metrics = {k: value for k, value in end.metrics.items() if not k.startswith(REPORT)}
     logs = {key: value for key, value in end.logs.items() if key != NO_CALL}
     truncated = f"{STOP_METRIC_PREFIX}{TRUNCATED}" in end.metrics

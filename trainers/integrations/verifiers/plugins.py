@@ -88,8 +88,8 @@ class AgentHarness(vf.Harness[AgentHarnessConfig]):  # type: ignore[misc]
         """
         if mcp_urls:
             raise InvalidAgentError(
-                f"This task brings tool servers ({', '.join(mcp_urls)}), but an agent of evert's "
-                "has its own tools. Use a harness of verifiers for this task."
+                f"This task brings tool servers ({', '.join(mcp_urls)}), but an evert agent "
+                "has its own tools. Use a verifiers harness for this task."
             )
         config = self.config
         outcome = await play_at(

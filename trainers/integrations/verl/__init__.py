@@ -2,7 +2,7 @@
 
 ``evert.verl`` has the public names. In the order in which an episode uses the files:
 
-    agent_loop.py   ``EvertAgentLoop``: an episode of any agent, as an agent loop of verl
+    agent_loop.py   ``EvertAgentLoop``: an episode of any agent, as a verl agent loop
     settings.py     the loop's YAML: the agent, an Env's options, where the task is
     servers.py      verl's sampling servers as the Cookbook's token completer
     outputs.py      a trajectory as verl's outputs, one per lineage

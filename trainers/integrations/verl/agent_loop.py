@@ -1,4 +1,4 @@
-"""``EvertAgentLoop``: an episode of any agent, as an agent loop of verl.
+"""``EvertAgentLoop``: an episode of any agent, as a verl agent loop.
 
 verl's rollout workers make a loop for each episode, from the YAML file that
 ``actor_rollout_ref.rollout.agent.agent_loop_config_path`` names (``settings.py``).
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
-    """An agent of evert's as an agent loop of verl.
+    """An evert agent as a verl agent loop.
 
     An agent that raises fails its episode: verl's V1 trainers log that and train on the others
     (``on_agent_error: -1.0`` scores such episodes instead).
@@ -41,7 +41,7 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
     Args:
         *args: verl's arguments.
         agent: Import path of the agent, 'package.module:function'.
-        renderer_name: The Cookbook's renderer; None: the one that fits the model's name.
+        renderer_name: The Cookbook's renderer; None: the one for the model's name.
         branches: How to train an episode with several token sequences. "all": each is an output;
             "last": only the last is, and the others are counted (``lineages_left_out``). None:
             "all" if the trainer supports it, else "last".
@@ -68,8 +68,8 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
         tools: Any = None,
         **settings: Any,
     ) -> None:
-        own = {key: settings.pop(key) for key in _OF_VERL & settings.keys()}
-        super().__init__(*args, **own)
+        verl_options = {key: settings.pop(key) for key in _OF_VERL & settings.keys()}
+        super().__init__(*args, **verl_options)
         if self.rollout_config.enable_rollout_routing_replay:
             raise UsageError(
                 "rollout.enable_rollout_routing_replay is on, but evert's agent loop does not "
@@ -124,13 +124,13 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
             first = last = int(row.get("global_steps", 1)) - 1
         fields = {"min_global_steps": first, "max_global_steps": last}
         blank = self.tokenizer.eos_token_id or 0
-        found = outputs(trajectory, settings, self._room, metrics, fields, blank)
-        left_out = found[-1].extra_fields["reward_extra_info"][LEFT_OUT]
+        results = outputs(trajectory, settings, self._room, metrics, fields, blank)
+        left_out = results[-1].extra_fields["reward_extra_info"][LEFT_OUT]
         if left_out:
             logger.warning(
                 "%d lineages of an episode are not trained on: branches is 'last'.", left_out
             )
-        return found if settings.branches == ALL else found[-1]
+        return results if settings.branches == ALL else results[-1]
 
 
 _OF_VERL = {

@@ -35,7 +35,7 @@ def write_dataset(
     Args:
         path: The file, ``*.parquet``.
         tasks: A sequence, or its import path 'package.module:name'. Each task must be JSON:
-            numbers, texts, lists and dicts of them.
+            numbers, strings, lists and dicts of them.
         agent_name: The ``name`` in the YAML of the agent loop that plays the tasks.
         data_source: The name under which verl reports their validation.
 
@@ -44,8 +44,8 @@ def write_dataset(
     """
     import datasets
 
-    found = load_tasks(tasks)
-    if len(found) == 0:
+    task_list = load_tasks(tasks)
+    if len(task_list) == 0:
         raise InvalidDatasetError("A dataset needs at least one task, got none.")
     rows = [
         {
@@ -53,9 +53,9 @@ def write_dataset(
             "agent_name": agent_name,
             "prompt": [{"role": "user", "content": "(the agent writes its prompts itself)"}],
             "reward_model": {"style": "rule", "ground_truth": ""},
-            "extra_info": {"index": index, "task_json": _as_json(found[index], index)},
+            "extra_info": {"index": index, "task_json": _as_json(task_list[index], index)},
         }
-        for index in range(len(found))
+        for index in range(len(task_list))
     ]
     datasets.Dataset.from_list(rows).to_parquet(str(path))
 
@@ -87,12 +87,12 @@ def _as_json(task: Any, index: int) -> str:
         text = json.dumps(task)
         if json.loads(text) == task:
             return text
-        reason = "comes back from JSON as something else"
+        reason = "is not the same after a round trip through JSON"
     except (TypeError, ValueError) as error:
-        reason = f"does not fit into JSON ({error})"
+        reason = f"cannot be written as JSON ({error})"
     raise InvalidDatasetError(
-        f"Task {index}, {repr_of(task)}, {reason}; expected numbers, texts, lists and dicts with "
-        "texts as keys. Write its number or name, and let the agent look it up."
+        f"Task {index}, {repr_of(task)}, {reason}; expected numbers, strings, lists and dicts with "
+        "string keys. Write its number or name, and let the agent look it up."
     )
 
 

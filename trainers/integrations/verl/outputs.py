@@ -29,43 +29,43 @@ def outputs(
     last. An episode without a model call is one output without sampled tokens: its reward counts
     in its group, as it does with the Cookbook.
     """
-    found = sequences(trajectory) or [TokenSequence([blank], [blank], [0], [0.0])]
-    found.sort(key=lambda sequence: any(sequence.response_mask))
-    kept = found if settings.branches == ALL else found[-1:]
+    lineages = sequences(trajectory) or [TokenSequence([blank], [blank], [0], [0.0])]
+    lineages.sort(key=lambda sequence: any(sequence.response_mask))
+    chosen = lineages if settings.branches == ALL else lineages[-1:]
     info = {
-        "turns": sum(len(sequence.rewards) for sequence in found),
-        "lineages": len(found),
-        LEFT_OUT: len(found) - len(kept),
+        "turns": sum(len(sequence.rewards) for sequence in lineages),
+        "lineages": len(lineages),
+        LEFT_OUT: len(lineages) - len(chosen),
     }
     fields = {**fields, "tool_rewards": [], "stop_reason": trajectory.stop_reason}
     reward = sum(turn.reward for turn in trajectory.transitions)
     has_logprobs = all(turn.ac.maybe_logprobs is not None for turn in trajectory.transitions)
     return [
         AgentLoopOutput(
-            prompt_ids=each.prompt_ids,
-            response_ids=each.response_ids,
-            response_mask=each.response_mask,
-            response_logprobs=each.response_logprobs if has_logprobs else None,
+            prompt_ids=sequence.prompt_ids,
+            response_ids=sequence.response_ids,
+            response_mask=sequence.response_mask,
+            response_logprobs=sequence.response_logprobs if has_logprobs else None,
             reward_score=reward,
-            num_turns=2 * len(each.rewards),
+            num_turns=2 * len(sequence.rewards),
             metrics=metrics,
             extra_fields={
                 **fields,
                 "reward_extra_info": dict(info),
-                "turn_scores": each.rewards,
+                "turn_scores": sequence.rewards,
             },
         )
-        for each in (_fitted(sequence, room) for sequence in kept)
+        for sequence in (_fitted(sequence, room) for sequence in chosen)
     ]
 
 
 def _fitted(sequence: TokenSequence, room: Room) -> TokenSequence:
-    """Move prompt tokens that verl has no room for to the response, masked as not sampled."""
-    rest = sequence.prompt_ids[room.prompt :]
+    """Move prompt tokens beyond verl's limit to the response, masked as not sampled."""
+    overflow = sequence.prompt_ids[room.prompt :]
     return replace(
         sequence,
         prompt_ids=sequence.prompt_ids[: room.prompt],
-        response_ids=[*rest, *sequence.response_ids],
-        response_mask=[*[0] * len(rest), *sequence.response_mask],
-        response_logprobs=[*[0.0] * len(rest), *sequence.response_logprobs],
+        response_ids=[*overflow, *sequence.response_ids],
+        response_mask=[*[0] * len(overflow), *sequence.response_mask],
+        response_logprobs=[*[0.0] * len(overflow), *sequence.response_logprobs],
     )

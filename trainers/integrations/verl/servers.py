@@ -17,7 +17,7 @@ class ServerReplyError(EvertError, RuntimeError):
 
 
 class ServerPolicy(TokenCompleter):
-    """The policy of one episode: all its turns go to the same server, which has them cached."""
+    """The policy of one episode: all its turns go to the same server, which caches them."""
 
     def __init__(
         self,
@@ -58,25 +58,25 @@ class ServerPolicy(TokenCompleter):
         cap = room if max_tokens is None else min(room, max_tokens)
         stops = self._stops(stop)
         started = time.perf_counter()
-        said = await self._client.generate(
+        output = await self._client.generate(
             request_id=self._request_id,
             prompt_ids=prompt,
             sampling_params={**self._sampling, **stops, "max_tokens": cap},
         )
         self.seconds += time.perf_counter() - started
         self._turns += 1
-        self._note(said)
-        tokens = list(said.token_ids)
+        self._note(output)
+        tokens = list(output.token_ids)
         cut = len(tokens) >= cap and not self._has_stop(tokens, stops)
-        return TokensWithLogprobs(tokens, _logprobs(said), "length" if cut else "stop")
+        return TokensWithLogprobs(tokens, _logprobs(output), "length" if cut else "stop")
 
     def _prompt(self, model_input: tinker.ModelInput) -> list[int]:
         try:
             prompt = model_input.to_ints()
         except ValueError as error:
             raise UnsupportedPromptError(
-                "A prompt has more than token ids (an image?), but evert's agent loop sends verl "
-                "only token ids. Leave images out, or train with the Cookbook's loop."
+                "A prompt has more than token ids (an image?), but evert's agent loop sends only "
+                "token ids to verl. Leave images out, or train with the Cookbook's loop."
             ) from error
         if self._turns == 0 and len(prompt) > self._room.prompt:
             raise too_long(f"it has {len(prompt)} tokens", self._room)
@@ -85,10 +85,10 @@ class ServerPolicy(TokenCompleter):
     def _stops(self, stop: StopCondition) -> dict[str, Any]:
         """Return the stops for a server; control tokens as ids, since its text lacks them."""
         control = self._tokenizer.get_added_vocab()
-        ids = [each if isinstance(each, int) else control.get(each) for each in stop]
-        texts = [each for each in stop if isinstance(each, str) and each not in control]
-        found: dict[str, Any] = {"stop_token_ids": [each for each in ids if each is not None]}
-        return {**found, "stop": texts} if texts else found
+        ids = [mark if isinstance(mark, int) else control.get(mark) for mark in stop]
+        texts = [mark for mark in stop if isinstance(mark, str) and mark not in control]
+        stops: dict[str, Any] = {"stop_token_ids": [number for number in ids if number is not None]}
+        return {**stops, "stop": texts} if texts else stops
 
     def _has_stop(self, tokens: list[int], stops: Mapping[str, Any]) -> bool:
         if tokens and tokens[-1] in stops["stop_token_ids"]:
@@ -96,36 +96,36 @@ class ServerPolicy(TokenCompleter):
         texts = stops.get("stop", ())
         return any(text in self._tokenizer.decode(tokens) for text in texts)
 
-    def _note(self, said: Any) -> None:
-        if said.num_preempted is not None:
-            self.preempted = max(self.preempted, 0) + said.num_preempted
-        now = said.extra_fields.get("global_steps")
-        first = said.extra_fields.get("min_global_steps", now)
-        last = said.extra_fields.get("max_global_steps", now)
+    def _note(self, output: Any) -> None:
+        if output.num_preempted is not None:
+            self.preempted = max(self.preempted, 0) + output.num_preempted
+        now = output.extra_fields.get("global_steps")
+        first = output.extra_fields.get("min_global_steps", now)
+        last = output.extra_fields.get("max_global_steps", now)
         self.versions = (first if self._turns == 1 else self.versions[0], last)
 
 
-def too_long(found: str, room: Room) -> UsageError:
+def too_long(reason: str, room: Room) -> UsageError:
     """Return the error for a first prompt that is too long."""
     return UsageError(
-        f"An agent's first prompt is too long ({found}); verl has room for "
+        f"An agent's first prompt is too long ({reason}); verl has room for "
         f"data.max_prompt_length={room.prompt}. Raise that, and "
         "actor_rollout_ref.rollout.prompt_length if you set it, or shorten the prompt."
     )
 
 
-def _logprobs(said: Any) -> list[float] | None:
-    if said.stop_reason in ("aborted", "abort"):
+def _logprobs(output: Any) -> list[float] | None:
+    if output.stop_reason in ("aborted", "abort"):
         raise ServerReplyError(
-            f"A server of verl's broke off a reply after {len(said.token_ids)} tokens; expected a "
-            "whole reply. The episode is left out."
+            f"A verl server aborted a reply after {len(output.token_ids)} tokens; expected a "
+            "complete reply. The episode is left out."
         )
-    if not said.log_probs and said.token_ids:
+    if not output.log_probs and output.token_ids:
         return None  # rollout.calculate_log_probs is off
-    found = [float(each) for each in said.log_probs or ()]
-    if len(found) != len(said.token_ids):
+    logprobs = [float(value) for value in output.log_probs or ()]
+    if len(logprobs) != len(output.token_ids):
         raise ServerReplyError(
-            f"A server of verl's gave {len(found)} log-probabilities for {len(said.token_ids)} "
+            f"A verl server gave {len(logprobs)} log-probabilities for {len(output.token_ids)} "
             "tokens; expected one for each token."
         )
-    return found
+    return logprobs

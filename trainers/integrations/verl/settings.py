@@ -47,9 +47,11 @@ class Room:
     @staticmethod
     def of(rollout: Any) -> "Room":
         """Return the lengths that a rollout's configuration sets."""
-        both = rollout.prompt_length + rollout.response_length
+        total = rollout.prompt_length + rollout.response_length
         return Room(
-            rollout.prompt_length, rollout.response_length, min(both, rollout.max_model_len or both)
+            rollout.prompt_length,
+            rollout.response_length,
+            min(total, rollout.max_model_len or total),
         )
 
 
@@ -66,7 +68,7 @@ class LoopSettings:
 
 
 def read_loop_settings(
-    given: Mapping[str, Any],
+    raw_settings: Mapping[str, Any],
     *,
     agent: str,
     branches: str | None,
@@ -81,7 +83,7 @@ def read_loop_settings(
         InvalidAgentError: There is no such agent.
     """
     gathered: dict[str, Any] = {}
-    for name, value in gather(given, _MAPPINGS).items():
+    for name, value in gather(raw_settings, _MAPPINGS).items():
         gathered[name] = tuple(value) if isinstance(value, list) else value
     models = frozen_models(gathered.pop("models", {}))
     settings = read_settings(EpisodeSettings, gathered)
@@ -99,21 +101,21 @@ def read_loop_settings(
                 f"them (evert serve, vLLM), and give the URL: models: {{{name}: "
                 "'http://host/v1#model'}."
             )
-    found = load_agent(agent)
-    options = options_with_own(found, env_options(settings, models))
+    loaded_agent = load_agent(agent)
+    options = options_with_own(loaded_agent, env_options(settings, models))
     budgets = chz.asdict(options.get("limits") or RolloutLimits())
     options["limits"] = SequenceLimits(**budgets, max_response_tokens=room.response)
     options["context_length"] = tightest(options.get("context_length"), room.context)
-    return LoopSettings(found, _branches(branches, takes_lists), task, options)
+    return LoopSettings(loaded_agent, _branches(branches, takes_lists), task, options)
 
 
-def _branches(asked: str | None, takes_lists: bool) -> str:
-    if asked not in (None, ALL, LAST):
-        raise UsageError(f"branches is {asked!r}; expected 'all', 'last', or nothing.")
-    if asked == ALL and not takes_lists:
+def _branches(branches: str | None, takes_lists: bool) -> str:
+    if branches not in (None, ALL, LAST):
+        raise UsageError(f"branches is {branches!r}; expected 'all', 'last', or nothing.")
+    if branches == ALL and not takes_lists:
         raise UsageError(
             "branches: all, but this trainer of verl takes one output per episode; only its V1 "
             "trainers take several (trainer.use_v1=True, the default of main_ppo). Use branches: "
             "last, which trains the last lineage and counts the others as lineages_left_out."
         )
-    return asked or (ALL if takes_lists else LAST)
+    return branches or (ALL if takes_lists else LAST)
