@@ -9,7 +9,6 @@ A file may come from anyone: nothing in it is executed, and its lines are bounde
 """
 
 import csv
-import difflib
 import hashlib
 import json
 import os
@@ -17,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from evert.bridge.errors import EvertError, repr_of
+from evert.bridge.errors import EvertError, did_you_mean, repr_of
 
 LONGEST = 2**24
 """Most bytes of a line."""
@@ -57,8 +56,7 @@ def holds_records(path: str, error: type[EvertError]) -> bool:
 def near_path(path: Path) -> str:
     """A question that suggests a similar path for a missing one; "" if none is similar."""
     beside = path.parent if path.parent.is_dir() else Path()
-    near = difflib.get_close_matches(path.name, [sibling.name for sibling in beside.iterdir()], n=1)
-    return f"Did you mean {beside / near[0]}?" if near else ""
+    return did_you_mean(path.name, [sibling.name for sibling in beside.iterdir()], "{}").strip()
 
 
 def read_rows(path: str, error: type[EvertError]) -> Iterator[tuple[str, Any]]:

@@ -27,11 +27,11 @@ taskset: a module of yours with a function ``taskset``, or an entry point of the
 
 import inspect
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from evert.bridge.errors import did_you_mean
 from evert.bridge.import_paths import place_of
 from evert.envs.games import Game, GameError, import_user_module, literals
 
@@ -98,8 +98,7 @@ def _maker(taskset: str, id: str) -> Callable[..., Any]:
             "evert.Game. Write one, or use env= for a game without a name or arguments."
         )
     local = [path.stem for path in Path().glob("*.py")]
-    near = get_close_matches(taskset.removesuffix(".py"), [*entries, *local], n=1)
-    hint = f" Did you mean tasks={near[0]}:NAME?" if near else ""
+    hint = did_you_mean(taskset.removesuffix(".py"), [*entries, *local], "tasks={}:NAME")
     raise GameError(
         f"tasks={id or '(no name)'} does not name a taskset; expected 'taskset:name', like "
         f"reasoning_gym:chain_sum.{hint} There are {', '.join(sorted(entries))}, and modules of "

@@ -4,11 +4,11 @@ import importlib
 import random
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar
 
+from evert.bridge.errors import did_you_mean
 from evert.bridge.isolation import STOPPED
 from evert.envs.games import Game, GameError, Metric
 
@@ -85,7 +85,6 @@ def no_such(
         names: All known names.
         listed: Names that the message lists; None: all.
     """
-    near = get_close_matches(name, names := list(names), n=1, cutoff=0.4)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    hint = did_you_mean(name, names := list(names), "{}")
     choices = ", ".join(sorted(names) if listed is None else listed)
     return GameError(f"{owner} has no {what} {name!r:.200}.{hint} It has {choices}.")

@@ -117,7 +117,7 @@ LIGHT = {
     "evaluate agent=mine:agent test_tasks=t.csv models=evert-tiny": "no file or folder t.csv",
     "train env=tic_tac_toe league=2": "league must be a share from 0 (none) to 1 (all), got 2.0",
     "train env=identity league=0.5": "opponents need an agent with at least two seats",
-    "train env=tic_tac_toe test_opponent=runs/nobody": "error: test_opponent: There is no run or model",
+    "train env=tic_tac_toe test_opponent=runs/nobody": "test_opponent: There is no run or model",
     "evaluate env=tic_tac_toe models=evert-tiny opponent=runs/nobody": "error: opponent: There is",
     "train env=identity rollout_workers=2": "given, and rollouts=here plays all",
     "train env=identity ray_address=auto": "Pass rollouts=ray, or leave ray_address out.",

@@ -6,7 +6,6 @@ Agents, environments and fields are Harbor's; only the environment "bubblewrap" 
 # pyright: reportMissingImports=false
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +16,7 @@ from harbor.models.environment_type import EnvironmentType
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TrialConfig
 from pydantic import ValidationError
 
-from evert.bridge.errors import InvalidAgentError
+from evert.bridge.errors import InvalidAgentError, did_you_mean
 
 SANDBOX, SANDBOX_PATH = "bubblewrap", "evert.harbor:Bubblewrap"
 """The name of evert's environment, and its import path for Harbor."""
@@ -163,8 +162,7 @@ def checked_url(url: str) -> str:
 def _check_names(names: list[str], choices: list[str], what: str) -> None:
     for name in names:
         if name not in choices:
-            near = get_close_matches(name, choices, n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, choices)
             raise InvalidAgentError(
                 f"Harbor has no {what} {name!r}.{hint} It has {', '.join(choices)}."
             )
