@@ -166,7 +166,9 @@ def is_read(words: list[str]) -> bool:
         return False
 
 
-ELSEWHERE = r"tasks=(agentdojo|bfcl|harbor|miniwob|openenv|scienceworld|tau2_bench|textarena):"
+ELSEWHERE = (
+    r"tasks=(agentdojo|bfcl|harbor|miniwob|openenv|scienceworld|tau2_bench|textarena|verifiers):"
+)
 """Of lines that need a package, or a server; tests in its environment have those read."""
 
 

@@ -391,10 +391,10 @@ async def test_an_agent_that_differs_before_the_turn_is_refused(tmp_path: Path) 
         with pytest.raises(ReplayError, match=message):
             await env.initial_observation()
         await env.close()
-    with pytest.raises(InvalidDatasetError, match="no turn 2 in a record of 2 turns"):
+    with pytest.raises(InvalidDatasetError, match="record of 2 turns has no turn 2"):
         BranchEnv(record, 2, Says())
     longer = await record_of(tmp_path / "longer", Says(calls=3), "one", "two", "three")
-    with pytest.raises(InvalidDatasetError, match="no turn 2 in a record of 2 turns"):
+    with pytest.raises(InvalidDatasetError, match="record of 2 turns has no turn 2"):
         BranchDataset(Says(), [longer, record], turn=2, batch_size=2, group_size=1)
 
 

@@ -86,6 +86,6 @@ def test_the_table_of_models_keeps_what_it_knows_of_a_name(tiny_model: str, tmp_
 def test_a_stand_in_that_is_not_here_is_named_at_once(tmp_path: Path) -> None:
     for missing in ("evert-tinny", "./nowhere", "nobody/has-it"):
         engine = embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": missing})
-        text = f"stand_ins has '{missing}' for 'Qwen/\\*'"
+        text = f"stand_ins maps 'Qwen/\\*' to '{missing}'"
         with pytest.raises(ModelNotFoundError, match=text), engine:
             pass

@@ -62,7 +62,7 @@ async def test_scores_are_the_same_and_change_no_draw(client: Any, service: Poli
     there = await served.sample_async(prompt(), 1, hot)
     answer = await served.sample_async(prompt(), 1, how(0), include_prompt_logprobs=True)
     assert answer.prompt_logprobs == scored == await client.compute_logprobs_async(prompt())
-    client.sampler._asked.clear()
+    client.sampler._request_counts.clear()
     first, second = [await client.sample_async(prompt(), 1, hot) for _ in range(2)]
     assert there.sequences[0].tokens == first.sequences[0].tokens != second.sequences[0].tokens
 

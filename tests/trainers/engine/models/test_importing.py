@@ -260,7 +260,7 @@ def test_what_is_no_model_is_refused_and_nothing_is_left(tmp_path: Path) -> None
 def test_a_wrong_line_says_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
     for line, message in (
         ([], "evert model got 'nothing'"),
-        (["import"], "source, out must be given"),
+        (["import"], "source, out must be set"),
         (["import", "x.gguf"], "out must be given"),
     ):
         assert model.main(line) == 1

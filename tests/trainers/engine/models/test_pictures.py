@@ -115,7 +115,10 @@ def test_what_is_no_image_is_refused(seeing: str, tiny_model: str) -> None:
     pointer = types.ImageAssetPointerChunk(format="png", location="/x")
     wrong: list[tuple[Any, str]] = [
         (types.ImageChunk(data=b"no image", format="png"), "an image of 8 bytes that cannot be"),
-        (types.ImageChunk(data=image().data[:60], format="png"), "cannot be read; expected a whol"),
+        (
+            types.ImageChunk(data=image().data[:60], format="png"),
+            "cannot be read; expected a complete",
+        ),
         (image().model_copy(update={"expected_tokens": 5}), "image of 4 tokens where 5 were exp"),
         (pointer, "of type 'image_asset_pointer'"),
         (text(-7), "token id -7; the model knows 0 and up"),
