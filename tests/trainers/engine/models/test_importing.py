@@ -261,7 +261,7 @@ def test_a_wrong_line_says_how_it_is_used(capsys: pytest.CaptureFixture[str]) ->
     for line, message in (
         ([], "evert model got 'nothing'"),
         (["import"], "source, out must be set"),
-        (["import", "x.gguf"], "out must be given"),
+        (["import", "x.gguf"], "out must be set"),
     ):
         assert model.main(line) == 1
         assert message in capsys.readouterr().err
