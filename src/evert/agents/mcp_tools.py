@@ -87,9 +87,9 @@ class McpTools(list[dict[str, Any]]):
         if name not in (names := [tool["function"]["name"] for tool in self]):
             return f"Error: there is no tool {name!r:.200}; there are {', '.join(names)}"
         try:
-            fields = json.loads(arguments)
-        except ValueError as error:
-            return f"Error: the arguments are not JSON: {error}"
+            fields = dict(json.loads(arguments))
+        except (ValueError, TypeError, RecursionError) as error:
+            return f"Error: the arguments are not a JSON object: {error}"
         call = asyncio.ensure_future(self._session.result().call_tool(name, fields))
         result = (await self._result_of(call)).model_dump(by_alias=True)
         parts = [part.get("text", f"[{part['type']}]") for part in result["content"]]
