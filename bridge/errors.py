@@ -22,13 +22,18 @@ SIMILAR = 0.5
 """How much of a name must be right (``difflib``'s ratio) for a hint at the name that was meant."""
 
 
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return the most similar name; "" if none is similar."""
+    return next(iter(get_close_matches(name, [*names], n=1, cutoff=SIMILAR)), "")
+
+
 def did_you_mean(name: str, names: Iterable[str], form: str = "{!r}") -> str:
     """Return " Did you mean 'NAME'?" with the most similar name; "" if none is similar.
 
     ``form`` is how the name is typed: "env={}".
     """
-    matches = get_close_matches(name, [*names], n=1, cutoff=SIMILAR)
-    return f" Did you mean {form.format(matches[0])}?" if matches else ""
+    match = nearest(name, names)
+    return f" Did you mean {form.format(match)}?" if match else ""
 
 
 class EvertError(Exception):

@@ -33,7 +33,7 @@ from evert.envs.twenty_questions.player import (
     SYSTEM_PROMPT,
     look_up,
     report,
-    said,
+    turn_prompt,
 )
 from evert.envs.twenty_questions.search import SearchTool
 
@@ -98,7 +98,7 @@ class GameFlow(Flow[State]):
         """Get the player's next question."""
         state = self.state
         state.question, state.searches = "", []
-        state.messages.append({"role": "user", "content": said(state.game, "full")})
+        state.messages.append({"role": "user", "content": turn_prompt(state.game, "full")})
         try:
             output = await self.player.kickoff_async(state.messages)
         except (ValueError, ToolExecutionFailedError) as error:

@@ -29,7 +29,7 @@ from evert.envs.twenty_questions.player import (
     look_up,
     opening,
     report,
-    said,
+    turn_prompt,
 )
 from evert.envs.twenty_questions.search import SearchTool
 
@@ -131,7 +131,7 @@ class GameGraph:
             answer = await self.answerer.answer(game.noun, question)
         game.record(question, answer, tuple(state["searches"]))
         self.client.log(question=question, answer=answer.yes_or_no, reason=answer.brief_reason)
-        told = [] if game.over else [{"role": "user", "content": said(game, "full")}]
+        told = [] if game.over else [{"role": "user", "content": turn_prompt(game, "full")}]
         return {"messages": told, "searches": [], "refused": 0}
 
     def finish(self, state):

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from evert.bridge.errors import EvertError, did_you_mean, repr_of
+from evert.bridge.errors import EvertError, nearest, repr_of
 
 LONGEST = 2**24
 """Most bytes of a line."""
@@ -56,7 +56,8 @@ def holds_records(path: str, error: type[EvertError]) -> bool:
 def near_path(path: Path) -> str:
     """A question that suggests a similar path for a missing one; "" if none is similar."""
     beside = path.parent if path.parent.is_dir() else Path()
-    return did_you_mean(path.name, [sibling.name for sibling in beside.iterdir()], "{}").strip()
+    name = nearest(path.name, [sibling.name for sibling in beside.iterdir()])
+    return f"Did you mean {beside / name}?" if name else ""
 
 
 def read_rows(path: str, error: type[EvertError]) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import chz
 import chz.blueprint
 
-from evert.bridge.errors import EvertError, did_you_mean
+from evert.bridge.errors import EvertError, nearest
 from evert.bridge.redaction import PASSWORD_MARK
 
 _REFUSALS = (
@@ -101,9 +101,8 @@ def cookbook_fields(name: str) -> list[str]:
 
 def _near(key: str, names: Collection[str], name_of: Callable[[str], str] = str) -> str:
     mappings = [name for name in FIELDS if name in names and key in cookbook_fields(name)]
-    if mappings:
-        return f" Did you mean {name_of(f'{mappings[0]}.{key}')!r}?"
-    return did_you_mean(key, map(name_of, names)) or _more(names)
+    near = f"{mappings[0]}.{key}" if mappings else nearest(key, names)
+    return f" Did you mean {name_of(near)!r}?" if near else _more(names)
 
 
 def _more(names: Collection[str]) -> str:

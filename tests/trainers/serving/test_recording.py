@@ -119,7 +119,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"id": "chatcmpl-1", "reward": "good"}, 400, 'expected {"id"'),
     ({"id": "chatcmpl-1", "reward": True}, 400, 'expected {"id"'),
     ({"id": "chatcmpl-1", "reward": 1e999}, 400, 'expected {"id"'),
-    ({"id": "chatcmpl-1", "reward": 1}, 404, "no reply 'chatcmpl-1' on record"),
+    ({"id": "chatcmpl-1", "reward": 1}, 404, "No reply 'chatcmpl-1' is on record"),
     ({"id": "chatcmpl-0123456789ab0", "reward": 1}, 404, "on record"),
 ]
 
