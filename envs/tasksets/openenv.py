@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -56,12 +57,17 @@ def openenv(
     url = url.rstrip("/")
     action_schema.cache_clear()  # another server may answer at the URL now
     agent = OpenEnv(url, _field(url, field), turns, message_timeout_s)
-    threads(2).submit(asyncio.run, agent.check(probe)).result()  # a loop may run in this thread
+    _check_once(agent, probe)
     return game_of_agent(
         f"openenv/{urlsplit(url).netloc}",
         agent,
         recipe={"batch_size": 4, "group_size": 8, "max_tokens": 512},
     )
+
+
+@cache  # a command makes its game several times
+def _check_once(agent: "OpenEnv", probe: int) -> None:
+    threads(2).submit(asyncio.run, agent.check(probe)).result()  # a loop may run in this thread
 
 
 def _field(url: str, field: str | None) -> str:

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from evert.bridge.chat.fields import json_object
 from evert.bridge.chat.schemas import check_schema, first_error
 from evert.envs.from_gymnasium.observations import plainly
 from evert.envs.games import GameError
@@ -146,7 +147,7 @@ class Session:
         """Take a call of a tool as an action, and return the result as text."""
         if self.is_over:
             return "The episode is over."
-        fields = _json(arguments)
+        fields = json_object(arguments)
         if problem := self._problem(name, fields):
             self.is_refused = True
             return f"Error: {problem}"
@@ -160,9 +161,11 @@ class Session:
             self.is_refused = True
         return self.text if isinstance(self.observation, str) else _result(self.observation)
 
-    def _problem(self, name: str, fields: Any) -> str | None:
+    def _problem(self, name: str, fields: dict[str, Any] | None) -> str | None:
+        if fields is None:
+            return "the arguments are not a JSON object"
         if calls_tools(self._action):  # the server knows its tools
-            return None if isinstance(fields, dict) else "the arguments are not a JSON object"
+            return None
         if name != STEP:
             return f"there is no tool {name!r:.200}; call {STEP}"
         return first_error(json.dumps(self._action), fields)
@@ -200,13 +203,6 @@ class Session:
 def _tool(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     function = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": function}
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
 
 
 def _result(observation: Any) -> str:

@@ -1,4 +1,4 @@
-"""verifiers' environments of verifiers 0.4 ("v1"): a taskset, and harnesses that play it.
+"""Environments of verifiers 0.4 ("v1"): a taskset, and harnesses that play it.
 
     agent = VerifiersAgent({"taskset": {"id": "gsm8k"}, "agent": {"harness": {"id": "null"}}})
 
@@ -39,7 +39,7 @@ class V1Environment:
     """A taskset of verifiers, with the agents that play it.
 
     The harness is the taskset's own, or the environment's; otherwise verifiers' chat loop without a
-    shell ("null"). Programs run on this machine, if they run nothing that the policy wrote.
+    shell ("null"). Programs run on this machine; those that run code of the policy's are refused.
 
     Args:
         name: Name of the taskset.
@@ -169,7 +169,7 @@ class _Tasks(Sequence[Any]):
 
 
 def _block(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``env`` block of a configuration of verifiers', as a dict."""
+    """The ``env`` block of verifiers' configuration, as a dict."""
     block: dict[str, Any] = {"taskset": {"id": name}}
     taskset_class(name)  # raises if there is none; the next line would not
     kind = vf.env_config_type(name)

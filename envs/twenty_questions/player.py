@@ -140,7 +140,7 @@ class TwentyQuestions:
     style: Style = "full"
 
     async def __call__(self, client: AgentClient, task: Task) -> float:
-        """Play a game. Return 1.0 if the noun was found, else 0.0, less the cost of guesses."""
+        """Play a game. Return 1.0 if the noun was found, else 0.0, less what wrong guesses cost."""
         rules = replace(self.rules, **task.get("rules", {}))
         return report(client, await self.play(client, Game(noun_of(task), rules)))
 

@@ -210,6 +210,21 @@ def test_an_environment_without_rewards_is_refused_before_a_run_begins(
     openenv(f"{root}/{name}", probe=0)
 
 
+def test_a_server_is_tried_once_though_a_command_makes_its_game_several_times(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes, check = list[int](), OpenEnv.check
+
+    async def counted(agent: OpenEnv, probe: int) -> None:
+        probes.append(probe)
+        await check(agent, probe)
+
+    monkeypatch.setattr(OpenEnv, "check", counted)
+    for _ in range(3):
+        openenv(f"{root}/words", turns=99)
+    assert probes == [8]
+
+
 async def test_an_episode_that_ends_without_a_reward_is_an_error(root: str) -> None:
     with pytest.raises(AgentError, match="gave no reward until the end of an episode"):
         await play(OpenEnv(f"{root}/mute", "text"), *"abc", task=1)

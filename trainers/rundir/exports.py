@@ -12,12 +12,12 @@ Each format is a function from the rollouts to the rows of a file.
             ``trace_formats.py``
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from evert.bridge.chat.fields import json_object
 from evert.bridge.env.pending import GIVEN_UP
 from evert.bridge.errors import RecordError
 from evert.bridge.records.chats import chat, form_of, text_of
@@ -181,11 +181,8 @@ def _calls(message: Mapping[str, Any]) -> Row:
 
 
 def _arguments(text: str) -> Row:
-    try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
-        arguments = None
-    return arguments if isinstance(arguments, dict) else {"text": text}
+    arguments = json_object(text)
+    return {"text": text} if arguments is None else arguments
 
 
 Format = Callable[[Iterable[RolloutRecord], Report], Iterator[Row]]

@@ -1,12 +1,12 @@
 """The tools of an MCP server for any agent, through the client of the package ``mcp``."""
 
 import asyncio
-import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from evert.bridge.chat.fields import json_object
 from evert.bridge.clients.sdks import client_package
 from evert.bridge.clients.takeover import current_endpoint
 from evert.bridge.errors import McpError
@@ -86,10 +86,8 @@ class McpTools(list[dict[str, Any]]):
         """
         if name not in (names := [tool["function"]["name"] for tool in self]):
             return f"Error: there is no tool {name!r:.200}; there are {', '.join(names)}"
-        try:
-            fields = dict(json.loads(arguments))
-        except (ValueError, TypeError, RecursionError) as error:
-            return f"Error: the arguments are not a JSON object: {error}"
+        if (fields := json_object(arguments)) is None:
+            return f"Error: the arguments are not a JSON object: {arguments!r:.200}"
         call = asyncio.ensure_future(self._session.result().call_tool(name, fields))
         result = (await self._result_of(call)).model_dump(by_alias=True)
         parts = [part.get("text", f"[{part['type']}]") for part in result["content"]]
