@@ -32,9 +32,7 @@ fix_bug = evert.agents.claude_code(
 
 
 @every_program
-def test_it_is_an_agent_with_or_without_a_task_that_travels(
-    ready: Callable[..., ProcessAgent],
-) -> None:
+def test_it_is_a_portable_agent_with_or_without_a_task(ready: Callable[..., ProcessAgent]) -> None:
     ChatAgentEnv(ready(), "a task")
     ChatAgentEnv(ready("Fix it."))
     given: dict[str, Any] = {"setup": ["git", "init"], "env": {"A": "b"}}
@@ -63,9 +61,7 @@ def test_a_task_is_no_command_of_the_program(ready: Callable[..., ProcessAgent])
 
 
 @every_program
-def test_options_of_a_process_are_handed_on_and_wrong_ones_refused(
-    ready: Callable[..., ProcessAgent],
-) -> None:
+def test_options_of_a_process_are_passed_on_or_refused(ready: Callable[..., ProcessAgent]) -> None:
     agent = ready(program="mine", arguments=["--more"], cwd="here", host="0.0.0.0", reward="file")
 
     assert (agent.cwd, agent.host, agent.reward) == ("here", "0.0.0.0", "file")

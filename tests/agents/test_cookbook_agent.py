@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import textarena
 import tinker
-from tests.bridge.conftest import FAMILIES, renderer_named
-from tests.kit import play, rewards
+from tests.kit import play, rewards, start
+from tests.kit.renderers import FAMILIES, renderer_named
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.recipes.forecasting.data import ForecastExample
 from tinker_cookbook.recipes.forecasting.env import ForecastEnv, ForecastGroupBuilder
@@ -204,8 +204,7 @@ async def test_a_group_builders_own_reward_and_metrics_count_and_it_is_cleaned_u
     [turn] = (await play(agent, "0.8", task=MARKET)).transitions
     assert turn.reward == pytest.approx(len(turn.ac.tokens) + 1 - 0.2**2)
     assert turn.metrics["accuracy"] == 1.0
-    env = ChatAgentEnv(agent, MARKET)
-    await env.initial_observation()
+    env = await start(agent, MARKET)
     await env.close()
     assert len(cleaned) == 2
 

@@ -17,14 +17,7 @@ import pytest
 from tests import kit
 from tinker_cookbook.rl.types import Trajectory, Transition
 
-from evert import (
-    AgentError,
-    AgentTimeoutError,
-    CommandError,
-    Outcome,
-    ProcessAgent,
-    ScriptedPolicy,
-)
+from evert import AgentError, AgentTimeoutError, CommandError, Outcome, ProcessAgent, ScriptedPolicy
 from evert.agents.commands import ProcessResult
 from evert.bridge.episode.agent import NO_TASK
 from evert.bridge.errors import InvalidAgentError
@@ -213,9 +206,7 @@ async def error_of(agent: ProcessAgent, task: object = NO_TASK, **options: Any) 
     return caught.value
 
 
-async def test_a_program_that_cannot_be_started_is_an_error_that_says_why_and_how_to_get_it(
-    tmp_path: Path,
-) -> None:
+async def test_a_program_that_cannot_start_is_an_error_with_advice(tmp_path: Path) -> None:
     command = ["evert-no-such-program"]
     plain = await error_of(ProcessAgent(command))
     told = await error_of(ProcessAgent(command, install="npm install -g evert-no-such-program"))

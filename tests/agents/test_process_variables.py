@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.agents.test_process import error_of, last_of, play, python
 from tests.agents.test_process_folder import output
+from tests.kit import Patch
 
 from evert.agents.variables import harmless
 from evert.bridge.errors import InvalidAgentError
@@ -31,7 +32,7 @@ SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
 @pytest.fixture
-def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def secrets(monkeypatch: Patch) -> None:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
 
@@ -68,7 +69,7 @@ print(json.dumps([dict(os.environ), tempfile.gettempdir(), os.getcwd()]))
     assert not scratch.exists()
 
 
-async def test_a_locale_is_neither_lost_nor_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_locale_is_neither_lost_nor_made_up(monkeypatch: Patch) -> None:
     for name in ("LANG", "LC_ALL", "LC_CTYPE"):
         monkeypatch.delenv(name, raising=False)
     show = ["sh", "-c", "env | grep -c '^LC_CTYPE'; true", "{folder}"]
@@ -88,9 +89,7 @@ async def test_env_hands_over_what_it_names() -> None:
     assert await output(python(code, env=env)) == "sentinel-0008 <sentinel-0008> False\n"
 
 
-async def test_a_variable_that_is_not_set_is_an_error_that_names_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_variable_that_is_not_set_is_an_error_that_names_it(monkeypatch: Patch) -> None:
     monkeypatch.delenv("NOT_SET", raising=False)
     error = await error_of(python("", env={"A": "{env[NOT_SET]}"}))
 
@@ -117,9 +116,7 @@ def test_a_proxy_is_handed_on_unless_it_has_a_login() -> None:
     assert "HTTP_PROXY" not in found
 
 
-def test_programs_that_look_for_themselves_at_home_are_told_where_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_that_look_in_the_home_find_their_own(tmp_path: Path, monkeypatch: Patch) -> None:
     rust, volta = tmp_path / ".rustup", tmp_path / "elsewhere"
     rust.mkdir()
     volta.mkdir()

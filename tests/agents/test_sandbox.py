@@ -27,6 +27,7 @@ from benchmarks.processes import killed
 from tests import kit
 from tests.agents.test_process import ASK
 from tests.faults import escapes
+from tests.kit import Logs, Patch
 
 from evert import AgentError, ChatAgentEnv, ProcessAgent
 from evert.agents import sandboxed
@@ -143,9 +144,7 @@ print(sorted({*os.environ} - {"PWD"}), oct(os.umask(0)))
     assert inside["reward_stdout"] == "do it\n"
 
 
-async def test_the_folder_of_episodes_may_have_a_path_too_long_for_a_socket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_path_may_be_too_long_for_a_socket(tmp_path: Path, monkeypatch: Patch) -> None:
     long = tmp_path / ("x" * 120)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
@@ -175,7 +174,7 @@ PROGRAMS = {  # the link or program in a home, what it leads to, and a file that
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("by_path", [False, True])
 async def test_a_program_of_the_home_finds_its_own_and_nothing_else_of_it(
-    name: str, by_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, by_path: bool, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     link, (target, file) = tmp_path / name, PROGRAMS[name]
     interpreter = tmp_path / "interpreters/bin/sh"
@@ -216,9 +215,7 @@ async def test_what_is_named_is_shown_and_cannot_be_written(tmp_path: Path) -> N
             await kit.play(agent)
 
 
-def test_what_is_shown_of_a_file_is_the_file_and_of_a_home_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shown_file_shows_nothing_else_of_its_home(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     for name in ("certs/ca.pem", "certs/key.pem", "tool"):
@@ -266,9 +263,7 @@ os.mkdir(sys.prefix + "/lib/evil")
     assert (tmp_path / "made").read_text() == "x"
 
 
-async def test_files_for_a_folder_that_stays_follow_no_link_of_an_earlier_command(
-    tmp_path: Path,
-) -> None:
+async def test_files_for_a_kept_folder_follow_no_link_of_an_earlier_command(tmp_path: Path) -> None:
     project, outside, tree = [tmp_path / name for name in ("project", "outside", "tree")]
     for folder in (project, outside, tree / "deep"):
         folder.mkdir(parents=True)
@@ -303,9 +298,7 @@ async def test_an_agent_cannot_write_its_judge_in_the_folder_where_it_runs(tmp_p
     assert (tmp_path / "made").exists()
 
 
-async def test_what_an_earlier_command_left_is_not_shown_where_its_links_lead(
-    tmp_path: Path,
-) -> None:
+async def test_what_an_earlier_command_left_is_not_shown_by_its_links(tmp_path: Path) -> None:
     project, secret = tmp_path / "project", tmp_path / "home/secret"
     project.mkdir()
     secret.mkdir(parents=True)
@@ -322,7 +315,7 @@ async def test_what_an_earlier_command_left_is_not_shown_where_its_links_lead(
 
 
 @pytest.fixture
-def without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
+def without(monkeypatch: Patch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
     """Have another bubblewrap, a line of shell, or none."""
 
     for tool in ("rm", "find", "sh"):
@@ -354,7 +347,7 @@ REFUSED = "echo 'bwrap: No permissions to create a new namespace' >&2; exit 1"
     ],
 )
 async def test_where_there_can_be_none_it_is_an_error_or_runs_without_and_says_so_once(
-    line: str, said: str, without: Callable[[str], None], caplog: pytest.LogCaptureFixture
+    line: str, said: str, without: Callable[[str], None], caplog: Logs
 ) -> None:
     without(line)
     named: list[Any] = [True, [os.curdir]]
@@ -404,12 +397,7 @@ PYTHON = os.path.realpath(sys.executable)  # the system's, where evert's is that
 def run(sandbox: Sandbox, code: str, **options: Any) -> str:
     with sandbox.command(["sh", "-c", code]) as (command, descriptors):
         done = subprocess.run(
-            command,
-            check=False,
-            stdout=subprocess.PIPE,
-            text=True,
-            pass_fds=descriptors,
-            **options,
+            command, check=False, stdout=subprocess.PIPE, text=True, pass_fds=descriptors, **options
         )
     return f"{done.stdout}{done.returncode}"
 

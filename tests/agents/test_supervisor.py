@@ -24,6 +24,7 @@ from benchmarks.processes import (
     wait_for,
 )
 from tests.agents.test_process import last_of, python
+from tests.kit import Logs, Patch
 from tests.leftovers import children
 from tests.nightly import each
 
@@ -37,9 +38,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds eve
 
 @linux
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_nothing_is_left_of_a_command_that_has_ended_or_whose_env_is_closed(
-    name: str,
-) -> None:
+async def test_nothing_is_left_of_a_command_that_ended_or_whose_env_is_closed(name: str) -> None:
     assert await ended_by_itself(name)
     assert await closed(name)
 
@@ -125,9 +124,7 @@ asyncio.run(ChatAgentEnv(agent).initial_observation())
 
 @pytest.mark.nightly
 @linux
-def test_a_trainer_that_is_killed_leaves_no_supervisor_that_its_command_stopped(
-    tmp_path: Path,
-) -> None:
+def test_a_killed_trainer_leaves_no_supervisor_that_its_command_stopped(tmp_path: Path) -> None:
     mark = new_mark()
     trainer = started(STOPPED, mark, TMPDIR=str(tmp_path))
     stopped = wait_for(
@@ -235,9 +232,7 @@ def mounted(*arguments: str | Path) -> Iterator[None]:
 
 
 @linux
-async def test_a_full_disk_is_the_commands_affair(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_disk_is_the_commands_affair(tmp_path: Path, monkeypatch: Patch) -> None:
     code = """
 import sys
 ask("x")
@@ -258,9 +253,7 @@ except OSError as error:
 
 
 @linux
-async def test_what_is_mounted_in_a_folder_is_left_alone_and_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_mount_in_a_folder_is_left_alone_and_logged(tmp_path: Path, caplog: Logs) -> None:
     (tmp_path / "precious").write_text("mine")
     code = f"""
 import pathlib

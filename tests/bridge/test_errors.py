@@ -102,9 +102,7 @@ def functions(shown: str) -> list[str]:
         (Gathers("{"), ["reads_later"]),  # a group of one is told as what it holds
     ],
 )
-async def test_an_agents_own_frames_are_left_whatever_ran_it_and_whatever_it_called(
-    agent: Any, frames: list[str]
-) -> None:
+async def test_an_agents_own_frames_are_left_whatever_ran_it(agent: Any, frames: list[str]) -> None:
     message, shown = await raised_by(agent)
 
     assert "raised JSONDecodeError after 0 model calls: Expecting" in message

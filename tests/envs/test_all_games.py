@@ -206,9 +206,7 @@ def test_guess_numbers_split_is_the_cookbooks() -> None:
 @pytest.mark.parametrize(
     ("hint", "guess", "reward"), [("A", "sun", 1.0), ("A", "sea", 0.0), ("Sunny", "sun", 0.0)]
 )
-async def test_two_seats_earn_together_for_a_hint_that_does_not_hold_the_word(
-    hint: str, guess: str, reward: float
-) -> None:
+async def test_seats_earn_for_a_hint_without_the_word(hint: str, guess: str, reward: float) -> None:
     policy = ScriptedPolicy(lambda prompt: hint if "Hint?" in prompt else guess)
     builder = ChatAgentGroupBuilder(hints.seated_hints_agent, "sun", seats=("hinter", "guesser"))
     group = await do_group_rollout(builder, policy)
@@ -280,9 +278,7 @@ ODD_TOKENS = [(), (505,), (505, 505), (504, 1, 505, 2), (0,)]
 
 
 @pytest.mark.parametrize(("level", "actions"), [("messages", ODD_TEXTS), ("tokens", ODD_TOKENS)])
-def test_any_text_and_any_tokens_are_legal_in_a_tuple_a_list_or_an_array(
-    level: str, actions: list[Any]
-) -> None:
+def test_any_text_and_any_tokens_are_legal_in_any_sequence(level: str, actions: list[Any]) -> None:
     env = gymnasium.make("evert/Identity-v0", level=level)
     env.action_space.seed(1)
     for action in [*actions, *(env.action_space.sample() for _ in range(30))]:

@@ -16,7 +16,18 @@ import gymnasium
 import numpy as np
 import pytest
 from anyio.from_thread import BlockingPortal
-from tests.kit import ask, ask_blocking, asks, asks_blocking, assistant, call, tool, user
+from tests.kit import (
+    Logs,
+    Patch,
+    ask,
+    ask_blocking,
+    asks,
+    asks_blocking,
+    assistant,
+    call,
+    tool,
+    user,
+)
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
@@ -223,9 +234,7 @@ def test_an_agent_that_steps_another_on_its_own_loop_is_told(make: Any) -> None:
 
 
 @pytest.mark.parametrize(("make", "action"), EITHER, ids=["one", "many"])
-def test_ctrl_c_in_a_step_ends_the_episodes_and_no_more(
-    make: Any, action: Any, leftovers: Leftovers
-) -> None:
+def test_ctrl_c_in_a_step_ends_the_episodes(make: Any, action: Any, leftovers: Leftovers) -> None:
     env = make(agent=stuck_agent)
     env.reset()
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
@@ -240,7 +249,7 @@ def test_ctrl_c_in_a_step_ends_the_episodes_and_no_more(
     assert leftovers() == {}
 
 
-def test_ctrl_c_while_work_is_handed_over_gives_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_work_is_handed_over_gives_it_up(monkeypatch: Patch) -> None:
     given_up = threading.Event()
     hand_over = BlockingPortal.start_task_soon
 
@@ -363,9 +372,7 @@ async def stubborn_agent(client: AgentClient) -> float:
     return 0.0
 
 
-def test_a_loop_that_does_not_end_is_left_behind_and_named(
-    leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stuck_loop_is_named(leftovers: Leftovers, monkeypatch: Patch, caplog: Logs) -> None:
     monkeypatch.setattr(loop, "PATIENCE", 0.2)
     may_end.clear()
     with pytest.raises(AgentTimeoutError):
@@ -456,9 +463,7 @@ def test_a_bad_argument_is_named(options: dict[str, Any], message: str) -> None:
         ({"tsak": 5}, r"Unknown reset option 'tsak'.*Did you mean 'task'\?"),
     ],
 )
-def test_a_bad_reset_option_is_named_and_leaves_the_episode_alone(
-    options: dict[str, Any], message: str
-) -> None:
+def test_a_bad_reset_option_is_named_and_ignored(options: dict[str, Any], message: str) -> None:
     env = gymnasium.make("evert/Identity-v0")
     env.reset(options={"task": 3})
     with pytest.raises(EnvArgumentError, match=message):

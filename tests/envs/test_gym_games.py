@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX, STATE_TO_IDX
-from tests.kit import play, rewards
+from tests.kit import Patch, play, rewards, start
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
@@ -66,9 +66,7 @@ def ending(trajectory: Trajectory) -> str:
 
 
 @pytest.mark.parametrize("id", TOY_TEXT + MINIGRID)
-def test_equal_actions_earn_equal_rewards_there_and_back(
-    id: str, register: Callable[..., EnvSpec]
-) -> None:
+def test_equal_actions_earn_the_same_both_ways(id: str, register: Callable[..., EnvSpec]) -> None:
     register("there/AndBack-v0", GymAgent(id, max_episode_steps=LONGEST), tasks=[3, 11])
     back, there = gymnasium.make("there/AndBack-v0"), gymnasium.make(id, max_episode_steps=LONGEST)
     actions = GymAgent(id).actions(there)
@@ -139,9 +137,7 @@ def test_an_environment_says_what_it_sees_after_a_prompt_of_ones_own_or_none_or_
     assert plainly({"a": (1, "two"), "b": np.int64(3)}) == "a: 1, two\nb: 3"
 
 
-def test_a_reply_means_the_one_action_of_its_last_line_and_arrays_are_json_and_text_is_text() -> (
-    None
-):
+def test_a_reply_means_the_action_of_its_last_line_and_arrays_are_json() -> None:
     actions = GymAgent("FrozenLake-v1").actions(gymnasium.make("FrozenLake-v1"))
     meant = {
         "Move left": 0, "left": 0, "I go DOWN!": 1, "2": 2, "Action: 3.": 3,
@@ -280,9 +276,7 @@ def one_word(reply: str) -> int:
     ("illegal", "turns", "reward", "end"),
     [("explain", 3, 0.0, "truncated"), ("end", 1, 0.0, "completed"), (-2.5, 1, -2.5, "completed")],
 )
-def test_what_becomes_of_illegal_replies_is_chosen(
-    illegal: Any, turns: int, reward: float, end: str
-) -> None:
+def test_illegal_replies_have_a_setting(illegal: Any, turns: int, reward: float, end: str) -> None:
     trajectory = rollout(GymAgent("Blackjack-v1", illegal=illegal, prompt=""), ["double"] * 3)
     last = trajectory.transitions[-1]
     told = dialogue(trajectory, prompt_renderer(default_renderer()).renderer.tokenizer)
@@ -311,8 +305,7 @@ async def test_an_environment_is_closed_at_the_end_of_its_episode(named: str) ->
 
 @pytest.mark.parametrize("off_loop", [False, True])
 async def test_it_is_closed_when_the_episode_is_given_up(named: str, off_loop: bool) -> None:
-    env = ChatAgentEnv(GymAgent(named, off_loop=off_loop), 7)
-    await env.initial_observation()
+    env = await start(GymAgent(named, off_loop=off_loop), 7)
     assert not Named.closed
     await env.close()
 
@@ -326,7 +319,7 @@ async def test_it_is_closed_when_the_episode_is_given_up(named: str, off_loop: b
 )
 @pytest.mark.parametrize("times", [1, 2])
 async def test_one_that_is_given_up_while_it_works_is_closed_and_the_loop_goes_on(
-    named: str, during: str, fails: bool, times: int, monkeypatch: pytest.MonkeyPatch
+    named: str, during: str, fails: bool, times: int, monkeypatch: Patch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
     work = getattr(Named, during)

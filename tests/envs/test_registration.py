@@ -95,9 +95,7 @@ def test_an_agent_of_ones_own_becomes_an_environment_documented_by_it(register: 
     ],
     ids=["function", "instance", "lambda", "partial"],
 )
-def test_any_kind_of_agent_will_do_and_is_run_itself_by_a_copy_too(
-    register: Register, agent: Any, reward: float
-) -> None:
+def test_any_kind_of_agent_runs_and_its_copy(register: Register, agent: Any, reward: float) -> None:
     env = gymnasium.make(register("test/Any-v0", agent))
     own = env.unwrapped
     assert isinstance(own, AgentGymEnv)
@@ -171,9 +169,7 @@ BAD_TASKS: list[tuple[Any, str]] = [
 ]
 
 
-def test_what_is_no_agent_or_no_tasks_is_refused_and_a_path_that_leads_nowhere_is_named(
-    register: Register,
-) -> None:
+def test_bad_agents_and_tasks_are_refused_and_a_bad_path_named(register: Register) -> None:
     for agent, tasks, message in BAD_AGENTS:
         with pytest.raises(InvalidAgentError, match=message):
             register("test/Bad-v0", agent, tasks)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.kit import play, reward
+from tests.kit import Patch, Shown, play, reward
 
 from evert.bridge.import_paths import resolve
 from evert.envs.games import GameError, find_game
@@ -23,7 +23,6 @@ from evert.envs.tasksets.common import needed, split
 from evert.trainers import cli
 from evert.trainers.commands import evaluate_all
 
-Patch = pytest.MonkeyPatch
 PAGE = (Path(__file__).parents[2] / "docs" / "add-a-game.md").read_text()
 
 
@@ -56,9 +55,7 @@ def test_a_package_that_is_missing_is_said_with_what_installs_it() -> None:
         needed("x", "no_such.part", "pip install no-such")
 
 
-def test_all_tasksets_are_evaluated_and_what_cannot_be_is_named(
-    tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unplayable_tasksets_are_named(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
     """Each in a process of its own; the same command goes on with what is there."""
     from evert.envs.from_gymnasium import recipe
 
@@ -105,7 +102,7 @@ async def agent(client, task):
 
 
 def test_episodes_that_fail_in_one_of_all_tasksets_are_counted_with_an_error_and_its_place(
-    tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     (tmp_path / "half_broken.py").write_text(HALF_BROKEN)
     monkeypatch.chdir(tmp_path)
@@ -149,9 +146,7 @@ def test_ctrl_c_and_a_hang_up_reach_an_evaluation_once_and_one_that_does_not_end
     assert not psutil.pid_exists(int(stubborn))
 
 
-def test_what_is_typed_wrong_is_answered_before_anything_is_played(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_typed_wrong_is_answered_before_anything_is_played(capsys: Shown) -> None:
     assert cli.main(["evaluate", "tasks=all-offline", "models=runs/no-such"]) == 1
     assert cli.main(["evaluate", "tasks=all-offline", "models=evert-tiny", "seeds=x"]) == 1
     said = capsys.readouterr().err

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from tests.kit import ask, ask_blocking, assistant, user
+from tests.kit import Logs, ask, ask_blocking, assistant, user
 
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.episode.agent import Outcome
@@ -185,9 +185,7 @@ async def fragile_agent(client: AgentClient, task: str) -> float:
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_an_episode_that_fails_is_truncated_and_the_others_go_on(
-    mode: AutoresetMode, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_episode_is_truncated_alone(mode: AutoresetMode, caplog: Logs) -> None:
     envs = AgentVectorEnv(3, agent=fragile_agent, tasks=["go"], autoreset_mode=mode)
     first, _ = envs.reset()
     observations, rewards, terminated, truncated, infos = envs.step(["x", "fail", "x"])

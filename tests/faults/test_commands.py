@@ -14,6 +14,7 @@ from tests import kit
 from tests.faults import stalls
 from tests.faults.commands import TABLE, Leaving
 from tests.faults.scene import NOTHING, Inventory, is_as, settled
+from tests.kit import Patch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds every descendant")
 
@@ -22,7 +23,7 @@ PATIENCE = 120
 
 
 @pytest.fixture(autouse=True)
-def _folders_are_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _folders_are_our_own(tmp_path: Path, monkeypatch: Patch) -> None:
     """Other tests run at the same time, and their folders would count."""
     (tmp_path / "episodes").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "episodes"))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tests.faults.records import CALL, TABLE, Damage, agent, reply, worth
 from tests.faults.scene import is_as, line
+from tests.kit import Shown
 
 from evert import ChatAgentEnv, Recorder, ScriptedPolicy, explain, read_records, replay
 from evert.bridge.env.parallel import do_parallel_rollout
@@ -62,7 +63,7 @@ async def replayed(path: Path) -> str:
 
 @pytest.mark.parametrize("damage", TABLE, ids=str)
 def test_every_reader_sees_what_the_table_says(
-    damage: Damage, lines: list[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    damage: Damage, lines: list[bytes], tmp_path: Path, capsys: Shown
 ) -> None:
     path, out = tmp_path / "rollouts.jsonl", tmp_path / "out.jsonl"
     path.write_bytes(b"\n".join([lines[0], damage.done(lines[1]), b""]))

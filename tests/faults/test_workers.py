@@ -14,6 +14,7 @@ import pytest
 from tests.faults import stalls
 from tests.faults.scene import is_as, line
 from tests.faults.workers import DEEDS, PROGRAMS, Deed, Program, agent_of
+from tests.kit import Patch, Shown
 from tests.trainers.workers.conftest import play, says_task
 
 from evert.trainers.workers import pool
@@ -33,9 +34,7 @@ class Seen:
     left: list[psutil.Process]
 
 
-def seen_of(
-    groups: Sequence[Group], mark: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
-) -> Seen:
+def seen_of(groups: Sequence[Group], mark: Path, monkeypatch: Patch, **options: Any) -> Seen:
     """Play groups in a pool of their own, and look at all that there is to see."""
     monkeypatch.syspath_prepend(str(mark))  # workers have the path as an argument
     told, logger = BufferingHandler(10_000), logging.getLogger("evert.trainers.workers")
@@ -111,10 +110,7 @@ def test_nothing_is_left_of_workers_that_were_hurt_and_the_loop_ran_on(once: See
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
 def test_a_worker_that_does_wrong_each_time_is_told_from_a_slow_one(
-    program: Program,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    program: Program, tmp_path: Path, monkeypatch: Patch, capfd: Shown
 ) -> None:
     monkeypatch.setattr(pool, "BOOT", program.boot)
     monkeypatch.setattr(pool, "START_SECONDS", program.start_seconds)

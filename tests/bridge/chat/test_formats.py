@@ -4,13 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from tests.kit import assert_extends, call, calling, policy_of, rewards, tool, user
+from tests.kit import assert_extends, call, calling, play, policy_of, rewards, tool, user
 from tinker_cookbook.renderers.base import Message, ToolCall
 from tinker_cookbook.rl.data_processing import trajectory_to_data
-from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import StopReason, Trajectory
 
-from evert import AgentClient, ChatAgentEnv
+from evert import AgentClient
 from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
 from evert.bridge.chat.reply import Reply
 
@@ -58,11 +57,7 @@ PROBLEMS: list[tuple[ReplyFormat, Reply, str | None]] = [
     (OBJECT, reply("{}"), None),
     (OBJECT, reply(' {"x": [1, null]}\n'), None),
     (OBJECT, reply(""), f"{NO_JSON}Input is a zero-length, empty document: line 1"),
-    (
-        OBJECT,
-        reply("{} {}"),
-        f"{NO_JSON}unexpected content after document: line 1 column 4",
-    ),
+    (OBJECT, reply("{} {}"), f"{NO_JSON}unexpected content after document: line 1 column 4"),
     (OBJECT, reply("[1]"), f'{NO_FIT}$: [1] is not of type "object".'),
     (OBJECT, reply('{"x": NaN}'), NO_JSON),
     (OBJECT, reply('{"x": -Infinity}'), NO_JSON),
@@ -125,7 +120,7 @@ async def asked(
         return 1.0
 
     script = policy_of(*replies)
-    trajectory = await do_single_rollout(script, ChatAgentEnv(agent, **options))
+    trajectory = await play(agent, script, **options)
     assert [transition.ac.tokens for transition in trajectory.transitions] == script.actions
     assert len(script.actions) == len(replies)
     return trajectory, got[0], script.prompts
@@ -190,7 +185,7 @@ async def conversation(
         return 1.0
 
     script = policy_of(*(replies or ['{"x": 1}'] * len(formats)))
-    trajectory = await do_single_rollout(script, ChatAgentEnv(agent))
+    trajectory = await play(agent, script)
     assert trajectory.transitions[-1].metrics["lineages"] == 1
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
     return trajectory, script.prompts

@@ -20,14 +20,11 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
     Function,
 )
 from tests.bridge.conversations.sent_back import is_sent_back
-from tests.kit import ask, assistant, play_without_a_call, tool, user
+from tests.kit import Logs, Patch, ask, assistant, play_without_a_call, tool, user
 from tinker_cookbook.renderers.base import Message, ToolCall, UnparsedToolCall
 
 from evert.bridge.chat.bad_requests import bad_request, context_length_exceeded
-from evert.bridge.chat.fields import (
-    MOST_WARNED,
-    FieldPolicy,
-)
+from evert.bridge.chat.fields import MOST_WARNED, FieldPolicy
 from evert.bridge.chat.messages import ROLES, as_fields, read_message, read_tools
 from evert.bridge.chat.reply import Reply, call_id, read_reply
 from evert.bridge.clients.dialects.chat_completions import completion
@@ -311,10 +308,7 @@ def call_a(**changes: Any) -> dict[str, Any]:
     return {**CALL, "id": "a", **changes}
 
 
-REWRITTEN_CALLS = [
-    call_a(function={"name": "add", "arguments": '{"y":[2],"x":1}'}),
-    call_a(id="b"),
-]
+REWRITTEN_CALLS = [call_a(function={"name": "add", "arguments": '{"y":[2],"x":1}'}), call_a(id="b")]
 OTHER_FUNCTIONS: list[Any] = [
     *(None, "add", {"name": "add"}, {"name": "sum", "arguments": '{"x": 1}'}),
     *({"name": "add", "arguments": arguments} for arguments in ('{"x": 2}', "{", None)),
@@ -366,9 +360,7 @@ def test_a_reply_is_recognised_when_it_says_the_same_and_not_otherwise() -> None
 
 
 @given(st.text(), st.text())
-def test_a_text_is_recognised_exactly_when_it_is_equal_but_for_its_margins(
-    text: str, other: str
-) -> None:
+def test_a_text_is_recognised_if_it_is_equal_but_for_its_margins(text: str, other: str) -> None:
     reply = replied(text)
     assert is_sent_back(reply, said(text))
     assert is_sent_back(reply, said(f"\n {text.strip()} "))
@@ -382,7 +374,7 @@ POLICY = FieldPolicy(honoured=frozenset(), ignored=frozenset(), refused={})
 
 
 def test_an_unknown_field_over_the_wire_passes_with_one_warning_a_name_and_few_in_all(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: Logs, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("evert.bridge.chat.fields._warned_names", set())
     with caplog.at_level(logging.WARNING, "evert.bridge.chat.fields"):

@@ -6,6 +6,7 @@ import socket
 from typing import Any
 
 import pytest
+from tests.kit import Logs
 
 from evert.bridge.chat import schemas
 from evert.bridge.chat.formats import LONGEST_CHECKED, ReplyFormat
@@ -118,9 +119,7 @@ def test_a_very_long_reply_has_to_be_json_and_fits() -> None:
     assert "not JSON" in str(problem("x" * LONGEST_CHECKED * 2))
 
 
-def test_what_cannot_be_checked_is_fitted_by_everything_is_warned_of_once_and_never_fetched(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_cannot_be_checked_fits_warns_once_and_is_never_fetched(caplog: Logs) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.1)
         there = f"http://127.0.0.1:{listening.getsockname()[1]}/x.json"

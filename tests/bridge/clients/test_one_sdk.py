@@ -22,9 +22,9 @@ from pydantic import BaseModel
 from tests.bridge.clients.conftest import LONG, assert_one_lineage
 from tests.bridge.clients.genai_calls import assert_genai_typed, genai_events, genai_whole
 from tests.bridge.clients.sdk_calls import LM15
-from tests.kit import asks, calling, play, play_without_a_call, reward, user
+from tests.kit import Patch, asks, calling, play, play_without_a_call, reward, start, user
 
-from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy
+from evert import AgentClient, BlockingAgentClient, ScriptedPolicy
 from evert.bridge.errors import MissingPackageError
 from evert.bridge.tokens.bases import base_tokenizer
 
@@ -143,9 +143,7 @@ async def test_a_model_that_is_not_there_is_refused_with_those_that_are() -> Non
     await play_without_a_call(agent, policy_names="org/policy", models={"judge": judge})
 
 
-async def test_it_is_the_genuine_client_whatever_the_environment_says_and_leaves_no_task(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_it_is_the_genuine_client_anywhere_and_leaves_no_task(monkeypatch: Patch) -> None:
     monkeypatch.setenv("GOOGLE_GENAI_USE_VERTEXAI", "true")
     monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", "http://elsewhere.invalid")
     monkeypatch.setenv("HTTPS_PROXY", "http://elsewhere.invalid")
@@ -163,7 +161,7 @@ async def test_it_is_the_genuine_client_whatever_the_environment_says_and_leaves
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_without_the_package_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_package_the_error_names_it(monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "google.genai", None)
 
     async def agent(client: AgentClient) -> float:
@@ -231,7 +229,6 @@ async def test_a_rollout_that_is_given_up_answers_what_waits() -> None:
             told.append(error)
         return 0.0
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     await env.close()
     assert ["was closed: this rollout is over" in str(error) for error in told] == [True]

@@ -31,6 +31,7 @@ from tests.bridge.clients.genai_calls import (
     said_by,
 )
 from tests.kit import calling, play, play_without_a_call, system, user
+from tests.kit.renderers import MakeRenderer
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv
@@ -537,7 +538,7 @@ async def test_a_conversation_is_one_lineage_of_the_sampled_tokens(api: str, str
 @whole_and_stream
 @every_conversation
 async def test_thinking_that_stays_in_the_history_is_sent_back_and_recognised(
-    make_renderer: Callable[[str], cookbook.Renderer], api: str, stream: bool
+    make_renderer: MakeRenderer, api: str, stream: bool
 ) -> None:
     # the prompt has opened the thinking
     thought, one, two = "Hm, let me think.\n</think>\n\n", _in_xml("add", 1), _in_xml("look", 2)

@@ -41,8 +41,8 @@ from tests.bridge.clients.sdk_calls import (
     blocking_anthropic,
     blocking_openai,
 )
-from tests.bridge.conftest import Elsewhere
-from tests.kit import play_without_a_call, reward, user
+from tests.kit import Logs, Patch, play_without_a_call, reward, user
+from tests.kit.serving import Elsewhere
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentClient, BlockingAgentClient, EpisodeEndedError, RemoteModel
@@ -66,7 +66,7 @@ async def play(agent: Any, *task: Any) -> Trajectory:
 
 
 @pytest.fixture(autouse=True)
-def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_proxies(monkeypatch: Patch) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
@@ -322,7 +322,7 @@ async def test_other_models_are_asked_where_they_are(elsewhere: Elsewhere) -> No
 
 
 async def test_the_log_has_a_line_for_each_request_that_was_sent_and_none_for_taken_over_calls(
-    elsewhere: Elsewhere, caplog: pytest.LogCaptureFixture
+    elsewhere: Elsewhere, caplog: Logs
 ) -> None:
     async def agent() -> float:
         for library in (httpx, httpx2):
@@ -363,9 +363,7 @@ async def test_what_is_no_model_call_is_not_taken_over(elsewhere: Elsewhere) -> 
 
 
 @pytest.mark.parametrize("path", ["/completions", "/responses/compact"])
-async def test_a_path_of_the_policy_that_is_not_served_is_a_404_that_lists_what_is(
-    path: str, elsewhere: Elsewhere
-) -> None:
+async def test_an_unserved_path_is_a_404_with_a_list(path: str, elsewhere: Elsewhere) -> None:
     async def agent() -> float:
         client = openai.AsyncOpenAI(api_key="unused", base_url=elsewhere.url, max_retries=0)
         with pytest.raises(openai.NotFoundError, match=f"POST .*{path} here. Available: POST /v1"):
@@ -421,9 +419,7 @@ async def test_a_context_that_the_agent_leaves_is_outside(elsewhere: Elsewhere) 
     await play_without_a_call(agent)
 
 
-async def test_large_uploads_that_are_no_model_calls_are_not_read_into_memory(
-    elsewhere: Elsewhere,
-) -> None:
+async def test_large_uploads_beside_model_calls_are_not_read(elsewhere: Elsewhere) -> None:
     async def body() -> AsyncIterator[bytes]:
         for _ in range(3):
             yield b"x"
@@ -443,7 +439,7 @@ async def test_large_uploads_that_are_no_model_calls_are_not_read_into_memory(
 
 
 @every_place
-async def test_a_call_after_its_agent_is_told_so_where_it_was_handed_out_and_else_is_nobodys(
+async def test_a_call_after_its_agent_is_refused_or_let_by(
     place: str, elsewhere: Elsewhere
 ) -> None:
     is_over = threading.Event()
@@ -472,7 +468,7 @@ async def test_a_call_after_its_agent_is_told_so_where_it_was_handed_out_and_els
     assert elsewhere.asked == []
 
 
-async def test_a_service_that_began_within_an_agent_serves_the_others_and_keeps_it_not_alive(
+async def test_a_service_that_an_agent_began_serves_others_and_frees_it(
     elsewhere: Elsewhere,
 ) -> None:
     """A thread that does everybody's work, started by whoever comes first: an event bus, say."""
@@ -656,7 +652,7 @@ def test_nobody_sees_a_difference() -> None:
     assert patches() == patched
 
 
-async def test_what_others_wrap_stays_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_others_wrap_stays_theirs(monkeypatch: Patch) -> None:
     takeover.install()
     ours, started = threading.Thread.start, []
 
@@ -676,9 +672,7 @@ async def test_what_others_wrap_stays_theirs(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.undo()
 
 
-def test_take_over_is_installed_once_by_however_many_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_take_over_is_installed_once_by_however_many_threads(monkeypatch: Patch) -> None:
     lock, all_found_none, times = takeover._lock, threading.Barrier(8), []
 
     class Door:
@@ -718,7 +712,7 @@ async def test_a_blocking_call_on_the_envs_own_loop_is_a_400() -> None:
 
 
 async def test_evert_s_own_calls_to_a_model_of_the_policys_name_are_never_taken_over(
-    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
+    elsewhere: Elsewhere, monkeypatch: Patch
 ) -> None:
     """Else the policy would be asked to answer, and be shown what only the answerer may know."""
     monkeypatch.setenv("SOME_KEY", "x")

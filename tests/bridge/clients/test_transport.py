@@ -16,9 +16,9 @@ import openai
 import pytest
 from google import genai
 from tests.bridge.clients.sdk_calls import REFUSALS
-from tests.kit import play, reward, user
+from tests.kit import Patch, play, reward, start, user
 
-from evert import AgentClient, BlockingAgentClient, ChatAgentEnv
+from evert import AgentClient, BlockingAgentClient
 from evert.bridge.clients.aiohttp_transport import response_for
 from evert.bridge.clients.dialects.api import EVENTS, ApiResponse
 from evert.bridge.clients.httpx_transport import Transport
@@ -29,7 +29,7 @@ LIBRARIES: list[Any] = [httpx, httpx2]
 
 
 @pytest.fixture(autouse=True)
-def no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_sockets(monkeypatch: Patch) -> None:
     def refuse(*arguments: Any, **options: Any) -> None:
         raise AssertionError(f"the network was used: {arguments}")
 
@@ -122,8 +122,7 @@ async def test_it_is_bound_to_its_rollout_wherever_it_is_used() -> None:
 
 async def close_while_it_waits(agent: Any) -> None:
     """Play an episode until its first call, and give it up."""
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     await env.close()
     assert not env.is_running
 
@@ -183,9 +182,7 @@ async def test_an_agent_that_goes_on_calling_is_ended_and_its_thread_is_freed() 
 LARGE = b"data: {}\n\n" * 300_000
 
 
-async def test_it_is_aiohttps_own_response_with_its_status_and_raises_where_that_is_asked_for() -> (
-    None
-):
+async def test_it_is_aiohttps_own_response_with_its_status_and_raises_on_request() -> None:
     for status, reason in [
         (200, "OK"),
         (400, "Bad Request"),

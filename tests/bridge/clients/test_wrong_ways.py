@@ -24,7 +24,7 @@ from tests.bridge.clients.sdk_calls import (
     blocking_anthropic,
     blocking_openai,
 )
-from tests.kit import play, play_without_a_call, reward, user
+from tests.kit import Patch, play, play_without_a_call, reward, user
 from tinker_cookbook.renderers import Message
 
 from evert import AgentClient, AgentError
@@ -42,7 +42,7 @@ CAUSE = (
 )
 
 
-def network(monkeypatch: pytest.MonkeyPatch, errno: int) -> list[str]:
+def network(monkeypatch: Patch, errno: int) -> list[str]:
     """Names that are looked up, which all end in an error."""
     looked_up: list[str] = []
 
@@ -55,13 +55,13 @@ def network(monkeypatch: pytest.MonkeyPatch, errno: int) -> list[str]:
 
 
 @pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def no_network(monkeypatch: Patch) -> list[str]:
     """A machine where no name is known."""
     return network(monkeypatch, socket.EAI_NONAME)
 
 
 @pytest.fixture
-def bad_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def bad_network(monkeypatch: Patch) -> list[str]:
     """A machine whose name server does not answer for the moment."""
     return network(monkeypatch, socket.EAI_AGAIN)
 
@@ -155,9 +155,7 @@ async def test_a_frozen_model_that_fails_is_named_and_asked_once() -> None:
 # -- a network that fails ------------------------------------------------------------------------
 
 
-async def test_a_name_server_that_does_not_answer_is_a_connection_error_and_retried(
-    bad_network: list[str],
-) -> None:
+async def test_a_silent_name_server_is_a_retried_connection_error(bad_network: list[str]) -> None:
     def agent() -> None:
         with pytest.raises(openai.APIConnectionError):
             blocking_openai("Hello?", OTHER, max_retries=1)
@@ -270,9 +268,7 @@ async def test_a_key_of_nobodys_and_no_key_at_all() -> None:
     await play_without_a_call(agent)
 
 
-async def test_a_key_whose_episode_is_over_is_told_so_while_it_is_one_of_the_latest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_latest_keys_whose_episode_is_over_are_told_so(monkeypatch: Patch) -> None:
     monkeypatch.setattr(server, "KEYS_REMEMBERED", 2)
     late: list[server.Address] = []
 

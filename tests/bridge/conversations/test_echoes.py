@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
 import pytest
-from tests.bridge.conftest import renderer_named
 from tests.kit import call, calling, play, reward, tool, user
+from tests.kit.renderers import renderer_named
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.types import Trajectory
 
@@ -169,9 +169,7 @@ CHANGES: list[tuple[Callable[[list[Any]], object], str, str]] = [
 
 
 @pytest.mark.parametrize(("change", "cause", "where"), CHANGES)
-async def test_drift_says_which_field_of_which_message_differed(
-    change: Any, cause: str, where: str
-) -> None:
+async def test_drift_names_the_field_and_the_message(change: Any, cause: str, where: str) -> None:
     async def agent(client: AgentClient) -> float:
         message = (await call(client, "go", tools=TOOLS)).choices[0].message
         [made], sent = message.tool_calls, [user("go"), message.model_dump(exclude_none=True)]

@@ -14,7 +14,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessage
 from PIL import Image
-from tests.kit import assistant, calling, system, tool, user
+from tests.kit import Patch, assistant, calling, system, tool, user
+from tests.kit.renderers import MakeRenderer
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.renderers.qwen3 import Qwen3VLRenderer
@@ -34,7 +35,6 @@ from evert.bridge.tokens.prompt_limit import PromptLimit
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 from evert.bridge.tokens.token_log import flatten
 
-MakeRenderer = Callable[[str], Renderer]
 Messages = list[Any]
 
 ADD, EDIT = tool("add"), tool("edit")
@@ -160,9 +160,7 @@ CUT = ["I wonder", "hm</think>Well, ", 'So <tool_call>\n{"name": "a']
 
 
 @pytest.mark.parametrize("name", KEEP_HISTORY)
-def test_replies_that_come_back_as_they_were_keep_their_tokens(
-    name: str, make_renderer: MakeRenderer
-) -> None:
+def test_replies_that_come_back_keep_their_tokens(name: str, make_renderer: MakeRenderer) -> None:
     renderer, shape = make_renderer(name), KEEP_HISTORY[name]
     tools = None if name == "llama3" else [ADD]  # it has none
     met = {}
@@ -207,7 +205,7 @@ def test_an_odd_spelling_is_counted_at_the_next_turn_and_at_no_later_one(
 @pytest.mark.parametrize(
     ("name", "text"), [("qwen3_5", "hello"), ("deepseekv3_thinking", "</think>hello")]
 )
-def test_an_opened_thought_that_is_not_shown_again_is_retokenised(
+def test_an_unshown_thought_is_retokenised(
     name: str, text: str, make_renderer: MakeRenderer
 ) -> None:
     talk, messages, counted = Talk(make_renderer(name)), [user("one?")], list[int]()
@@ -390,9 +388,7 @@ def test_equal_conversations_of_two_callers_stay_apart() -> None:
 @pytest.mark.parametrize(
     "name", ["qwen3_instruct", "qwen3", "qwen3_5", "deepseekv3_thinking", "nemotron3"]
 )
-def test_a_thought_that_the_template_strips_is_template_drift(
-    name: str, make_renderer: MakeRenderer
-) -> None:
+def test_a_stripped_thought_is_template_drift(name: str, make_renderer: MakeRenderer) -> None:
     """The instruct template claims the extension property, and strips thinking all the same."""
     for text in ("Hello.", BROKEN):
         talk, messages = Talk(make_renderer(name)), [user("Hi")]
@@ -410,9 +406,7 @@ def test_a_conversation_goes_on_after_template_drift() -> None:
     assert talk.met == (4, {Drift.TEMPLATE: 3})
 
 
-def test_replies_keep_their_thinking_in_another_history_and_before_other_tools(
-    make_renderer: MakeRenderer,
-) -> None:
+def test_replies_keep_thinking_in_other_histories_and_tools(make_renderer: MakeRenderer) -> None:
     renderer = make_renderer("glm5_3_low_reasoning")
     talk, messages = Talk(renderer), [user("Hi")]
     talk.turn(messages, "hm</think>Fine.", tools=[ADD])
@@ -433,7 +427,7 @@ def test_replies_keep_their_thinking_in_another_history_and_before_other_tools(
     assert "hm" not in talk.read(talk.ask(by_chance))
 
 
-def test_of_two_equal_replies_the_one_whose_thinking_is_sent_back_goes_on(
+def test_of_equal_replies_the_one_sent_with_its_thinking_goes_on(
     make_renderer: MakeRenderer,
 ) -> None:
     talk = Talk(make_renderer("glm5_3_low_reasoning"))
@@ -555,9 +549,7 @@ def test_a_branch_after_a_completed_call_shares_what_was_sampled() -> None:
     assert talk.met == (2, {Drift.COMPLETED_ARGUMENTS: 1})
 
 
-def test_a_template_that_strips_thinking_is_named_and_not_what_was_completed(
-    make_renderer: MakeRenderer,
-) -> None:
+def test_a_template_that_strips_thinking_is_the_cause_named(make_renderer: MakeRenderer) -> None:
     talk, messages = Talk(make_renderer("qwen3"), keeps_completed=True), [user("Edit!")]
     talk.turn(messages, f"<think>\nhm\n</think>\n\n{edit()}", tools=[EDIT])
     messages[1] = with_arguments(messages[1], ADDED)
@@ -569,9 +561,7 @@ def test_a_template_that_strips_thinking_is_named_and_not_what_was_completed(
 
 
 @pytest.mark.parametrize("name", ["qwen3_instruct", "deepseekv4_1_disable_thinking"])
-def test_the_hundredth_branch_shares_tokens_as_the_first_does(
-    name: str, make_renderer: MakeRenderer
-) -> None:
+def test_the_hundredth_branch_shares_all_its_tokens(name: str, make_renderer: MakeRenderer) -> None:
     for ends in ([""] * 100, [str(number) for number in range(100)]):
         talk = Talk(make_renderer(name))
         first = talk.ask([user("Hi")])
@@ -688,9 +678,7 @@ def test_an_image_object_is_known_again_by_its_pixels() -> None:
 # -- many conversations ----------------------------------------------------------------------------
 
 
-def test_finding_takes_as_many_comparisons_among_many_as_among_few(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_finding_takes_as_many_comparisons_among_many_as_among_few(monkeypatch: Patch) -> None:
     compared: list[Any] = []
 
     def counted(method: Callable[..., bool]) -> Callable[..., bool]:
@@ -718,9 +706,7 @@ def test_finding_takes_as_many_comparisons_among_many_as_among_few(
     assert counts[:3] == counts[3:]
 
 
-def test_a_request_is_compared_with_the_latest_of_many_equal_replies_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_request_is_compared_with_the_latest_of_equal_replies_only(monkeypatch: Patch) -> None:
     talk, compared, is_within = Talk(), list[Point](), Point.is_within
     for _ in range(3 * RECENT):
         talk.say(talk.ask([HURRY]), "Yes.")

@@ -13,7 +13,6 @@ tools and edits what was said. After each of its calls:
 import inspect
 import random
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +21,7 @@ import pytest
 import tinker_cookbook.renderers as cookbook
 from openai.types.chat import ChatCompletionMessage
 from tests.kit import assistant, system, tool, user
+from tests.kit.renderers import MakeRenderer
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message, TextPart, ThinkingPart, ToolCall
 
@@ -289,9 +289,7 @@ class Episode:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(NOT_HERE)])
-def test_every_prompt_of_a_random_episode_is_the_renderers(
-    name: str, seed: int, make_renderer: Callable[[str], cookbook.Renderer]
-) -> None:
+def test_random_prompts_are_its_own(name: str, seed: int, make_renderer: MakeRenderer) -> None:
     episode = Episode(PromptRenderer(make_renderer(name)), random.Random(f"{name} {seed}"))
     for _ in range(30):
         episode.play()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import tinker
-from tests.bridge.conftest import FAMILIES
-from tests.kit import ask, ask_blocking, asks, call, talker
+from tests.kit import Logs, Shown, ask, ask_blocking, asks, call, talker
+from tests.kit.renderers import FAMILIES
 from tinker_cookbook.renderers.base import Message, RenderContext, RenderedMessage
 from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
@@ -94,9 +94,7 @@ def test_an_agent_may_use_signals_as_in_training() -> None:
 
 
 @pytest.mark.parametrize("good", GOOD)
-def test_a_good_agent_passes_in_silence_and_leaves_no_thread(
-    good: Any, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_good_agent_passes_without_threads(good: Any, capfd: Shown, caplog: Logs) -> None:
     before = set(threading.enumerate())
     with caplog.at_level(logging.WARNING):
         check_env(good)
@@ -304,9 +302,7 @@ async def swallows_every_cancellation(client: AgentClient) -> float:
         (swallows_every_cancellation, 1, ""),
     ],
 )
-def test_rule_5_an_agent_that_leaves_something_when_it_is_closed(
-    agent: Any, at: int, left: str
-) -> None:
+def test_rule_5_an_agent_that_leaves_something_behind(agent: Any, at: int, left: str) -> None:
     freed.clear()
     try:
         message = broken(ChatAgentEnv(agent, close_timeout=0.02))

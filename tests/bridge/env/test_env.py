@@ -18,6 +18,7 @@ import numpy as np
 import openai
 import pytest
 from tests.kit import (
+    Logs,
     ask,
     ask_blocking,
     asks,
@@ -34,7 +35,7 @@ from tests.kit import (
     tool,
     user,
 )
-from tinker_cookbook.completers import TokensWithLogprobs
+from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
@@ -74,14 +75,14 @@ async def started(agent: Any, **options: Any) -> tuple[ChatAgentEnv, Any]:
 # -- tokens ----------------------------------------------------------------------------------------
 
 
-class Speller:
+class Speller(TokenCompleter):
     """A policy that spells each reply letter by letter, with logprobs that tell tokens apart."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
 
-    async def __call__(self, prompt: Any, stop: Any, **_: Any) -> TokensWithLogprobs:
+    async def __call__(self, *_: Any, **options: Any) -> TokensWithLogprobs:
         renderer = prompt_renderer(None)
         letters = f"word {len(self.tokens)}"
         tokens = [t for letter in letters for t in renderer.encode(letter)] + renderer.end_tokens
@@ -93,8 +94,8 @@ class Speller:
 
 async def test_a_hundred_turns_are_one_datum_of_exactly_what_was_sampled() -> None:
     """And observations that were handed out do not change later."""
-    policy: Any = Speller()
-    trajectory = await do_single_rollout(policy, ChatAgentEnv(talker(100)))
+    policy = Speller()
+    trajectory = await play(talker(100), policy)
     assert len(trajectory.transitions) == 100
     (datum,) = trajectory_to_data(trajectory, 1.0)
     mask = np.array(datum.loss_fn_inputs["mask"].data) > 0
@@ -396,9 +397,7 @@ async def test_broken_framing_under_a_policy_ends_as_in_the_cookbook() -> None:
     assert other.metrics.items() <= own.metrics.items()
 
 
-async def test_broken_tool_calls_under_a_policy_are_asked_again_and_too_many_end_the_episode() -> (
-    None
-):
+async def test_broken_tool_calls_under_a_policy_are_retried_and_too_many_end_it() -> None:
     policy = policy_of(BROKEN_CALL, BROKEN_CALL, TOOL_CALL, "done")
     template = "A formatting issue: {details}. Mind the braces {{}}."
     errors = ParseErrorPolicy(
@@ -477,9 +476,7 @@ def blocking_talker(client: BlockingAgentClient) -> float:
     return 1.0
 
 
-async def test_an_agent_that_ignores_its_close_is_reported(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_agent_that_ignores_its_close_is_reported(caplog: Logs) -> None:
     release = asyncio.Event()
 
     async def agent(client: AgentClient) -> float:

@@ -36,7 +36,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.kit import tool, user
+from tests.kit import Patch, tool, user
 from tinker_cookbook.rl.types import (
     PARSE_ERROR_MASKED_METRIC_KEY,
     InitialObservationOverflow,
@@ -565,7 +565,7 @@ def play(runs: int, *, same: bool) -> None:
 
 
 @pytest.mark.timeout(0)
-def test_an_env_does_what_its_model_does_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_env_does_what_its_model_does_in_any_order(monkeypatch: Patch) -> None:
     monkeypatch.setattr(refusals, "LONGEST_PAUSE", 0.01)  # it would take most of the time
     EnvMachine.played = 0
     play(RUNS, same=STEPS == 0)

@@ -8,7 +8,6 @@ import pytest
 from tests.kit import ask, asks, assistant, play, reward, user
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
-from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import StopReason
 
 from evert import AgentClient, ChatAgentEnv, sequences
@@ -44,7 +43,7 @@ async def capped(*texts: str, own: int | None = None, **options: Any) -> list[in
         return 1.0
 
     policy = Talkative()
-    await do_single_rollout(policy, ChatAgentEnv(agent, **options))
+    await play(agent, policy, **options)
     return policy.asked
 
 
@@ -172,9 +171,7 @@ async def talk_on(client: AgentClient, opening: str = "Hi") -> int:
 
 
 @pytest.mark.parametrize("context_length", [None, CONTEXT])
-async def test_each_sequence_has_the_whole_budget_after_its_first_prompt(
-    context_length: int | None,
-) -> None:
+async def test_each_sequence_has_the_budget_after_its_prompt(context_length: int | None) -> None:
     async def agent(client: AgentClient) -> float:
         counts = [await talk_on(client), await talk_on(client, "so it goes " * 10)]
         return float(counts[0] == counts[1] > 1)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import tinker
-from tests.bridge.conftest import FAMILIES
+from tests.kit.renderers import FAMILIES
 from tinker_cookbook.completers import TokenCompleter
 
 from evert import ScriptedPolicy

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.kit import (
+    Patch,
     ask,
     ask_blocking,
     assistant,
@@ -224,9 +225,7 @@ async def test_an_episode_that_is_given_up_before_it_began_ends_for_who_waits() 
         await asyncio.wait_for(waiting, 50)
 
 
-async def test_seats_are_told_at_once_when_the_agent_cannot_be_started(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_seats_are_told_at_once_when_the_agent_cannot_be_started(monkeypatch: Patch) -> None:
     def fails(env: SeatEnv, roles: object, seed: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -266,9 +265,7 @@ async def test_a_failed_episode_is_played_again_at_all_of_its_seats(group_size: 
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_seat_that_is_played_again_without_the_others_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_seat_that_is_played_again_without_the_others_is_told(monkeypatch: Patch) -> None:
     """Three of four is enough for this strategy, so it plays one seat again and not the other."""
     monkeypatch.setattr(seats, "LONE_SEAT_PATIENCE", 0.05)
     builder = ChatAgentGroupBuilder(fails_once(), group_size=2, seats=SEATS)

@@ -223,9 +223,7 @@ REFUSED: list[tuple[Any, object, list[str]]] = [
 
 
 @pytest.mark.parametrize(("agent", "task", "said"), REFUSED, ids=range(len(REFUSED)))
-def test_what_is_no_agent_is_refused_with_what_it_is_and_what_one_would_be(
-    agent: Any, task: object, said: list[str]
-) -> None:
+def test_what_is_no_agent_is_described(agent: Any, task: object, said: list[str]) -> None:
     with pytest.raises(InvalidAgentError) as caught:
         inspect_agent(agent, task)
     assert [text for text in said if text not in str(caught.value)] == []

@@ -60,9 +60,7 @@ def test_rewards_and_returns_are_by_episode_and_by_turn() -> None:
     np.testing.assert_equal(group.returns(0.0), group.turn_rewards)
 
 
-def test_a_token_has_its_episodes_reward_less_the_mean_or_its_turns_return_less_that_turns() -> (
-    None
-):
+def test_a_token_has_its_episodes_reward_or_its_turns_return_less_the_mean() -> None:
     assert of_turns(group_of([1.0, 0.0, 2.0], [1.0])) == [[1.0, 1.0, 1.0], [-1.0]]
     group = group_of([1.0, 0.0, 2.0], [0.0, 1.0])
     assert of_turns(group, "group", 0.0) == [[0.5, -0.5, 0.0], [-0.5, 0.5]]
@@ -231,9 +229,7 @@ async def test_each_token_is_trained_on_once_with_its_advantage(how: Any) -> Non
 
 
 @pytest.mark.parametrize("early", [True, False])
-async def test_the_cookbook_gives_an_episode_one_advantage_wherever_its_reward_was_given(
-    early: bool,
-) -> None:
+async def test_the_cookbook_gives_one_advantage_wherever_the_reward_came(early: bool) -> None:
     async def two_turns(client: Any, task: str) -> float:
         earned = float(await ask(client, "Which?") == "yes")
         client.reward(earned if early else 0.0)
@@ -262,9 +258,7 @@ async def test_means_of_rewards_and_turns_stay_what_they_were() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"gamma": 0.9}], ids=["whole", "in pieces"])
-async def test_a_judge_of_constant_reward_has_no_advantage_and_a_curve_of_its_own(
-    options: Any,
-) -> None:
+async def test_a_judge_of_constant_reward_has_no_advantage_and_its_own_curve(options: Any) -> None:
     group = await played(duel, seats=SEATS, **options)
     metrics = compute_trajectory_metrics([group], [[]])
     player = [key for key in trained(group).elements() if key[3] != 0]

@@ -57,7 +57,7 @@ def half_each(trajectories: list[Trajectory]) -> list[float]:
     shuffle=st.booleans(),
     seed=st.integers(),
 )
-def test_every_task_comes_once_an_epoch(
+def test_each_task_comes_once_an_epoch(
     count: int, batch_size: int, epochs: int, shuffle: bool, seed: int
 ) -> None:
     whole = dataset(range(count), batch_size=batch_size, epochs=epochs, shuffle=shuffle, seed=seed)
@@ -116,9 +116,7 @@ def test_any_sequence_holds_tasks_and_there_is_no_batch_out_of_bounds() -> None:
         ({"group_reward": "evert:nothing"}, InvalidDatasetError, "No group reward at 'evert:no"),
     ],
 )
-async def test_what_makes_no_dataset_is_refused_when_it_is_built(
-    options: Any, error: type[Exception], said: str
-) -> None:
+async def test_bad_datasets_are_refused(options: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         await built(**options)
 
@@ -213,9 +211,7 @@ async def test_the_same_run_gives_the_same_seeds_and_another_gives_others() -> N
     assert seed_of(0, 0, "a") == 3418887292, "on every machine"
 
 
-def test_a_seed_does_not_depend_on_its_place_in_a_batch_and_those_of_tests_not_on_the_step() -> (
-    None
-):
+def test_a_seed_does_not_depend_on_its_place_nor_a_tests_on_the_step() -> None:
     alone, together = [drawing("ab", batch_size=size, shuffle=False) for size in (1, 2)]
     assert alone.get_batch(0)[0].seed == together.get_batch(0)[0].seed
     assert alone.get_batch(1)[0].seed != together.get_batch(0)[1].seed, "it is another step"

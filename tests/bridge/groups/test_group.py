@@ -11,7 +11,7 @@ import pytest
 import tinker
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit import ask, ask_blocking, asks, assistant, policy_of, user
+from tests.kit import Logs, ask, ask_blocking, asks, assistant, policy_of, user
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError as AllFailed
 from tinker_cookbook.rl.data_processing import trajectory_to_data
@@ -73,9 +73,7 @@ async def test_cleanup_closes_all_envs_of_all_rounds_the_running_ones_too(agent:
     assert len(await builder.make_envs()) == 2
 
 
-async def test_cleanup_logs_what_fails_and_closes_the_rest(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_cleanup_logs_what_fails_and_closes_the_rest(caplog: Logs) -> None:
     class CannotClose(ChatAgentEnv):
         async def close(self) -> None:
             raise OSError("stuck")
@@ -183,9 +181,7 @@ def transition(number: int) -> Transition:
 
 
 @given(lineages=st.lists(st.integers(0, 3), max_size=8), not_kept=st.lists(st.just(4), max_size=2))
-def test_the_sort_is_in_place_by_lineage_and_what_ends_last_stays_last(
-    lineages: list[int], not_kept: list[int]
-) -> None:
+def test_the_sort_is_by_lineage_then_by_end(lineages: list[int], not_kept: list[int]) -> None:
     turns = [transition(number) for number in range(len(lineages))]
     trajectory = Trajectory(turns, tinker.ModelInput.empty())
     order = sort_by_lineage(trajectory, [*lineages, *not_kept])  # the runner may keep fewer

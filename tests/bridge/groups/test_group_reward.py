@@ -257,9 +257,7 @@ def held_back() -> Exception:
     return error
 
 
-async def test_a_judge_that_cannot_answer_now_is_counted_and_one_that_never_will_ends_the_run() -> (
-    None
-):
+async def test_a_judge_that_cannot_answer_now_is_counted_and_a_broken_one_ends_it() -> None:
     busy = [refusal(429), refusal(503), refusal(400, "context_length_exceeded")]
     for error in (*busy, openai.APITimeoutError(REQUEST)):
         assert await judged(Judge(error), "ab") == ([0.5, 0.5], [1.0, 1.0]), error

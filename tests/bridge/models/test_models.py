@@ -7,8 +7,8 @@ from typing import Any
 
 import openai
 import pytest
-from tests.bridge.conftest import Elsewhere
 from tests.kit import (
+    Patch,
     ask,
     ask_blocking,
     call,
@@ -19,6 +19,7 @@ from tests.kit import (
     tool,
     user,
 )
+from tests.kit.serving import Elsewhere
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.renderers.base import Message
 
@@ -115,16 +116,13 @@ def as_schema(name: str) -> Any:
 
 
 @pytest.fixture
-def models(elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def models(elsewhere: Elsewhere, monkeypatch: Patch) -> dict[str, Any]:
     """The server, as the model "judge"."""
     monkeypatch.setenv("JUDGE_KEY", "secret")
     return {"judge": RemoteModel("gpt-judge", elsewhere.url, "JUDGE_KEY")}
 
 
-async def test_a_remote_model_gives_the_log_probabilities_of_its_endpoint_as_they_are(
-    elsewhere: Elsewhere,
-    models: dict[str, Any],
-) -> None:
+async def test_log_probabilities_are_the_endpoints(elsewhere: Elsewhere, models: Any) -> None:
     tokens = [("A", [65]), ("bytes:\\xf0\\x9f", [0xF0, 0x9F]), ("<|im_end|>", None)]
     given = [
         {"token": text, "bytes": raw, "logprob": -0.5, "top_logprobs": []} for text, raw in tokens
@@ -158,9 +156,7 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-async def test_a_remote_model_is_asked_with_the_fields_that_count(
-    elsewhere: Elsewhere, models: dict[str, Any]
-) -> None:
+async def test_an_endpoint_gets_the_fields_that_count(elsewhere: Elsewhere, models: Any) -> None:
     async def agent(client: AgentClient) -> float:
         for fields, expected in FIELDS:
             completion = await hello(client, **fields)
@@ -176,8 +172,8 @@ async def test_a_remote_model_is_asked_with_the_fields_that_count(
     assert "secret" not in repr(models)
 
 
-async def test_calls_in_the_text_of_a_remote_model_are_read_if_tools_were_offered(
-    elsewhere: Elsewhere, models: dict[str, Any]
+async def test_calls_in_the_text_are_read_if_tools_were_offered(
+    elsewhere: Elsewhere, models: Any
 ) -> None:
     text = 'Well.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
@@ -190,9 +186,7 @@ async def test_calls_in_the_text_of_a_remote_model_are_read_if_tools_were_offere
     await play_without_a_call(agent, models=models)
 
 
-async def test_the_tool_calls_and_the_reasoning_of_a_remote_model_are_kept(
-    elsewhere: Elsewhere, models: dict[str, Any]
-) -> None:
+async def test_the_calls_and_the_reasoning_are_kept(elsewhere: Elsewhere, models: Any) -> None:
     made = {"id": "c7", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     said = {"role": "assistant", "content": None, "tool_calls": [made], "reasoning_content": "Hm."}
     elsewhere.choice["message"] = said
@@ -210,9 +204,7 @@ async def test_the_tool_calls_and_the_reasoning_of_a_remote_model_are_kept(
     assert elsewhere.asked[1][2]["messages"][1]["tool_calls"] == [made]
 
 
-async def test_a_remote_models_own_refusal_reaches_the_agent(
-    elsewhere: Elsewhere, models: dict[str, Any]
-) -> None:
+async def test_a_refusal_reaches_the_agent(elsewhere: Elsewhere, models: Any) -> None:
     refusals = {401: openai.AuthenticationError, 404: openai.NotFoundError}
 
     async def agent(client: AgentClient) -> float:
@@ -226,9 +218,7 @@ async def test_a_remote_models_own_refusal_reaches_the_agent(
     await play_without_a_call(agent, models=models)
 
 
-async def test_a_model_that_says_nothing_that_can_be_read_is_named(
-    elsewhere: Elsewhere, models: dict[str, Any]
-) -> None:
+async def test_a_model_that_cannot_be_read_is_named(elsewhere: Elsewhere, models: Any) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{bad"}}
     broken = {"message": {"role": "assistant", "content": None, "tool_calls": [call]}}
     rows: list[tuple[str, dict[str, Any], str]] = [

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tinker
+from tests.kit import Patch
 from tinker.lib.internal_client_holder import InternalClientHolder
 from tinker.proto import tinker_public_pb2 as wire
 
@@ -88,7 +89,7 @@ def server() -> Iterator[StandIn]:
 
 
 @pytest.fixture(autouse=True)
-def _clients_are_closed_and_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _clients_are_closed_and_as_they_were(monkeypatch: Patch) -> Iterator[None]:
     """Else their heartbeats go on, complain of a server that is gone, and draw random numbers."""
     monkeypatch.setenv("TINKER_API_KEY", "tml-of-a-test")
     monkeypatch.setenv("TINKER_TELEMETRY", "0")

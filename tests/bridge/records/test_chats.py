@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bridge.conftest import FAMILIES, renderer_named
 from tests.bridge.records.test_recording import recorded
 from tests.kit import ask, assistant, call, tool, user
+from tests.kit.renderers import FAMILIES, renderer_named
 from tests.trainers.conftest import make_tokenizer
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.renderers.base import Message, Renderer, ToolCall
@@ -129,9 +129,7 @@ PLAYED = [
 
 @pytest.mark.filterwarnings("ignore:use_system_prompt")
 @pytest.mark.parametrize(("name", "case"), PLAYED)
-async def test_an_exported_conversation_renders_to_the_sampled_prompt(
-    tmp_path: Path, name: str, case: str
-) -> None:
+async def test_exports_render_to_the_sampled_prompt(tmp_path: Path, name: str, case: str) -> None:
     renderer = template_renderer() if name == "template" else renderer_named(name)
     record, left_out = await played(tmp_path, renderer, case), list[str]()
     rows = [*FORMATS["sft"]([record], left_out.append)]
@@ -179,9 +177,7 @@ async def test_a_prefill_and_a_hooks_message_are_in_the_conversation(tmp_path: P
     assert prompt.to_ints() == record.prompts[0]
 
 
-async def test_a_call_that_was_given_up_is_in_no_conversation_but_a_marked_trajectory(
-    tmp_path: Path,
-) -> None:
+async def test_a_given_up_call_is_in_no_chat_but_a_marked_trajectory(tmp_path: Path) -> None:
     async def agent(client: Any) -> float:
         said = await ask(client, "One?")
         await ask(client, user("One?"), assistant(said), user("Two?"))

@@ -5,10 +5,9 @@ import io
 import unicodedata
 from typing import Any
 
-import pytest
 import tinker
 from rich.console import Console
-from tests.kit import ask, assistant, play, policy_of, system, talker, tool, user
+from tests.kit import Patch, Shown, ask, assistant, play, policy_of, system, talker, tool, user
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import Trajectory
 
@@ -96,9 +95,7 @@ async def test_nobodys_words_are_markup_or_steer_the_terminal() -> None:
     assert "[red]Yes[/red]" in text
 
 
-async def test_a_long_line_is_one_line_in_a_pipe_and_wraps_in_a_console_of_ones_own(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_long_line_wraps_only_in_a_console(capsys: Shown, monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
     async def agent(client: AgentClient) -> float:

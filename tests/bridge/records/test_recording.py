@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tinker
-from tests.kit import ask, assistant, call, calling, policy_of, system, tool, user
+from tests.kit import Logs, Patch, ask, assistant, call, calling, policy_of, system, tool, user
 from tinker_cookbook.rl.rollout_logging import serialize_rollout_summaries
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup
@@ -71,9 +71,7 @@ async def recorded(
     return [*read_records(path)][-1], trajectory
 
 
-async def test_a_row_begins_with_the_cookbooks_summary_and_writes_a_conversation_once(
-    tmp_path: Path,
-) -> None:
+async def test_a_row_has_the_cookbooks_summary_and_each_conversation_once(tmp_path: Path) -> None:
     record, played = await recorded(tmp_path, chat, THREE, {"a": 1})
     group = TrajectoryGroup([played], [0.0], [{}])
     [summary] = serialize_rollout_summaries(
@@ -129,9 +127,7 @@ async def test_tool_calls_come_back_both_ways(tmp_path: Path) -> None:
     assert (first, sampled) == (asked, assistant(CALL))
 
 
-async def test_conversations_come_back_as_the_agent_had_them_each_to_where_no_other_goes_on(
-    tmp_path: Path,
-) -> None:
+async def test_conversations_come_back_as_the_agent_had_them_each_once(tmp_path: Path) -> None:
     record, _ = await recorded(tmp_path, chat, THREE, {"a": 1})
     said = [[user(f"1 + {n}?"), assistant(word)] for n, word in enumerate(THREE)]
     assert record.messages() == [system("Add."), *said[0], *said[1], *said[2]]
@@ -144,9 +140,7 @@ async def test_conversations_come_back_as_the_agent_had_them_each_to_where_no_ot
     assert [m["content"] for m in record.messages(3)] == ["one", "first", "right", "fourth"]
 
 
-async def test_a_reply_that_is_asked_for_again_is_no_part_of_the_conversation(
-    tmp_path: Path,
-) -> None:
+async def test_a_reply_that_is_retried_is_not_part_of_the_conversation(tmp_path: Path) -> None:
     async def as_json(client: Any) -> float:
         await ask(client, "JSON?", response_format={"type": "json_object"})
         return 1.0
@@ -180,9 +174,7 @@ async def test_what_was_not_kept_is_said(tmp_path: Path) -> None:
     assert (record.turns, record.text, record.reward) == (0, "", 1.0)
 
 
-async def test_a_torn_last_line_is_left_out_and_written_behind(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_torn_last_line_is_skipped_and_written_behind(tmp_path: Path, caplog: Logs) -> None:
     file = tmp_path / "rollouts.jsonl"
     await recorded(tmp_path, chat, THREE, {"a": 1})
     whole = file.read_bytes()
@@ -195,7 +187,7 @@ async def test_a_torn_last_line_is_left_out_and_written_behind(
     assert record.task == {"a": 2}
 
 
-async def test_a_secret_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_secret_is_not_written(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "hunter2-hunter2")
     await recorded(tmp_path, chat, THREE, {"a": "hunter2-hunter2"})
 

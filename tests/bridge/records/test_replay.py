@@ -85,9 +85,7 @@ async def draws(client: Any) -> float:
         (partial(chat, task={"a": 1}), ["one", "two", "three"]),
     ],
 )
-async def test_a_replay_gives_the_transitions_of_the_record(
-    tmp_path: Path, agent: Any, replies: list[str]
-) -> None:
+async def test_a_replay_is_the_same(tmp_path: Path, agent: Any, replies: list[str]) -> None:
     record, played = await recorded(tmp_path, agent, replies)
 
     assert facts(await replay(record, agent)) == facts(played) == facts(record.trajectory())
@@ -185,9 +183,7 @@ async def test_calls_that_met_are_played_as_they_were_played_or_named(tmp_path: 
         await replay(record, Meets("A", "B", "Bob"), agent_timeout=0.2)
 
 
-async def test_a_runner_that_samples_calls_together_replays_them_in_the_recorded_order(
-    tmp_path: Path,
-) -> None:
+async def test_calls_sampled_together_are_replayed_in_the_recorded_order(tmp_path: Path) -> None:
     recorder, agent = Recorder(tmp_path / "rollouts.jsonl"), Meets("A", "B", "C")
     env = recorder.watch(ChatAgentEnv(agent))
     played = await do_parallel_rollout(LaterFirst(), env)
@@ -199,9 +195,7 @@ async def test_a_runner_that_samples_calls_together_replays_them_in_the_recorded
 
 
 @pytest.mark.parametrize("play", [do_single_rollout, do_parallel_rollout])
-async def test_a_branch_of_calls_that_met_begins_with_the_turn_it_is_asked_for(
-    tmp_path: Path, play: Any
-) -> None:
+async def test_a_branch_of_parallel_calls_begins_at_its_turn(tmp_path: Path, play: Any) -> None:
     recorder, agent = Recorder(tmp_path / "rollouts.jsonl"), Meets("A", "B", "C")
     env = recorder.watch(ChatAgentEnv(agent))
     recorder.add([await do_parallel_rollout(LaterFirst(), env)], [env])

@@ -9,7 +9,18 @@ import anthropic
 import openai
 import pytest
 import tinker
-from tests.kit import Numbered, ask, ask_blocking, assistant, play, policy_of, reward, user
+from tests.kit import (
+    Logs,
+    Numbered,
+    Patch,
+    ask,
+    ask_blocking,
+    assistant,
+    play,
+    policy_of,
+    reward,
+    user,
+)
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_single_rollout
@@ -87,7 +98,7 @@ async def test_they_are_the_cookbooks_data_id_by_id(agent: Any, texts: str, coun
 
 
 async def test_each_turn_has_its_reward_and_its_end() -> None:
-    trajectory = await do_single_rollout(Numbered(["1", "2", "3"]), ChatAgentEnv(three_turns))
+    trajectory = await play(three_turns, Numbered(["1", "2", "3"]))
 
     (found,) = sequences(trajectory)
 
@@ -231,9 +242,7 @@ async def test_a_field_that_says_otherwise_is_refused() -> None:
     assert reward(await play(agent)) == 1.0
 
 
-async def test_an_unknown_field_beside_it_is_let_pass_as_over_the_wire(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unknown_field_beside_it_passes(caplog: Logs, monkeypatch: Patch) -> None:
     monkeypatch.setattr("evert.bridge.chat.fields._warned_names", set())
 
     async def agent(client: AgentClient) -> float:

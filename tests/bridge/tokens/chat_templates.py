@@ -124,9 +124,7 @@ TEMPLATES = {
     "a coder's": _chatml_with(KEYED),
     "names first": _chatml_with(NAMED),
     "a thinker's": _chatml_with(
-        HERMES,
-        "<think>\n",
-        "<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n",
+        HERMES, "<think>\n", "<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n"
     ),
     "Mistral": """<s>{% for m in messages %}{% if m.role == 'system' %}[SYSTEM_PROMPT]{{ m.content }}[/SYSTEM_PROMPT]\
 {% elif m.role == 'user' %}{% if tools and loop.last %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}\

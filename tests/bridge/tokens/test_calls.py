@@ -163,7 +163,7 @@ async def test_an_agent_gets_past_its_call_where_a_template_demands_ids_of_nine(
         ("objects, unmarked", '{"answer": 42}', [], '{"answer": 42}'),
     ],
 )  # fmt: skip
-def test_what_models_write_is_read(
+def test_model_text_is_read(
     family: str, text: str, functions: list[Function], content: str
 ) -> None:
     message = read(family, text)
@@ -186,9 +186,7 @@ def test_what_models_write_is_read(
         ('{"name": "look_up", "arguments": {"n": 1}', "expected"),
     ],
 )
-def test_a_call_that_cannot_be_delivered_stays_in_the_text_with_its_error(
-    arguments: str, error: str
-) -> None:
+def test_an_undeliverable_call_stays_in_the_text_with_its_error(arguments: str, error: str) -> None:
     text = f"<tool_call>{arguments}</tool_call>"
     message = read("objects, marked", text)
 

@@ -13,7 +13,7 @@ import tinker
 import tinker_cookbook.renderers as cookbook
 from google import genai
 from PIL import Image
-from tests.kit import ask, play, play_without_a_call, reward
+from tests.kit import Patch, ask, play, play_without_a_call, reward
 from tinker_cookbook.renderers.base import Message
 
 from evert import AgentClient, ScriptedPolicy
@@ -140,9 +140,7 @@ async def test_no_dialect_has_an_address_opened() -> None:
     assert len(trajectory.transitions) == len(DIALECTS)
 
 
-async def test_the_usual_formats_are_opened_whatever_their_name_says_and_base64_of_any_form() -> (
-    None
-):
+async def test_the_usual_formats_are_opened_whatever_their_name_and_any_base64() -> None:
     urls = [
         data_url(image_bytes(kind, mode=mode), name)
         for kind in ("PNG", "JPEG", "WEBP", "GIF")
@@ -181,7 +179,7 @@ async def test_what_is_no_whole_image_is_a_400() -> None:
         assert reason in told, url[:80]
 
 
-async def test_too_many_bytes_pixels_or_images_are_a_400(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_bytes_pixels_or_images_are_a_400(monkeypatch: Patch) -> None:
     async def agent(client: AgentClient) -> float:
         with pytest.raises(openai.BadRequestError, match="more than 100 images"):
             await ask(client, *seen(*[data_url(b"none is opened")] * 101))
@@ -209,7 +207,7 @@ ADDRESSES = [
 ]
 
 
-async def test_no_other_address_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_other_address_is_opened(monkeypatch: Patch) -> None:
     opened: list[Any] = []
 
     def refuse(*arguments: Any, **options: Any) -> Any:

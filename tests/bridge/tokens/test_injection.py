@@ -241,9 +241,7 @@ UNSAID = {"@said", "@user_name", "@assistant_name", "@id", "@n"}
 
 
 @pytest.mark.parametrize("shape", ["texts", "systems", "a stray result"])
-def test_what_frames_a_format_of_words_is_refused_and_its_control_tokens_are_text(
-    shape: str,
-) -> None:
+def test_what_frames_a_format_of_words_is_refused_and_control_tokens_are_text(shape: str) -> None:
     body, known = SHAPES["handle"][shape], literals("role_colon")
 
     def prompt(texts: dict[str, str]) -> list[int] | None:

@@ -10,23 +10,12 @@ from typing import Any
 import openai
 import pytest
 import tinker
-from tests.kit import ask, call, calling, tool, user
-from tinker_cookbook.completers import (
-    MessageCompleter,
-    TinkerTokenCompleter,
-    TokensWithLogprobs,
-)
+from tests.kit import ask, call, calling, play, start, tool, user
+from tinker_cookbook.completers import MessageCompleter, TinkerTokenCompleter, TokensWithLogprobs
 from tinker_cookbook.renderers.base import Message
-from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from evert import (
-    AgentClient,
-    ChatAgentEnv,
-    SampledTokens,
-    ScriptedPolicy,
-    embedded_engine,
-)
+from evert import AgentClient, SampledTokens, ScriptedPolicy, embedded_engine
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.bridge.tokens.renderer import prompt_renderer
 
@@ -52,7 +41,7 @@ class Numbered(ScriptedPolicy):
 
 async def played(agent: Any, *replies: str) -> Trajectory:
     """Play an episode that must earn 1.0."""
-    trajectory = await do_single_rollout(Numbered(replies), ChatAgentEnv(agent))
+    trajectory = await play(agent, Numbered(replies))
     assert trajectory.transitions[-1].reward == 1.0
     return trajectory
 
@@ -96,8 +85,7 @@ async def test_a_reply_that_was_cut_has_those_of_what_is_left() -> None:
         return 1.0
 
     await played(agent, SPEECH)
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     tokens = prompt_renderer(None).encode(SPEECH + END)  # of a loop that knows of no cap
     assert (await env.step(SampledTokens(tokens, numbers(tokens)))).reward == 1.0
 
@@ -159,7 +147,7 @@ async def test_what_the_cookbooks_own_completer_samples(tmp_path: Path) -> None:
         service = tinker.ServiceClient()
         sampler = await service.create_sampling_client_async(base_model=BASE_MODEL)
         policy = TinkerTokenCompleter(sampler, max_tokens=8)
-        trajectory = await do_single_rollout(policy, ChatAgentEnv(agent))
+        trajectory = await play(agent, policy)
 
     [transition] = trajectory.transitions
     assert all(logprob < 0 for logprob in seen)
@@ -182,8 +170,7 @@ async def test_who_brings_none_is_told_and_the_agent_may_ask_again_without() -> 
             assert told in caught.value.message
         return float(await ask(client) == "Yes")
 
-    env = ChatAgentEnv(agent, models={"judge": Numbered([SPEECH]), "talker": Talker()})
-    await env.initial_observation()
+    env = await start(agent, models={"judge": Numbered([SPEECH]), "talker": Talker()})
     tokens = prompt_renderer(env.renderer).encode("Yes<|im_end|>")
     assert not (await env.step(tokens)).episode_done
     assert (await env.step(tokens)).reward == 1.0

@@ -50,9 +50,7 @@ async def test_the_prompt_is_the_renderers_own_with_this_prefill(family: cookboo
     assert await observed([ASKED, assistant(BEGUN)], renderer=family) == whole.to_ints()
 
 
-async def test_what_cannot_begin_a_reply_is_a_finished_message_and_control_tokens_are_text() -> (
-    None
-):
+async def test_what_cannot_begin_a_reply_is_a_whole_message_and_control_tokens_text() -> None:
     call = {"type": "tool_use", "id": "1", "name": "add", "input": {}}
     for messages in ([assistant("alone")], [ASKED, {"role": "assistant", "content": [call]}]):
         text = str(default_renderer().tokenizer.decode(await observed(messages)))

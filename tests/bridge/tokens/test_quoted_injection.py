@@ -23,6 +23,7 @@ from tests.bridge.tokens.request_shapes import (
     text_tokens,
     tool,
 )
+from tests.kit import Patch
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message, TextPart, ThinkingPart, ToolCall
 
@@ -213,7 +214,7 @@ def test_what_the_policy_quotes_is_only_text_when_it_comes_back(name: str) -> No
     assert checked >= 100
 
 
-def test_it_would_be_seen_if_it_were_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_would_be_seen_if_it_were_not(monkeypatch: Patch) -> None:
     monkeypatch.setattr(PromptRenderer, "escape", lambda self, message: message)
     with pytest.raises(pytest.fail.Exception, match=r"[1-9][0-9]+ findings"):
         test_what_the_policy_quotes_is_only_text_when_it_comes_back("deepseekv3")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from tests.envs.conftest import served
+from tests.kit.serving import served
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.renderers.base import Message
 
@@ -98,9 +98,7 @@ async def test_an_endpoint_is_asked_for_json_and_its_answer_read(endpoint: Endpo
     assert list(schema["properties"]) == ["brief_reason", "yes_or_no", "correct"]
 
 
-async def test_what_does_not_fit_is_asked_for_again_so_often_and_no_more(
-    endpoint: Endpoint,
-) -> None:
+async def test_what_does_not_fit_is_asked_for_again_so_often(endpoint: Endpoint) -> None:
     endpoint.replies = ["Yes!", '{"yes_or_no": "maybe"}', f"```json\n{said('no')}\n```"]
     answerer = ModelAnswerer(endpoint.model)
 

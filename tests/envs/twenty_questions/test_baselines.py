@@ -4,19 +4,20 @@ import re
 from typing import Any
 
 import pytest
-from tests.kit import reward
-from tinker_cookbook.rl.rollouts import do_single_rollout
+from tests.kit import play, reward
 from tinker_cookbook.rl.types import Trajectory
 
-from evert import ChatAgentEnv, ScriptedPolicy
+from evert import ScriptedPolicy
 from evert.envs.twenty_questions.answerers import NOT_UNDERSTOOD
 from evert.envs.twenty_questions.baselines import (
     OraclePlayer,
     oracle_agent,
-    play,
     random_agent,
     shown_oracle_agent,
     shown_random_agent,
+)
+from evert.envs.twenty_questions.baselines import (
+    play as play_game,
 )
 from evert.envs.twenty_questions.game import Answer, QuestionGame, Rules
 from evert.envs.twenty_questions.knowledge import guess
@@ -31,7 +32,7 @@ BLIND = Rules(show_category=False)
 def test_the_oracle_finds_every_noun() -> None:
     for rules, most in ((Rules(), 8), (BLIND, 13)):
         oracle = OraclePlayer()
-        games = [play(oracle, noun, rules) for noun in NOUNS]
+        games = [play_game(oracle, noun, rules) for noun in NOUNS]
 
         assert [game.noun.answer for game in games if not game.won] == []
         assert max(len(game.turns) for game in games) <= most
@@ -51,7 +52,7 @@ async def test_the_oracle_goes_by_what_is_left() -> None:
 async def played(agent: Any, task: Any = TEST_TASKS[0]) -> Trajectory:
     """An episode in which no model is called."""
     policy = ScriptedPolicy([])
-    trajectory = await do_single_rollout(policy, ChatAgentEnv(agent, task))
+    trajectory = await play(agent, policy, task=task)
 
     assert policy.actions == []
     return trajectory

@@ -105,9 +105,7 @@ def test_facts_and_categories_agree_with_what_follows_from_them() -> None:
         assert having(CATEGORY_ATTRIBUTES.get(category, category)) == of_it, category
 
 
-def test_the_lexicon_is_of_the_same_nouns_and_attributes_and_calls_each_by_a_name_of_its_own() -> (
-    None
-):
+def test_the_lexicon_has_the_same_nouns_and_attributes_each_by_its_own_name() -> None:
     questions = [*LEXICON.questions.values()]
     names = Counter(alias for aliases in LEXICON.aliases.values() for alias in aliases)
 

@@ -74,9 +74,7 @@ def test_conversations_take_turns_and_are_legal_and_the_same_for_a_seed(shown: b
 
 
 @BOTH
-def test_they_name_no_noun_but_those_that_are_trained_on_and_win_few_games_or_half(
-    shown: bool,
-) -> None:
+def test_they_name_only_nouns_that_are_trained_on_and_win_few_games_or_half(shown: bool) -> None:
     games = drawn(1, 400, shown=shown)
     asked = {message["content"] for messages in games for message in messages[1::2]}
     won = [len(messages) < 40 for messages in games]

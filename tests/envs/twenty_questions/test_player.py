@@ -4,9 +4,8 @@ import pickle
 from typing import Any
 
 import pytest
-from tests.kit import policy_of, reward, rewards
+from tests.kit import play, policy_of, reward, rewards
 from tinker_cookbook.rl.data_processing import trajectory_to_data
-from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import ChatAgentEnv, ChatAgentGroupBuilder, RemoteModel, check_env
@@ -37,7 +36,7 @@ async def played(
 ) -> tuple[Trajectory, list[str]]:
     """The game, and what the policy was shown."""
     policy = policy_of(*replies)
-    trajectory = await do_single_rollout(policy, ChatAgentEnv(agent, task))
+    trajectory = await play(agent, policy, task=task)
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
     return trajectory, policy.prompts
 
@@ -93,9 +92,7 @@ async def test_empty_replies_and_tool_calls_without_a_search_are_questions() -> 
         (shown_short_twenty_questions_agent, ["animal 1", "no 2"]),
     ],
 )
-async def test_the_category_may_be_told_and_prompts_may_be_a_few_words(
-    agent: Any, told: list[str]
-) -> None:
+async def test_the_category_and_short_prompts_are_options(agent: Any, told: list[str]) -> None:
     trajectory, prompts = await played(agent, BIRD, RIGHT)
 
     assert reward(trajectory) == 1.0

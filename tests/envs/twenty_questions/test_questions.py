@@ -75,10 +75,7 @@ KNOWN_TO_FAIL = [
 
 
 RED, YELLOW, ANIMAL, FLIES = map(Attribute, ("red", "yellow", "animal", "can_fly"))
-ELECTRIC, NOT_ELECTRIC = (
-    Attribute("electric"),
-    Attribute("electric", positive=False),
-)
+ELECTRIC, NOT_ELECTRIC = (Attribute("electric"), Attribute("electric", positive=False))
 DOG = Guess("dog")
 
 MEANT: dict[str, Parsed] = {

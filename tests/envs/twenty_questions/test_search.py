@@ -3,7 +3,7 @@
 import aiohttp
 import pytest
 from aiohttp import web
-from tests.envs.conftest import served
+from tests.kit.serving import served
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.renderers.base import Message
 

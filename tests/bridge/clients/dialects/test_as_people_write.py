@@ -201,7 +201,7 @@ async def test_an_agent_that_allows_one_call_gets_one(ask_for_one: Any) -> None:
     async def agent(client: AgentClient) -> float:
         return float(await ask_for_one(client) == ["north"])
 
-    trajectory = await do_single_rollout(policy_of(TWO), ChatAgentEnv(agent))
+    trajectory = await play(agent, TWO)
 
     assert rewards(trajectory) == [1.0]
     assert trajectory.transitions[0].metrics["parse_error"] == 1.0
@@ -222,14 +222,14 @@ async def test_the_arguments_of_a_strict_tool_are_asked_for_again_until_they_fit
         return float(json.loads(made.function.arguments).get("x") == 1)
 
     replies = calling("add", x="one"), calling("add", x=1)
-    trajectory = await do_single_rollout(policy_of(*replies), ChatAgentEnv(agent))
+    trajectory = await play(agent, *replies)
 
     assert rewards(trajectory) == [0.0, 1.0]
     assert trajectory.transitions[0].logs["format_error"] == (
         'Your call of add does not fit the schema at $.x: "one" is not of type "integer".'
     )
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
-    free = await do_single_rollout(policy_of(replies[1]), ChatAgentEnv(agent))
+    free = await play(agent, replies[1])
     assert trajectory.transitions[0].ob == free.transitions[0].ob  # nothing is asked for before
 
 
@@ -257,9 +257,7 @@ async def test_tool_ids_that_recur_in_each_reply_are_no_drift(spaced: bool) -> N
 
 
 @pytest.mark.parametrize("deferred", [True, False])
-async def test_a_function_that_is_loaded_by_a_search_is_called_in_its_own_namespace(
-    deferred: bool,
-) -> None:
+async def test_a_function_found_by_a_search_is_called_in_its_own_namespace(deferred: bool) -> None:
     """OpenAI's Agents SDK finds no tool for the call otherwise."""
     lookup = {**FLAT_TOOL, "defer_loading": True} if deferred else FLAT_TOOL
     tools: Any = [lookup, {"type": "tool_search"}]
@@ -321,7 +319,7 @@ async def test_an_agent_that_reads_anothers_conversation_rewrites_no_history() -
         return 1.0
 
     policy = ScriptedPolicy(["harmless", "1", "harmless", "2"])
-    trajectory = await do_single_rollout(policy, ChatAgentEnv(agent))
+    trajectory = await play(agent, policy)
 
     metrics = trajectory.transitions[-1].metrics
     assert (metrics["drift"], metrics["handoffs"]) == (0, 1)

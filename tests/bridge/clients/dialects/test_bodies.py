@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
-from tests.kit import play_without_a_call
+from tests.kit import Patch, play_without_a_call
 from tests.nightly import draws
 
 from evert import AgentClient
@@ -36,7 +36,7 @@ OBJECTS = st.dictionaries(
 
 
 @pytest.fixture
-def all_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def all_are_long(monkeypatch: Patch) -> None:
     monkeypatch.setattr(bodies, "LONG_BODY", 0)
 
 

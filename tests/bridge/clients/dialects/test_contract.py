@@ -533,7 +533,7 @@ WORDS = {400: "INVALID_ARGUMENT", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED", 4
         *(("gemini", one, geminis(one, WORDS[one]), "", geminis(one, WORDS[one])) for one in WORDS),
     ],
 )
-def test_a_refusal_has_the_apis_form(
+def test_refusals_have_the_apis_form(
     name: str, status: int, whole: Fields, event: str, within: Fields
 ) -> None:
     dialect = APIS[name].dialect("policy")

@@ -14,7 +14,17 @@ import openai
 import psutil
 import pytest
 from google import genai
-from tests.kit import assistant, play, play_without_a_call, reward, tokens_of, user
+from tests.kit import (
+    Logs,
+    Patch,
+    assistant,
+    play,
+    play_without_a_call,
+    reward,
+    start,
+    tokens_of,
+    user,
+)
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
@@ -47,7 +57,7 @@ async def nothing_is_left() -> AsyncIterator[None]:
 
 
 @pytest.fixture
-def often_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
+def often_pinged(monkeypatch: Patch) -> None:
     monkeypatch.setattr(calls, "PING_EVERY", 0.05)
 
 
@@ -107,9 +117,7 @@ async def test_many_rollouts_share_a_server_and_none_is_mixed_up() -> None:
     assert all(trajectory.transitions[-1].metrics["lineages"] == 1 for trajectory in trajectories)
 
 
-async def test_it_listens_on_loopback_only_unless_asked_and_then_advises_tls(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_it_listens_on_loopback_only_unless_asked_and_then_advises_tls(caplog: Logs) -> None:
     async def agent(client: AgentClient) -> float:
         port = int(client.base_url.rpartition(":")[2].partition("/")[0])
         listening = [c for c in psutil.Process().net_connections() if c.status == "LISTEN"]
@@ -151,8 +159,7 @@ async def test_an_sdk_that_timed_out_gets_its_reply_on_its_own_retry() -> None:
             contents.append(completion.choices[0].message.content)
         return 1.0
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     await asyncio.sleep(1.0)  # the SDK gives up and asks again meanwhile
     result = await step(env, "late")
 
@@ -161,7 +168,7 @@ async def test_an_sdk_that_timed_out_gets_its_reply_on_its_own_retry() -> None:
     assert env.turns == 1
 
 
-async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: Patch) -> None:
     monkeypatch.setattr(calls, "RETRY_PATIENCE", 0.05)
 
     async def agent(client: AgentClient) -> float:
@@ -173,8 +180,7 @@ async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: pytest.Monk
             completion = await sdk.chat.completions.create(**again)
         return float(completion.choices[0].message.content == "second")
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     await asyncio.sleep(0.6)
     between = await step(env, "first")  # nobody waits for it any more
     assert not between.episode_done
@@ -193,7 +199,7 @@ class Slow(MessageCompleter):
         raise ValueError("no such game")
 
 
-async def test_calls_that_were_given_up_keep_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_that_were_given_up_keep_no_other_out(monkeypatch: Patch) -> None:
     monkeypatch.setattr(calls, "RETRY_PATIENCE", 0.05)
     monkeypatch.setattr(calls, "REMEMBERED", 1)
     monkeypatch.setattr(connections, "AT_ONCE", 1)
@@ -249,8 +255,7 @@ async def test_a_waiting_stream_is_kept_alive_by_comments() -> None:
             raw.append(await answer.read())
         return 1.0
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     await asyncio.sleep(0.3)
     await step(env, "patience")
 
@@ -273,8 +278,7 @@ async def test_the_sdks_read_a_stream_that_waited(pause: float) -> None:
             texts.append("".join([chunk.text or "" async for chunk in chunks]))
         return 1.0
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     replies = ["a reply in several pieces", "and another one of those", "and one of Google's"]
     for reply in replies:
         await asyncio.sleep(pause)
@@ -314,8 +318,7 @@ async def test_a_rollout_that_is_closed_ends_a_waiting_stream() -> None:
                 pass
         return 1.0
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     await asyncio.sleep(0.2)
     await asyncio.wait_for(env.close(), 5)
 

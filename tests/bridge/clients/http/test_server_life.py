@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import pytest
 from tests import kit
-from tests.kit import tokens_of, user
+from tests.kit import start, tokens_of, user
 
 from evert import AgentClient, ChatAgentEnv, EnvClosedError, EpisodeEndedError
 from evert.bridge.clients.http import server
@@ -74,8 +74,7 @@ async def abandoned(addresses: list[Address]) -> ChatAgentEnv:
         await client.chat.completions.create(messages=QUESTION)
         return 1.0
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     return env
 
 
@@ -192,9 +191,7 @@ def test_an_interface_is_named_with_its_port_or_without(host: str, named: tuple[
 
 
 @pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
-def test_a_run_that_fails_or_is_cancelled_takes_its_server_along(
-    error: type[BaseException],
-) -> None:
+def test_a_run_that_fails_or_is_cancelled_ends_its_server(error: type[BaseException]) -> None:
     addresses: list[Address] = []
     kept: list[ChatAgentEnv] = []
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit import play
+from tests.kit import Logs, Patch, play, until
 
 from evert import AgentClient
 from evert.bridge.clients.http import connections, server
@@ -29,14 +29,6 @@ ROOT = Path(__file__).parents[4]
 QUESTION = [{"role": "user", "content": "Hi"}]
 BODY = json.dumps({"model": "any", "messages": QUESTION}).encode()
 PATH = "/v1/chat/completions"
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        for pause in itertools.repeat(0.02):
-            if is_true():
-                return
-            await asyncio.sleep(pause)
 
 
 @asynccontextmanager
@@ -135,9 +127,7 @@ def status(answer: bytes) -> int:
 # -- slow ones -----------------------------------------------------------------------------------
 
 
-async def test_a_connection_that_is_idle_or_never_ends_its_headers_is_hung_up_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_idle_connection_or_endless_headers_are_hung_up_on(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "IDLE_TIME", 0.3)
     async with serving() as address:
         for sent in (b"", request(address, key="none", close=False), request(address, close=False)):
@@ -149,7 +139,7 @@ async def test_a_connection_that_is_idle_or_never_ends_its_headers_is_hung_up_on
             await asyncio.sleep(0.02)
 
 
-async def test_a_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_come_is_a_408(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "BODY_TIME", 0.3)
     async with serving() as address:
         answer = await told(address, request(address)[:-1])
@@ -163,7 +153,7 @@ def echoed(address: Address) -> bytes:
     return request(address, body, line="POST /v1/responses HTTP/1.1")
 
 
-async def test_a_client_that_reads_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_reads_nothing_is_hung_up_on(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "WRITE_TIME", 0.3)
     async with serving() as address:
         with socket.socket() as own:
@@ -220,9 +210,7 @@ crowded = pytest.mark.filterwarnings(  # asyncio's own
 
 
 @crowded
-async def test_600_idle_strangers_keep_no_rollout_from_being_answered(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_600_idle_strangers_block_no_rollout(opened: Opened, monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "YOUNG", 0.1)
     async with serving() as address:
         idle = opened(address, 600)
@@ -236,9 +224,7 @@ async def test_600_idle_strangers_keep_no_rollout_from_being_answered(
 
 
 @crowded
-async def test_strangers_never_take_the_room_of_a_connection_that_has_shown_its_key(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_strangers_never_replace_a_known_client(opened: Opened, monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "YOUNG", 0)
     async with serving() as address:
         pair = await connect(address)
@@ -250,9 +236,7 @@ async def test_strangers_never_take_the_room_of_a_connection_that_has_shown_its_
 
 
 @crowded
-async def test_a_client_that_has_just_come_has_time_to_speak(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_new_client_has_time_to_speak(opened: Opened, monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "YOUNG", 600)
     async with serving() as address:
         pair = await connect(address)
@@ -272,9 +256,7 @@ async def test_a_connection_of_a_rollout_that_is_over_serves_the_next_one(opened
         await says_hi(pair, outer)
 
 
-async def test_a_rollout_with_too_many_calls_at_once_is_told_to_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_rollout_with_too_many_calls_at_once_is_told_to_wait(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "AT_ONCE", 2)
     async with serving() as address:
         slow = [await connect(address) for _ in range(2)]
@@ -291,9 +273,7 @@ async def test_a_rollout_with_too_many_calls_at_once_is_told_to_wait(
             assert status(await reader.read()) == 200
 
 
-async def test_a_rollout_keeps_so_many_connections_between_calls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_rollout_keeps_so_many_connections_between_calls(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "RESTING", 3)
     monkeypatch.setattr(connections, "YOUNG", 0)
     async with serving() as address:
@@ -404,7 +384,7 @@ async def test_unusual_http_is_answered() -> None:
             assert status(await told(address, sent(address))) == 200, form
 
 
-async def test_broken_http_is_refused_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_broken_http_is_refused_once(caplog: Logs) -> None:
     async with serving() as address:
         for form, (sent, expected) in BAD.items():
             answer = await told(address, sent(address))
@@ -445,7 +425,7 @@ async def test_a_marked_retry_with_anothers_body_gets_nothing_of_the_others() ->
         assert b"yours" in await told(yours, retry)
 
 
-async def test_no_key_is_shown_or_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_key_is_shown_or_logged(caplog: Logs) -> None:
     caplog.set_level(logging.DEBUG)
     async with serving() as address:
         key = address.api_key
