@@ -224,8 +224,6 @@ async def test_it_is_recorded_and_replayed_and_pickled(tmp_path: Path) -> None:
 
 async def test_it_plays_where_nobody_knows_the_sampled_tokens() -> None:
     class Yes(ArithmeticEnv):
-        """Is told yes."""
-
         def check_answer(self, sample_str: str) -> bool:
             return sample_str == "yes"
 

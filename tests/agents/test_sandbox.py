@@ -68,7 +68,6 @@ async def attempted(rows: dict[str, str], outside: dict[str, Any], sandbox: bool
 
 
 async def said_by(command: list[str], **options: Any) -> str:
-    """What a command that calls no model writes."""
     said: list[str] = []
 
     def read(result: ProcessResult, task: Any) -> float:

@@ -107,7 +107,6 @@ def test_a_fork_of_the_trainer_keeps_no_command_alive() -> None:
 
 
 def started(code: str, mark: str, **variables: str) -> subprocess.Popen[bytes]:
-    """A trainer that runs."""
     command = [sys.executable, "-W", "ignore", "-c", code, mark]
     return subprocess.Popen(command, env={**os.environ, **variables})
 
@@ -221,7 +220,6 @@ def test_a_command_has_no_way_to_the_trainers_terminal() -> None:
 
 @contextmanager
 def mounted(*arguments: str | Path) -> Iterator[None]:
-    """Something mounted, where that is allowed."""
     done = subprocess.run(["mount", *map(str, arguments)], check=False, capture_output=True)
     if done.returncode != 0:
         pytest.skip("only root may mount")

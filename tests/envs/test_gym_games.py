@@ -49,7 +49,6 @@ def rollout(agent: Any, replies: list[str], task: Any = 7) -> Trajectory:
 
 
 def told(agent: GymAgent, seed: int = 7) -> list[str]:
-    """What a policy is told at the beginning."""
     env = agent.make()
     observation, info = env.reset(seed=seed)
     messages = agent.opening(env, agent.actions(env), observation, info)
@@ -205,8 +204,6 @@ def test_minigrid_is_told_and_played_in_words() -> None:
 
 
 class Named(gymnasium.Env[Any, Any]):
-    """Names its actions as Atari's environments do."""
-
     closed: ClassVar[list["Named"]] = []
     action_space = spaces.Discrete(2, start=5)
     observation_space = spaces.Discrete(3)

@@ -62,8 +62,6 @@ def blocking_agent(client: BlockingAgentClient) -> float:
 
 
 class LockedAgent:
-    """An agent that cannot be copied."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
 

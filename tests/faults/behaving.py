@@ -38,8 +38,6 @@ def _made(value: Any) -> Any:
 
 
 def returning(value: Any) -> Agent:
-    """An agent that returns this."""
-
     async def agent(client: Any, scene: Scene) -> Any:
         await scene.ask(client)
         return _made(value)
@@ -48,8 +46,6 @@ def returning(value: Any) -> Agent:
 
 
 def returning_in_a_thread(value: Any) -> Agent:
-    """The same in a thread."""
-
     def agent(client: Any, scene: Scene) -> Any:
         scene.ask_blocking(client)
         return _made(value)

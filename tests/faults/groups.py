@@ -25,8 +25,6 @@ QUICK: dict[str, Any] = {"close_timeout": 0.2, "agent_timeout": 5.0}
 
 
 def grouped(strategy: RolloutStrategy | None = None, size: int = 3, **options: Any) -> Play:
-    """A group, as the Cookbook plays it."""
-
     async def play(scene: Scene) -> object:
         given = {**QUICK, **scene.fault.options, **options}
         builder = ChatAgentGroupBuilder(scene.fault.agent, scene, size, **given)
@@ -186,13 +184,10 @@ SEATED += [
 
 
 class Judge(MessageCompleter):
-    """A frozen model that goes wrong."""
-
     def __init__(self, what: Any) -> None:
         self._what = what
 
     async def __call__(self, messages: Any) -> Any:
-        """Hangs, raises, or returns what it was given."""
         if self._what == "hang":
             await asyncio.Event().wait()
         if isinstance(self._what, BaseException):
@@ -217,10 +212,7 @@ async def asks_a_judge_with_patience(client: Any, scene: Scene) -> float:
 
 
 class Broken(TokenCompleter):
-    """A frozen sampler whose tokens are none."""
-
     async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
-        """What is no action."""
         return TokensWithLogprobs(None, None)  # type: ignore[arg-type]
 
 
@@ -257,7 +249,6 @@ FROZEN = [
 
 
 def command(code: str) -> Any:
-    """An agent that is a command of Python."""
     return ProcessAgent([sys.executable, "-S", "-c", code])
 
 

@@ -55,7 +55,6 @@ class Row:
     says: str  # the message, or LOADED; … stands for anything, FOLDER for the folder
 
     def __str__(self) -> str:
-        """Its name."""
         return f"{self.what}, {self.way.__name__.replace('_', ' ')}"
 
 
@@ -110,18 +109,15 @@ def to_a_command(*words: str) -> str:
 
 
 def to_evert_plan(name: str) -> object:
-    """``evert engine plan``."""
     return to_a_command("engine", "plan", f"model={name}", "device=cpu")
 
 
 def evaluating(name: str, *more: str) -> object:
-    """An evaluation of one episode."""
     words = ("env=identity", "seeds=1", "max_tasks=1", f"out={name}-evaluation", "device=cpu")
     return to_a_command("evaluate", *words, f"renderer_name={BASE_RENDERER}", *more)
 
 
 def to_evert_evaluate(name: str) -> object:
-    """``evert evaluate``."""
     return evaluating(name, f"models={name}")
 
 
@@ -144,7 +140,6 @@ def by_the_record_of_a_run(name: str) -> object:
 
 
 def to_evert_train(name: str) -> object:
-    """``evert train``."""
     words = ("env=identity", "steps=1", "engine=embedded", "device=cpu", f"log_path={name}-run")
     return to_a_command("train", *words, f"model_name={name}", f"renderer_name={BASE_RENDERER}")
 
@@ -153,7 +148,6 @@ def to_evert_train(name: str) -> object:
 
 
 def code(folder: Path, file: str = "evil.py") -> None:
-    """Code beside the model."""
     (folder / file).parent.mkdir(exist_ok=True)
     (folder / file).write_text(CODE.format(folder=str(folder)))
 
@@ -171,18 +165,14 @@ def changed(file: str, **fields: object) -> Change:
 
 
 def written(file: str, text: str) -> Change:
-    """Another text in a file's place."""
     return lambda folder: (folder / file).write_text(text)
 
 
 def without(file: str) -> Change:
-    """A file that is missing."""
     return lambda folder: (folder / file).unlink()
 
 
 def replaced(file: str, make: Change) -> Change:
-    """Something else in a file's place."""
-
     def change(folder: Path) -> None:
         (folder / file).unlink(missing_ok=True)
         make(folder / file)
@@ -207,7 +197,6 @@ class Pickled:
 
 
 def pickled(folder: Path) -> None:
-    """Weights that are a pickle with code."""
     (folder / "model.safetensors").unlink()
     torch.save({"weight": Pickled(folder)}, folder / "pytorch_model.bin")
 

@@ -13,8 +13,6 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 
 class Playing(Sampler):
-    """A policy whose first action is given, or made."""
-
     def __init__(self, action: Any, stop_reason: Any = "stop") -> None:
         super().__init__(lambda prompt: "Fine.")
         self._action = action
@@ -22,7 +20,6 @@ class Playing(Sampler):
         self._calls = 0
 
     async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
-        """The action, then "Fine."."""
         self._calls += 1
         if self._calls > 1:
             return await super().__call__(*args, **options)
@@ -32,7 +29,6 @@ class Playing(Sampler):
 
 
 def playing(action: Any, stop_reason: Any = "stop") -> Callable[[], TokenCompleter]:
-    """Makes such a policy."""
     return lambda: Playing(action, stop_reason)
 
 

@@ -17,8 +17,6 @@ class Odd(BaseException):
 
 
 class Mute(Exception):
-    """Cannot be written down."""
-
     def __str__(self) -> str:
         raise ValueError("no words")
 
@@ -31,8 +29,6 @@ class MuteForGood(Exception):
 
 
 class Sealed(Exception):
-    """Does not pickle."""
-
     def __init__(self) -> None:
         super().__init__("sealed")
         self.lock = threading.Lock()
@@ -46,23 +42,18 @@ class Particular(Exception):
 
 
 class Coded(Exception):
-    """Has a ``code`` that cannot be read."""
-
     @property
     def code(self) -> str:
         raise ValueError("no code")
 
 
 def looped() -> Exception:
-    """An exception that is its own cause's cause."""
     first, second = ValueError("one"), KeyError("two")
     first.__cause__, second.__cause__ = second, first
     return first
 
 
 def deep() -> Exception:
-    """The RecursionError that Python raises."""
-
     def down() -> None:
         down()
 
@@ -74,7 +65,6 @@ def deep() -> Exception:
 
 
 def refused() -> Exception:
-    """A 400 of another service's."""
     response: Any = type("Response", (), {"request": None, "status_code": 400, "headers": {}})()
     return openai.BadRequestError("not here", response=response, body=None)
 
@@ -109,8 +99,6 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
 
 
 def raising(make: Callable[[], BaseException], calls: int) -> Agent:
-    """An async agent that raises after some calls."""
-
     async def agent(client: Any, scene: Scene) -> float:
         for _ in range(calls):
             await scene.ask(client)
@@ -120,8 +108,6 @@ def raising(make: Callable[[], BaseException], calls: int) -> Agent:
 
 
 def raising_in_a_thread(make: Callable[[], BaseException], calls: int) -> Agent:
-    """A plain function that raises after some calls."""
-
     def agent(client: Any, scene: Scene) -> float:
         for _ in range(calls):
             scene.ask_blocking(client)

@@ -46,7 +46,6 @@ async def agent(client: AgentClient, task: str) -> float:
 
 
 def reply(prompt: str) -> str:
-    """What the policy says to a prompt."""
     return "Fine." if "tool_response" in prompt or "add" not in prompt else CALL
 
 
@@ -70,7 +69,6 @@ class Damage:
         return self.name
 
     def done(self, line: bytes) -> bytes:
-        """The line, damaged."""
         row = json.loads(line)
         self.row(row)
         return self.line(json.dumps(row).encode())
@@ -86,7 +84,6 @@ def amiss(what: str) -> str:
 
 
 def place(path: str) -> str:
-    """A field's place as errors name it: ``steps[1].call.after`` of ``steps.1.call.after``."""
     return re.sub(r"\.(\d+)", r"[\1]", path)
 
 
@@ -109,8 +106,6 @@ def field(path: str, value: Any) -> Callable[[Row], object]:
 
 
 def gone(path: str) -> Callable[[Row], object]:
-    """Takes a field away."""
-
     def change(row: Row) -> None:
         at, last = _holder(row, path)
         del at[last]

@@ -56,7 +56,6 @@ class Sampler(ScriptedPolicy):
     """A scripted policy that takes some turns of the loop for each reply, as a sampler does."""
 
     async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
-        """The next reply."""
         for _ in range(3):
             await asyncio.sleep(0)
         return await super().__call__(*args, **options)
@@ -70,19 +69,16 @@ class Raising(Sampler):
         self._error = error
 
     async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
-        """A reply, then the exception."""
         if self.actions:
             raise self._error("no engine")
         return await super().__call__(*args, **options)
 
 
 def saying(*texts: str) -> Callable[[], TokenCompleter]:
-    """Makes a policy that says these, one a call."""
     return lambda: Sampler(texts)
 
 
 def fine() -> TokenCompleter:
-    """A policy that says "Fine." to everything."""
     return Sampler(lambda prompt: "Fine.")
 
 
@@ -96,24 +92,20 @@ class Scene:
     kept: list[Any] = field(default_factory=list)  # whatever should outlive the agent
 
     def env(self, **options: Any) -> ChatAgentEnv:
-        """The Env of the row's agent."""
         return ChatAgentEnv(self.fault.agent, self, **{**QUICK, **self.fault.options, **options})
 
     async def ask(self, client: Any, text: str = "Hi", **fields: Any) -> str:
-        """One model call; its reply or its error is noted."""
         with self.noted():
             completion = await client.chat.completions.create(**asking(text, **fields))
         return self._said(completion)
 
     def ask_blocking(self, client: Any, text: str = "Hi", **fields: Any) -> str:
-        """The same in a thread."""
         with self.noted():
             completion = client.chat.completions.create(**asking(text, **fields))
         return self._said(completion)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Note an error of a block."""
         try:
             yield
         except BaseException as error:
@@ -132,13 +124,11 @@ Play = Callable[[Scene], Awaitable[object]]
 
 
 def tokens(text: str, *, ended: bool = True) -> list[int]:
-    """A reply's tokens, with its end of turn."""
     renderer = prompt_renderer(None)
     return renderer.encode(text) + (renderer.end_tokens[:1] if ended else [])
 
 
 async def rollout(scene: Scene) -> Trajectory:
-    """How the Cookbook plays one Env; a row without another ``play`` is played so."""
     env = scene.env()
     try:
         return await do_single_rollout(scene.fault.policy(), env)
@@ -157,7 +147,6 @@ async def stepped_and_closed(scene: Scene) -> list[object]:
 
 
 async def outcome(moment: Awaitable[object]) -> object:
-    """What an await gives or raises."""
     try:
         return await moment
     except BaseException as error:
@@ -187,7 +176,6 @@ def asking(text: str, **fields: Any) -> dict[str, Any]:
 
 
 def is_as(seen: str, expected: str) -> bool:
-    """Whether a line is as the table has it."""
     pattern = ".*".join(map(re.escape, expected.split("…")))
     return re.fullmatch(pattern, seen, re.DOTALL) is not None
 
@@ -196,13 +184,11 @@ def is_as(seen: str, expected: str) -> bool:
 
 
 def named(error: BaseException) -> str:
-    """An exception by its class, and by its code where it is a 400."""
     code = getattr(error, "code", None)
     return f"{type(error).__name__} {code}" if isinstance(code, str) else type(error).__name__
 
 
 def line(result: object) -> str:
-    """What a trainer got, in a line."""
     if isinstance(result, BaseExceptionGroup):
         return f"{type(result).__name__}: {', '.join(map(line, result.exceptions))}"
     if isinstance(result, BaseException):
@@ -323,7 +309,6 @@ class Seen:
 
 
 def perform(fault: Fault) -> Seen:
-    """Play a row, in an event loop of its own."""
     takeover.install()
     gc.collect()
     before, scene, complaints = Inventory.now(), Scene(fault), list[str]()

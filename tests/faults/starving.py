@@ -18,7 +18,6 @@ LETTERS = "a" * 2_000_000
 
 
 async def begun_and_closed(scene: Scene) -> list[object]:
-    """The rollout is given up while its first prompt is made."""
     env = scene.env()
     first = asyncio.create_task(env.initial_observation())
     await asyncio.sleep(0.05)
@@ -64,8 +63,6 @@ def retrying_in_a_thread(error: type[BaseException], **fields: Any) -> Agent:
 
 
 def persistent(*, sdk: bool = False, **fields: Any) -> Agent:
-    """An agent that makes the same bad call again and again, until it is cancelled."""
-
     async def agent(client: Any, scene: Scene) -> float:
         while True:
             with contextlib.suppress(Exception):
@@ -141,8 +138,6 @@ RETRIES = [
 
 
 def sending(text: str) -> Agent:
-    """An agent that sends this, and less when it is too long."""
-
     async def agent(client: Any, scene: Scene) -> float:
         with contextlib.suppress(Exception):
             await scene.ask(client, text)
@@ -205,8 +200,6 @@ async def with_a_turn(scene: Scene) -> object:
 
 
 class Unequal(str):
-    """Cannot be compared."""
-
     __slots__ = ()
     __hash__ = str.__hash__
 
@@ -215,8 +208,6 @@ class Unequal(str):
 
 
 class Short(str):
-    """Says that it is short."""
-
     __slots__ = ()
 
     def __len__(self) -> int:
@@ -224,8 +215,6 @@ class Short(str):
 
 
 class Endless(str):
-    """Has no length."""
-
     __slots__ = ()
 
     def __len__(self) -> int:
@@ -260,8 +249,6 @@ def offering(kind: Callable[[str], str]) -> Agent:
 
 
 def noting(text: str) -> Agent:
-    """An agent that notes this for people."""
-
     async def agent(client: Any, scene: Scene) -> float:
         await scene.ask(client)
         client.log(**{text: text})
@@ -280,8 +267,6 @@ async def written(scene: Scene) -> object:
 
 
 class Unsearchable(str):
-    """Cannot be looked into."""
-
     __slots__ = ()
 
     def __contains__(self, other: object) -> bool:
@@ -289,8 +274,6 @@ class Unsearchable(str):
 
 
 class Uncounted(list[Any]):
-    """Cannot be gone through."""
-
     def __iter__(self) -> Any:
         raise ZeroDivisionError
 

@@ -27,7 +27,6 @@ from evert.bridge.tokens.bases import base_path
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """A copy of the shipped base, in a folder of its own, which is the current one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(tokenizer_utils, "_CUSTOM_TOKENIZER_REGISTRY", {})

@@ -42,7 +42,6 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
 
 @contextmanager
 def no_hang() -> Iterator[None]:
-    """Raise in a block that does not end."""
     signal.alarm(60)
     try:
         yield
@@ -102,7 +101,6 @@ def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def damaged(data: st.DataObject, whole: bytes) -> bytes:
-    """A line with one damage."""
     kind = data.draw(st.sampled_from(["cut", "flip", "drop", *["put"] * 4]))
     if kind in ("cut", "flip"):
         at = data.draw(st.integers(0, len(whole) - 1))

@@ -26,8 +26,6 @@ Group = tuple[Callable[..., Any], object]
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of some groups."""
-
     lines: list[str]  # what the trainer got for each
     told: list[str]  # what it was told meanwhile
     stall: float  # the longest time that the executor's loop stood still, in seconds

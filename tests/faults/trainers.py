@@ -55,7 +55,6 @@ def ponders_in_a_thread(client: Any, scene: Scene) -> float:
 
 
 async def thinks(client: Any, scene: Scene) -> float:
-    """Takes its time after each call."""
     for _ in range(3):
         await scene.ask(client)
         await asyncio.sleep(0.02)
@@ -80,8 +79,6 @@ def given(seen: object) -> object:
 
 
 def steps(*what: str) -> Play:
-    """A trainer that does these one after the other, whatever they give."""
-
     async def play(scene: Scene) -> list[object]:
         env = scene.env()
         does: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
@@ -196,8 +193,6 @@ async def cancelled_and_stepped_again(scene: Scene) -> list[object]:
 
 
 def limited(**limits: float) -> Play:
-    """A rollout with limits and a sampler that hangs."""
-
     async def play(scene: Scene) -> object:
         env = scene.env()
         try:
@@ -209,13 +204,10 @@ def limited(**limits: float) -> Play:
 
 
 class Slow(Sampler):
-    """A sampler whose second reply never comes."""
-
     def __init__(self) -> None:
         super().__init__(lambda prompt: "Fine.")
 
     async def __call__(self, *args: Any, **options: Any) -> Any:
-        """One reply."""
         if self.actions:
             await asyncio.Event().wait()
         return await super().__call__(*args, **options)

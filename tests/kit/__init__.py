@@ -19,6 +19,7 @@ from tests.kit.fixtures import Logs, Patch, Shown, needs_sandbox, until
 from tests.kit.messages import assistant, calling, system, tokens_of, tool, user
 from tests.kit.playing import (
     Numbered,
+    as_agent,
     assert_extends,
     play,
     play_group,
@@ -31,7 +32,7 @@ from tests.kit.playing import (
 from tests.kit.serving import free_port
 
 __all__ = [
-    "Logs", "Numbered", "Patch", "Shown", "ask", "ask_blocking", "asks", "asks_blocking",
+    "Logs", "Numbered", "Patch", "Shown", "as_agent", "ask", "ask_blocking", "asks", "asks_blocking",
     "assert_extends", "assistant", "call", "calling", "free_port", "needs_sandbox", "play",
     "play_group", "play_without_a_call", "policy_of", "reward", "rewards", "start", "system",
     "talker", "tokens_of", "tool", "until", "user",

@@ -1,13 +1,15 @@
 """Play an agent with a scripted policy, as the Cookbook does, and what the trajectory earned."""
 
+import inspect
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup
 
-from evert import ChatAgentEnv, ChatAgentGroupBuilder, ScriptedPolicy
+from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ChatAgentGroupBuilder, ScriptedPolicy
 
 Reply = str | Callable[[str], str]
 
@@ -66,6 +68,38 @@ async def play_without_a_call(agent: Any, **options: Any) -> None:
     """An episode in which the policy is never asked, of an agent that asserts for itself."""
     end: Any = await ChatAgentEnv(agent, **options).initial_observation()
     assert end.reward == 1.0
+
+
+def as_agent(*script: Reply, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make an agent that asserts for itself a test; ``client`` is no fixture, all else is.
+
+    Without a script the policy is never asked.
+    """
+
+    def test_of(body: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = dict(inspect.signature(body).parameters)
+        has_client = parameters.pop("client", None) is not None
+
+        @wraps(body)
+        async def test(**fixtures: Any) -> None:
+            async def agent(client: AgentClient) -> float:
+                await body(*[client] * has_client, **fixtures)
+                return 1.0
+
+            def blocking(client: BlockingAgentClient) -> float:
+                body(*[client] * has_client, **fixtures)
+                return 1.0
+
+            of_its_kind = agent if inspect.iscoroutinefunction(body) else blocking
+            if script:
+                assert reward(await play(of_its_kind, *script, **options)) == 1.0
+            else:
+                await play_without_a_call(of_its_kind, **options)
+
+        test.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
+        return test
+
+    return test_of
 
 
 def assert_extends(trajectory: Trajectory) -> None:

@@ -36,7 +36,6 @@ async def genai_events(client: AgentClient, contents: Any = "Hello?", **config: 
 
 
 def genai_blocking(client: BlockingAgentClient | AgentClient) -> tuple[Any, list[Any]]:
-    """A whole answer, and the chunks of a stream."""
     asked, models = _asked(client, "Hello?", {}), client.genai.models
     return models.generate_content(**asked), [*models.generate_content_stream(**asked)]
 

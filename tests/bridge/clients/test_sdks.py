@@ -116,7 +116,6 @@ def usage_of(answer: Any) -> tuple[int, int]:
 
 
 def calls_of(sdk: Any, api: str, kind: str = "") -> Any:
-    """What of a client makes the calls; ``kind`` is "_sync" for a blocking one."""
     if api == "anthropic":
         return getattr(sdk, f"anthropic{kind}").messages
     its = getattr(sdk, f"openai{kind}")
@@ -153,7 +152,6 @@ Way = Callable[..., Awaitable[Any]]
 
 
 def by(api: str, *asks: Way, **fields: Any) -> list[Way]:
-    """Ways to ask by an API."""
     return [partial(ask, api=api, **fields) for ask in asks]
 
 

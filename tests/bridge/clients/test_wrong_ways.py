@@ -56,7 +56,6 @@ def network(monkeypatch: Patch, errno: int) -> list[str]:
 
 @pytest.fixture
 def no_network(monkeypatch: Patch) -> list[str]:
-    """A machine where no name is known."""
     return network(monkeypatch, socket.EAI_NONAME)
 
 

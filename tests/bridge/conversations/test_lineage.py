@@ -242,8 +242,6 @@ def test_injected_messages_stand_before_the_reply_and_stay(family: Renderer) -> 
 
 
 class Step(NamedTuple):
-    """A request, the reply to it, and what the request meets."""
-
     lineage: int
     messages: Messages
     reply: str
@@ -464,7 +462,6 @@ def edit(arguments: Any = SAMPLED) -> str:
 
 
 def with_arguments(message: dict[str, Any], arguments: Any) -> dict[str, Any]:
-    """A reply with other arguments in its only tool call."""
     changed = copy.deepcopy(message)
     changed["tool_calls"][0]["function"]["arguments"] = json.dumps(arguments)
     return changed

@@ -182,7 +182,6 @@ class Episode:
     # -- the policy --------------------------------------------------------------------------
 
     def action(self, request: Thread) -> tuple[list[int], bool]:
-        """Tokens of a reply, and whether it was cut."""
         margins = self.dice.choice([("", ""), ("", ""), (" ", ""), ("", "\n")])
         text = self.text().join(margins)
         parts: list[Any] = [TextPart(type="text", text=text)]

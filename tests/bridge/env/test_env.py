@@ -444,8 +444,6 @@ async def test_an_agents_stop_string_stops_the_reply_and_is_left_out() -> None:
 
 
 class Hurry(RolloutHooks):
-    """Injects a reminder before the second turn."""
-
     async def on_turn_begin(self, state: RolloutState) -> list[Message] | None:
         return [Message(role="user", content="Hurry!")] if state.turn_index == 1 else None
 

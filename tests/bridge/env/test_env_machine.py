@@ -177,7 +177,6 @@ class EnvMachine(RuleBasedStateMachine):
         self.loop.run_until_complete(wait())
 
     def result(self, task: "asyncio.Task[Any]") -> Any:
-        """What a task gave or raised, as soon as it has."""
         self.until(task.done, repr(task))
         try:
             return task.result()
@@ -185,7 +184,6 @@ class EnvMachine(RuleBasedStateMachine):
             return error
 
     def does(self, moment: Coroutine[Any, Any, Any]) -> Any:
-        """What the Env gives or raises."""
         return self.result(self.loop.create_task(moment))
 
     def ends(self, call: Call) -> None:

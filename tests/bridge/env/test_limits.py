@@ -20,8 +20,6 @@ LONG = "long " * 200
 
 
 class Talkative(TokenCompleter):
-    """Says as much as it may."""
-
     def __init__(self) -> None:
         self.asked: list[int | None] = []
 

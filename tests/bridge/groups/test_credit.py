@@ -137,7 +137,6 @@ TURNS = 3
 
 
 async def go_on(client: Any, said: list[dict[str, Any]]) -> int:
-    """How many letters were said."""
     said.append(user("go on"))
     said.append(assistant(await ask(client, *said)))
     return len(said[-1]["content"])

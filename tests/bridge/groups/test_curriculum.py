@@ -36,7 +36,6 @@ class Fixed:
 
 
 async def pays(client: Any, task: float) -> float:
-    """Earns its task."""
     await ask(client)
     return task
 

@@ -177,13 +177,11 @@ async def test_in_training_a_group_knows_its_batch_and_in_tests_it_is_in_none() 
 
 
 async def draws(client: Any, task: object = None) -> Outcome:
-    """Notes its seed and the first number that it draws."""
     await ask(client)
     return Outcome(1.0, {"seed": client.seed, "drawn": client.rng.random()})
 
 
 async def noted(group: EnvGroupBuilder, name: str = "seed", strategy: Any = None) -> list[Any]:
-    """What the episodes of a group noted."""
     played = await do_group_rollout(group, policy_of(), strategy)
     return [trajectory.transitions[-1].metrics[name] for trajectory in played.trajectories_G]
 

@@ -44,7 +44,6 @@ async def rewarded(reward: GroupReward | None, agent: Any, task: Any, **options:
 
 
 async def seen(agent: Any = identity_agent, task: Any = 7, **options: Any) -> PlayedGroup:
-    """What a group reward is given."""
     groups: list[PlayedGroup] = []
 
     def keep(group: PlayedGroup) -> list[float]:

@@ -117,7 +117,6 @@ def as_schema(name: str) -> Any:
 
 @pytest.fixture
 def models(elsewhere: Elsewhere, monkeypatch: Patch) -> dict[str, Any]:
-    """The server, as the model "judge"."""
     monkeypatch.setenv("JUDGE_KEY", "secret")
     return {"judge": RemoteModel("gpt-judge", elsewhere.url, "JUDGE_KEY")}
 
@@ -266,8 +265,6 @@ async def test_a_frozen_model_answers_from_everywhere() -> None:
 
 
 class Stuck(MessageCompleter):
-    """Never answers."""
-
     def __init__(self) -> None:
         self.asked = asyncio.Event()
 

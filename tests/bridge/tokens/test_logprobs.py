@@ -25,13 +25,10 @@ END = "<|im_end|>"
 
 
 def numbers(tokens: Sequence[object]) -> list[float]:
-    """A log-probability of its own for each token."""
     return [-(index + 1) / 8 for index in range(len(tokens))]
 
 
 class Numbered(ScriptedPolicy):
-    """Each token has a log-probability of its own."""
-
     async def __call__(self, *arguments: Any, **options: Any) -> TokensWithLogprobs:
         action = await super().__call__(*arguments, **options)
         logprobs = numbers(action.tokens)

@@ -131,8 +131,6 @@ async def test_a_long_correction_is_tokenised_off_the_loop(encoded: Encoded) -> 
 
 
 class Said(BaseModel, extra="allow"):
-    """A message as SDKs have it."""
-
     content: str
 
 

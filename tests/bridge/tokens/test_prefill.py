@@ -26,8 +26,6 @@ async def create(client: AgentClient, messages: Any, **fields: Any) -> anthropic
 
 
 async def observed(messages: Any, **options: Any) -> list[int]:
-    """The prompt of an agent's first request."""
-
     async def agent(client: AgentClient) -> float:
         await create(client, messages, tools=[TOOL] if "renderer" not in options else [])
         return 1.0

@@ -36,7 +36,6 @@ from evert.bridge.tokens.token_log import (
 
 
 def conversation(*texts: str) -> list[Message]:
-    """Messages that alternate between user and assistant."""
     roles = ("user", "assistant")
     return [Message(role=roles[i % 2], content=text) for i, text in enumerate(texts)]
 

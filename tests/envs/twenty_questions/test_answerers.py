@@ -62,8 +62,6 @@ async def test_other_facts_may_be_given_and_are_needed_for_other_nouns() -> None
 
 
 class Endpoint:
-    """A loopback server that speaks chat completions, with replies written in advance."""
-
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
         self.replies: list[str] = []

@@ -50,7 +50,6 @@ async def test_the_oracle_goes_by_what_is_left() -> None:
 
 
 async def played(agent: Any, task: Any = TEST_TASKS[0]) -> Trajectory:
-    """An episode in which no model is called."""
     policy = ScriptedPolicy([])
     trajectory = await play(agent, policy, task=task)
 

@@ -34,7 +34,6 @@ BIRD, RIGHT = "Is it a bird?", "Is it a zebra?"
 async def played(
     agent: Any, *replies: Any, task: Task | dict[str, Any] = ZEBRA
 ) -> tuple[Trajectory, list[str]]:
-    """The game, and what the policy was shown."""
     policy = policy_of(*replies)
     trajectory = await play(agent, policy, task=task)
     assert len(trajectory_to_data(trajectory, 1.0)) == 1

@@ -32,8 +32,6 @@ async def test_the_knowledge_base_finds_nouns_by_facts_and_facts_by_nouns() -> N
 
 
 class Encyclopedia(MessageCompleter):
-    """Says the query, many times."""
-
     async def __call__(self, messages: list[Message]) -> Message:
         return {"role": "assistant", "content": f"{messages[-1]['content']} " * 500}
 

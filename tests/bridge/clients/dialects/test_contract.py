@@ -70,7 +70,6 @@ NOTHING_SPECIAL: dict[str, list[Fields]] = {
 
 
 def placed(within: str, fields: Fields) -> Fields:
-    """Fields where they stand in a body."""
     return {within: fields} if within else fields
 
 
@@ -399,13 +398,11 @@ THOUGHTS = {"generationConfig": {"thinkingConfig": {"includeThoughts": True}}}
 
 
 def written(name: str, said: Reply, **body: Any) -> Any:
-    """What an API says of a reply."""
     api = APIS[name]
     return api.dialect("policy").write(said, api.read(model="judge"), "1", {**api.least, **body})
 
 
 def history(name: str, whole: Any) -> Fields:
-    """The body that goes on from an answer."""
     if name == "chat":
         return {"messages": [HI, whole["choices"][0]["message"]]}
     if name == "responses":

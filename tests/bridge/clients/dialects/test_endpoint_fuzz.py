@@ -173,13 +173,11 @@ def mutated(draw: st.DrawFn, body: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def subset(draw: st.DrawFn, body: dict[str, Any]) -> dict[str, Any]:
-    """Some of a body's fields as they are, some with anything at all."""
     names = draw(st.sets(st.sampled_from(sorted(body))))
     return {name: body[name] if draw(st.booleans()) else draw(VALUES) for name in names}
 
 
 def deep(kind: str, depth: int) -> str:
-    """JSON of lists or objects in each other."""
     opening, closing = ("[", "]") if kind == "lists" else ('{"x":', "}")
     return f"{opening * depth}1{closing * depth}"
 
@@ -344,7 +342,6 @@ def test_another_path_is_a_404_with_a_list(endpoint: Endpoint, method: str, path
 
 
 async def play(bodies: list[tuple[str, bytes]], reply: str) -> None:
-    """One episode of an agent that sends these bodies, one after the other."""
     answers: list[ApiResponse] = []
 
     async def agent(client: AgentClient) -> float:

@@ -189,8 +189,6 @@ async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: Patch) -> N
 
 
 class Slow(MessageCompleter):
-    """Takes so many seconds, and fails."""
-
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 

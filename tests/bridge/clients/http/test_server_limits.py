@@ -104,7 +104,6 @@ def request(
 
 
 async def one_answer(reader: asyncio.StreamReader) -> bytes:
-    """A whole answer on a connection that stays."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
     return head + await reader.readexactly(length)
@@ -183,7 +182,6 @@ Opened = Callable[[Address, int], list[socket.socket]]
 
 @pytest.fixture
 def opened() -> Iterator[Opened]:
-    """Opens connections on which nothing is said."""
     with ExitStack() as stack:
 
         def open_some(address: Address, count: int) -> list[socket.socket]:
@@ -198,7 +196,6 @@ def are_crowded() -> bool:
 
 
 async def says_hi(pair: tuple[asyncio.StreamReader, asyncio.StreamWriter], to: Address) -> None:
-    """One call on a connection that stays."""
     reader, writer = pair
     writer.write(request(to, close=False))
     assert status(await one_answer(reader)) == 200
