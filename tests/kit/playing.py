@@ -9,7 +9,13 @@ from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup
 
-from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ChatAgentGroupBuilder, ScriptedPolicy
+from evert import (
+    AgentClient,
+    BlockingAgentClient,
+    ChatAgentEnv,
+    ChatAgentGroupBuilder,
+    ScriptedPolicy,
+)
 
 Reply = str | Callable[[str], str]
 

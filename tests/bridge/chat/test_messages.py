@@ -20,7 +20,7 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
     Function,
 )
 from tests.bridge.conversations.sent_back import is_sent_back
-from tests.kit import Logs, Patch, ask, assistant, play_without_a_call, tool, user
+from tests.kit import Logs, Patch, as_agent, ask, assistant, tool, user
 from tinker_cookbook.renderers.base import Message, ToolCall, UnparsedToolCall
 
 from evert.bridge.chat.bad_requests import bad_request, context_length_exceeded
@@ -418,18 +418,15 @@ def test_a_prompt_that_is_too_long_has_the_code_and_the_sentences_on_which_agent
     )
 
 
-async def test_the_native_handle_is_strict_about_names_and_says_how_to_stream() -> None:
-    async def agent(client: Any) -> float:
-        told: list[tuple[str, Any, str]] = [
-            ("temprature", 1, "Unknown field 'temprature'. The fields that evert knows are listed"),
-            ("stream", True, "use client.openai"),
-            ("n", [*range(1000)], "is not supported"),
-        ]
-        for name, value, advice in told:
-            with pytest.raises(openai.BadRequestError, match=advice) as caught:
-                await ask(client, **{name: value})
-            assert caught.value.param == name
-            assert len(caught.value.message) < 500
-        return 1.0
-
-    await play_without_a_call(agent)
+@as_agent()
+async def test_the_native_handle_is_strict_about_names_and_says_how_to_stream(client: Any) -> None:
+    told: list[tuple[str, Any, str]] = [
+        ("temprature", 1, "Unknown field 'temprature'. The fields that evert knows are listed"),
+        ("stream", True, "use client.openai"),
+        ("n", [*range(1000)], "is not supported"),
+    ]
+    for name, value, advice in told:
+        with pytest.raises(openai.BadRequestError, match=advice) as caught:
+            await ask(client, **{name: value})
+        assert caught.value.param == name
+        assert len(caught.value.message) < 500

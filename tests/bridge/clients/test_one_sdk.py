@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from tests.bridge.clients.conftest import LONG, assert_one_lineage
 from tests.bridge.clients.genai_calls import assert_genai_typed, genai_events, genai_whole
 from tests.bridge.clients.sdk_calls import LM15
-from tests.kit import Patch, asks, calling, play, play_without_a_call, reward, start, user
+from tests.kit import Patch, as_agent, asks, calling, play, play_without_a_call, reward, start, user
 
 from evert import AgentClient, BlockingAgentClient, ScriptedPolicy
 from evert.bridge.errors import MissingPackageError
@@ -39,17 +39,14 @@ def tokens_of(response: types.GenerateContentResponse) -> list[tuple[Any, Any]]:
     return [(candidate.token, candidate.log_probability) for candidate in chosen]
 
 
-async def test_log_probabilities_are_those_that_were_sampled() -> None:
-    async def agent(client: AgentClient) -> float:
-        whole = tokens_of(await genai_whole(client, response_logprobs=True))
-        *earlier, last = await genai_events(client, response_logprobs=True)
-        assert whole[-1] == ("<|im_end|>", -1.0)
-        assert {logprob for _, logprob in whole} == {-1.0}
-        assert tokens_of(last) == whole
-        assert not any(map(tokens_of, earlier))
-        return 1.0
-
-    await play(agent, LONG, LONG)
+@as_agent(LONG, LONG)
+async def test_log_probabilities_are_those_that_were_sampled(client: AgentClient) -> None:
+    whole = tokens_of(await genai_whole(client, response_logprobs=True))
+    *earlier, last = await genai_events(client, response_logprobs=True)
+    assert whole[-1] == ("<|im_end|>", -1.0)
+    assert {logprob for _, logprob in whole} == {-1.0}
+    assert tokens_of(last) == whole
+    assert not any(map(tokens_of, earlier))
 
 
 async def test_anthropics_tool_runner_goes_on_without_its_thread() -> None:
@@ -161,15 +158,13 @@ async def test_it_is_the_genuine_client_anywhere_and_leaves_no_task(monkeypatch:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_without_the_package_the_error_names_it(monkeypatch: Patch) -> None:
+@as_agent()
+async def test_without_the_package_the_error_names_it(
+    client: AgentClient, monkeypatch: Patch
+) -> None:
     monkeypatch.setitem(sys.modules, "google.genai", None)
-
-    async def agent(client: AgentClient) -> float:
-        with pytest.raises(MissingPackageError, match="pip install google-genai"):
-            _ = client.genai
-        return 1.0
-
-    await play_without_a_call(agent)
+    with pytest.raises(MissingPackageError, match="pip install google-genai"):
+        _ = client.genai
 
 
 # -- lm15, the HTTP client below DSPy, which has neither httpx nor a base class --------------------

@@ -30,7 +30,7 @@ from tests.bridge.clients.genai_calls import (
     parts_of,
     said_by,
 )
-from tests.kit import calling, play, play_without_a_call, system, user
+from tests.kit import as_agent, calling, play, play_without_a_call, system, user
 from tests.kit.renderers import MakeRenderer
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
@@ -375,7 +375,8 @@ async def test_an_agent_that_does_not_cope_with_it_ends_with_a_context_overflow(
         assert "prompt is too long" in end.logs["context_overflow"], api
 
 
-async def test_a_refused_field_is_the_sdks_bad_request_error() -> None:
+@as_agent()
+async def test_a_refused_field_is_the_sdks_bad_request_error(client: AgentClient) -> None:
     google_search = [types.Tool(google_search=types.GoogleSearch())]
     refused: list[tuple[str, type[Exception], dict[str, Any], str]] = [
         ("chat", openai.BadRequestError, {"n": 2}, "make the call again"),
@@ -384,40 +385,29 @@ async def test_a_refused_field_is_the_sdks_bad_request_error() -> None:
         ("genai", errors.ClientError, {"candidate_count": 2}, "make the call again"),
         ("genai", errors.ClientError, {"tools": google_search}, "Offer functions"),
     ]
-
-    async def agent(client: AgentClient) -> float:
-        for api, kind, fields, said in refused:
-            for ask in (whole, events):
-                with pytest.raises(kind, match=said):
-                    await ask(client, api, **fields)
-        return 1.0
-
-    await play_without_a_call(agent)
+    for api, kind, fields, said in refused:
+        for ask in (whole, events):
+            with pytest.raises(kind, match=said):
+                await ask(client, api, **fields)
 
 
-async def test_another_path_is_the_sdks_not_found_error() -> None:
-    async def agent(client: AgentClient) -> float:
-        with pytest.raises(openai.NotFoundError, match="Nothing answers POST /v1/embeddings here"):
-            await client.openai.embeddings.create(model=client.model, input="Hi")
-        with pytest.raises(anthropic.NotFoundError, match="Nothing answers GET /v1/messages/batch"):
-            await client.anthropic.messages.batches.retrieve("b")
-        with pytest.raises(errors.ClientError, match="Nothing answers POST") as caught:
-            await client.genai.aio.models.embed_content(model=client.model, contents="Hi")
-        assert (caught.value.code, caught.value.status) == (404, "NOT_FOUND")
-        return 1.0
-
-    await play_without_a_call(agent)
+@as_agent()
+async def test_another_path_is_the_sdks_not_found_error(client: AgentClient) -> None:
+    with pytest.raises(openai.NotFoundError, match="Nothing answers POST /v1/embeddings here"):
+        await client.openai.embeddings.create(model=client.model, input="Hi")
+    with pytest.raises(anthropic.NotFoundError, match="Nothing answers GET /v1/messages/batch"):
+        await client.anthropic.messages.batches.retrieve("b")
+    with pytest.raises(errors.ClientError, match="Nothing answers POST") as caught:
+        await client.genai.aio.models.embed_content(model=client.model, contents="Hi")
+    assert (caught.value.code, caught.value.status) == (404, "NOT_FOUND")
 
 
-async def test_a_call_is_never_made_twice() -> None:
-    async def agent(client: AgentClient) -> float:
-        assert client.openai.max_retries == client.openai_sync.max_retries == 0
-        assert client.anthropic.max_retries == client.anthropic_sync.max_retries == 0
-        assert client.openai.timeout is None
-        assert client.anthropic.timeout is None
-        return 1.0
-
-    await play_without_a_call(agent)
+@as_agent()
+async def test_a_call_is_never_made_twice(client: AgentClient) -> None:
+    assert client.openai.max_retries == client.openai_sync.max_retries == 0
+    assert client.anthropic.max_retries == client.anthropic_sync.max_retries == 0
+    assert client.openai.timeout is None
+    assert client.anthropic.timeout is None
 
 
 # -- blocking clients ----------------------------------------------------------------------------

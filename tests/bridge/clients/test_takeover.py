@@ -41,7 +41,7 @@ from tests.bridge.clients.sdk_calls import (
     blocking_anthropic,
     blocking_openai,
 )
-from tests.kit import Logs, Patch, play_without_a_call, reward, user
+from tests.kit import Logs, Patch, as_agent, play_without_a_call, reward, user
 from tests.kit.serving import Elsewhere
 from tinker_cookbook.rl.types import Trajectory
 
@@ -213,16 +213,14 @@ async def test_requests_without_any_sdk() -> None:
     assert [completion["choices"][0]["message"]["content"] for completion in said] == ["Bare."] * 7
 
 
+@as_agent()
 async def test_aiohttps_own_error_for_an_address_stays_its_own() -> None:
-    async def agent() -> float:
-        async with aiohttp.ClientSession() as session:
-            with pytest.raises(aiohttp.InvalidUrlClientError):
-                await session.post("http://[bad/", json={})
-        return 1.0
-
-    await play_without_a_call(agent)
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.InvalidUrlClientError):
+            await session.post("http://[bad/", json={})
 
 
+@as_agent()
 async def test_aiohttp_raises_for_a_refusal_where_it_is_told_to() -> None:
     body = {"model": MODEL, "messages": messages("Hi"), "n": 2}
     rows: list[tuple[bool, dict[str, Any], bool]] = [
@@ -231,18 +229,13 @@ async def test_aiohttp_raises_for_a_refusal_where_it_is_told_to() -> None:
         (True, {}, True),
         (True, {"raise_for_status": False}, False),
     ]
-
-    async def agent() -> float:
-        for default, own, raises in rows:
-            async with aiohttp.ClientSession(raise_for_status=default) as session:
-                if raises:
-                    with pytest.raises(aiohttp.ClientResponseError, match="400"):
-                        await session.post(URL, json=body, **own)
-                else:
-                    assert (await session.post(URL, json=body, **own)).status == 400
-        return 1.0
-
-    await play_without_a_call(agent)
+    for default, own, raises in rows:
+        async with aiohttp.ClientSession(raise_for_status=default) as session:
+            if raises:
+                with pytest.raises(aiohttp.ClientResponseError, match="400"):
+                    await session.post(URL, json=body, **own)
+            else:
+                assert (await session.post(URL, json=body, **own)).status == 400
 
 
 # -- many at once --------------------------------------------------------------------------------
@@ -378,14 +371,13 @@ async def test_an_unserved_path_is_a_404_with_a_list(path: str, elsewhere: Elsew
     ]
 
 
-def test_an_async_call_without_an_asyncio_loop_is_a_400_that_says_so() -> None:
-    def agent(client: BlockingAgentClient) -> float:
-        call = AgentClient(client._endpoint).chat.completions.create(messages=messages("Hi"))
-        with pytest.raises(openai.BadRequestError, match="evert answers only asyncio's"):
-            call.send(None)  # as trio would
-        return 1.0
-
-    asyncio.run(play_without_a_call(agent))
+@as_agent()
+def test_an_async_call_without_an_asyncio_loop_is_a_400_that_says_so(
+    client: BlockingAgentClient,
+) -> None:
+    call = AgentClient(client._endpoint).chat.completions.create(messages=messages("Hi"))
+    with pytest.raises(openai.BadRequestError, match="evert answers only asyncio's"):
+        call.send(None)  # as trio would
 
 
 async def test_code_outside_of_agents_is_left_alone(elsewhere: Elsewhere) -> None:
@@ -410,29 +402,24 @@ async def test_code_outside_of_agents_is_left_alone(elsewhere: Elsewhere) -> Non
     assert len(elsewhere.asked) == 2 + 2 * len(PLACES)
 
 
+@as_agent()
 async def test_a_context_that_the_agent_leaves_is_outside(elsewhere: Elsewhere) -> None:
-    async def agent() -> float:
-        ask = async_openai("Hi", base_url=elsewhere.url)
-        said = asyncio.get_running_loop().create_task(ask, context=contextvars.Context())
-        return float(await said == "From elsewhere.")
-
-    await play_without_a_call(agent)
+    ask = async_openai("Hi", base_url=elsewhere.url)
+    said = asyncio.get_running_loop().create_task(ask, context=contextvars.Context())
+    assert await said == "From elsewhere."
 
 
+@as_agent()
 async def test_large_uploads_beside_model_calls_are_not_read(elsewhere: Elsewhere) -> None:
     async def body() -> AsyncIterator[bytes]:
         for _ in range(3):
             yield b"x"
 
-    async def agent() -> float:
-        async with httpx.AsyncClient() as http:
-            request = http.build_request("POST", f"{elsewhere.url}/files", content=body())
-            await http.send(request)
-            with pytest.raises(httpx.RequestNotRead):
-                request.content  # noqa: B018
-        return 1.0
-
-    await play_without_a_call(agent)
+    async with httpx.AsyncClient() as http:
+        request = http.build_request("POST", f"{elsewhere.url}/files", content=body())
+        await http.send(request)
+        with pytest.raises(httpx.RequestNotRead):
+            request.content  # noqa: B018
 
 
 # -- what outlives its agent ---------------------------------------------------------------------
@@ -580,19 +567,19 @@ async def test_threads_of_pools_that_agents_began_do_the_others_work(elsewhere: 
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-async def test_a_forked_process_is_nobodys() -> None:
-    def agent() -> bool:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
-            child = os.fork()
-        if child == 0:
-            os._exit(7 if takeover.current_endpoint() is None else 8)
-        _, status = os.waitpid(child, 0)
-        return os.waitstatus_to_exitcode(status) == 7 and takeover.current_endpoint() is not None
+@as_agent()
+def test_a_forked_process_is_nobodys() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+        child = os.fork()
+    if child == 0:
+        os._exit(7 if takeover.current_endpoint() is None else 8)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+    assert takeover.current_endpoint() is not None
 
-    await play_without_a_call(agent)
 
-
+@as_agent()
 async def test_a_thread_of_an_agent_looks_like_any() -> None:
     seen: list[Any] = []
 
@@ -600,20 +587,16 @@ async def test_a_thread_of_an_agent_looks_like_any() -> None:
         def run(self) -> None:
             seen.append((dict(vars(self)).get("run"), takeover.current_endpoint() is not None))
 
-    async def agent() -> float:
-        replaced = threading.Thread()
-        replaced.run = lambda: seen.append(vars(replaced)["run"])  # type: ignore[method-assign]
-        own_run = replaced.run
-        for thread in (Own(), replaced):
+    replaced = threading.Thread()
+    replaced.run = lambda: seen.append(vars(replaced)["run"])  # type: ignore[method-assign]
+    own_run = replaced.run
+    for thread in (Own(), replaced):
+        thread.start()
+        thread.join()
+        with pytest.raises(RuntimeError, match="threads can only be started once"):
             thread.start()
-            thread.join()
-            with pytest.raises(RuntimeError, match="threads can only be started once"):
-                thread.start()
-        assert "run" not in vars(Own())
-        assert seen == [(None, True), own_run]
-        return 1.0
-
-    await play_without_a_call(agent)
+    assert "run" not in vars(Own())
+    assert seen == [(None, True), own_run]
 
 
 # -- installed once ------------------------------------------------------------------------------
@@ -699,16 +682,13 @@ def test_take_over_is_installed_once_by_however_many_threads(monkeypatch: Patch)
 # -- refusals ------------------------------------------------------------------------------------
 
 
+@as_agent()
 async def test_a_blocking_call_on_the_envs_own_loop_is_a_400() -> None:
-    async def agent() -> float:
-        for sdk, ask in BLOCKING.items():
-            with pytest.raises(REFUSALS, match="asyncio.to_thread") as caught:
-                pytest.fail(f"{sdk} says {ask('Would wait for ever.')}")
-            if isinstance(caught.value, openai.BadRequestError):
-                assert caught.value.code == "blocking_call"
-        return 1.0
-
-    await play_without_a_call(agent)
+    for sdk, ask in BLOCKING.items():
+        with pytest.raises(REFUSALS, match="asyncio.to_thread") as caught:
+            pytest.fail(f"{sdk} says {ask('Would wait for ever.')}")
+        if isinstance(caught.value, openai.BadRequestError):
+            assert caught.value.code == "blocking_call"
 
 
 async def test_evert_s_own_calls_to_a_model_of_the_policys_name_are_never_taken_over(

@@ -24,7 +24,7 @@ from tests.bridge.clients.sdk_calls import (
     blocking_anthropic,
     blocking_openai,
 )
-from tests.kit import Patch, play, play_without_a_call, reward, user
+from tests.kit import Patch, as_agent, play, play_without_a_call, reward, user
 from tinker_cookbook.renderers import Message
 
 from evert import AgentClient, AgentError
@@ -99,22 +99,19 @@ async def test_an_agent_is_told_by_its_sdk_at_once(no_network: list[str]) -> Non
 
 
 @pytest.mark.usefixtures("no_network")
+@as_agent()
 async def test_requests_without_any_sdk_get_it_as_a_response() -> None:
-    async def agent() -> float:
-        async with (
-            httpx.AsyncClient() as old,
-            httpx2.AsyncClient() as new,
-            aiohttp.ClientSession() as session,
-        ):
-            clients: list[Any] = [old, new]
-            answers = [(await client.post(URL, json=BODY)).json() for client in clients]
-            answers.append(await (await session.post(URL, json=BODY)).json())
-        for error in (answer["error"] for answer in answers):
-            assert (error["code"], error["param"]) == ("model_not_found", "model")
-            assert error["message"] == f"{CAUSE} api.openai.com cannot be reached from here."
-        return 1.0
-
-    await play_without_a_call(agent)
+    async with (
+        httpx.AsyncClient() as old,
+        httpx2.AsyncClient() as new,
+        aiohttp.ClientSession() as session,
+    ):
+        clients: list[Any] = [old, new]
+        answers = [(await client.post(URL, json=BODY)).json() for client in clients]
+        answers.append(await (await session.post(URL, json=BODY)).json())
+    for error in (answer["error"] for answer in answers):
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+        assert error["message"] == f"{CAUSE} api.openai.com cannot be reached from here."
 
 
 @pytest.mark.usefixtures("no_network")
@@ -249,25 +246,25 @@ async def refusals(address: server.Address, key: str, status: int) -> list[Any]:
     return [caught.value, told.value, said.value]
 
 
-async def test_a_key_of_nobodys_and_no_key_at_all() -> None:
-    async def agent(client: AgentClient) -> float:
-        address = client.serve()
-        for key in ("sk-of-somebody", "evert-guess"):
-            for error in await refusals(address, key, 401):
-                assert f"No rollout has this API key. {ADVICE}" in str(error)
-                assert key not in str(error)
-        with left_alone():
-            async with httpx.AsyncClient() as http:
-                answer = await http.post(f"{address.base_url}/chat/completions", json=BODY)
-        assert answer.status_code == 401
-        message = answer.json()["error"]["message"]
-        assert message.startswith(f"The request has no API key. {ADVICE}")
-        return 1.0
-
-    await play_without_a_call(agent)
+@as_agent()
+async def test_a_key_of_nobodys_and_no_key_at_all(client: AgentClient) -> None:
+    address = client.serve()
+    for key in ("sk-of-somebody", "evert-guess"):
+        for error in await refusals(address, key, 401):
+            assert f"No rollout has this API key. {ADVICE}" in str(error)
+            assert key not in str(error)
+    with left_alone():
+        async with httpx.AsyncClient() as http:
+            answer = await http.post(f"{address.base_url}/chat/completions", json=BODY)
+    assert answer.status_code == 401
+    message = answer.json()["error"]["message"]
+    assert message.startswith(f"The request has no API key. {ADVICE}")
 
 
-async def test_the_latest_keys_whose_episode_is_over_are_told_so(monkeypatch: Patch) -> None:
+@as_agent()
+async def test_the_latest_keys_whose_episode_is_over_are_told_so(
+    client: AgentClient, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(server, "KEYS_REMEMBERED", 2)
     late: list[server.Address] = []
 
@@ -275,15 +272,11 @@ async def test_the_latest_keys_whose_episode_is_over_are_told_so(monkeypatch: Pa
         late.append(client.serve())
         return 1.0
 
-    async def second(client: AgentClient) -> float:
-        client.serve()  # keeps the server up while the others' keys go
-        for _ in range(3):
-            await play_without_a_call(first)
-        for address in late[1:]:
-            errors = await refusals(address, address.api_key, 400)
-            assert errors[0].code == "rollout_over"
-            assert all("The episode of this key is over" in str(error) for error in errors)
-        await refusals(late[0], late[0].api_key, 401)
-        return 1.0
-
-    await play_without_a_call(second)
+    client.serve()  # keeps the server up while the others' keys go
+    for _ in range(3):
+        await play_without_a_call(first)
+    for address in late[1:]:
+        errors = await refusals(address, address.api_key, 400)
+        assert errors[0].code == "rollout_over"
+        assert all("The episode of this key is over" in str(error) for error in errors)
+    await refusals(late[0], late[0].api_key, 401)

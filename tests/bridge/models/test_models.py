@@ -9,6 +9,7 @@ import openai
 import pytest
 from tests.kit import (
     Patch,
+    as_agent,
     ask,
     ask_blocking,
     call,
@@ -251,17 +252,15 @@ def own_client() -> str:
         return ask_blocking(sdk, *HELLO, model="judge")  # type: ignore[arg-type]
 
 
-async def test_a_frozen_model_answers_from_everywhere() -> None:
+@as_agent(models={"judge": Judge()})
+async def test_a_frozen_model_answers_from_everywhere(client: AgentClient) -> None:
     def blocking(client: AgentClient) -> str:
         return ask_blocking(client.blocking, *HELLO, model="judge")
 
-    async def agent(client: AgentClient) -> float:
-        said = [await ask(client, *HELLO, model="judge")]
-        said += [await asyncio.to_thread(blocking, client), await asyncio.to_thread(own_client)]
-        said += [await over_responses(client), await over_anthropic(client)]
-        return float(said == ["HELLO?"] * 5)
-
-    await play_without_a_call(agent, models={"judge": Judge()})
+    said = [await ask(client, *HELLO, model="judge")]
+    said += [await asyncio.to_thread(blocking, client), await asyncio.to_thread(own_client)]
+    said += [await over_responses(client), await over_anthropic(client)]
+    assert said == ["HELLO?"] * 5
 
 
 class Stuck(MessageCompleter):

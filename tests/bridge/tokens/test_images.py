@@ -13,7 +13,7 @@ import tinker
 import tinker_cookbook.renderers as cookbook
 from google import genai
 from PIL import Image
-from tests.kit import Patch, ask, play, play_without_a_call, reward
+from tests.kit import Patch, as_agent, ask, play, play_without_a_call, reward
 from tinker_cookbook.renderers.base import Message
 
 from evert import AgentClient, ScriptedPolicy
@@ -261,7 +261,10 @@ async def test_frozen_models_see_images_by_the_same_rules() -> None:
     assert len(old.prompts) == 1
 
 
-async def test_tokens_are_counted_of_data_and_nothing_is_fetched_for_it() -> None:
+@as_agent(renderer=vision())
+async def test_tokens_are_counted_of_data_and_nothing_is_fetched_for_it(
+    client: AgentClient,
+) -> None:
     async def count(client: AgentClient, url: str) -> int:
         content: Any = [{"type": "image", "source": {"type": "url", "url": url}}]
         counted = await client.anthropic.messages.count_tokens(
@@ -269,9 +272,6 @@ async def test_tokens_are_counted_of_data_and_nothing_is_fetched_for_it() -> Non
         )
         return counted.input_tokens
 
-    async def agent(client: AgentClient) -> float:
-        with pytest.raises(anthropic.BadRequestError, match="is not fetched"):
-            await count(client, "http://127.0.0.1:9/a.png")
-        return float(await count(client, data_url()) > 1)
-
-    await play_without_a_call(agent, renderer=vision())
+    with pytest.raises(anthropic.BadRequestError, match="is not fetched"):
+        await count(client, "http://127.0.0.1:9/a.png")
+    assert await count(client, data_url()) > 1

@@ -5,7 +5,7 @@ from typing import Any
 import anthropic
 import pytest
 import tinker_cookbook.renderers as cookbook
-from tests.kit import assert_extends, assistant, play, play_without_a_call, reward, user
+from tests.kit import as_agent, assert_extends, assistant, play, user
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 
@@ -80,13 +80,11 @@ async def test_the_agent_gets_what_follows_whole_and_streamed_and_of_a_frozen_mo
         got.clear()
 
 
-async def test_a_stop_sequence_in_the_prefill_cuts_nothing() -> None:
-    async def agent(client: AgentClient) -> float:
-        begun = [ASKED, assistant("one STOP two")]
-        reply = await create(client, begun, stop_sequences=["STOP"])
-        return float((texts(reply), reply.stop_sequence) == ([" three "], "STOP"))
-
-    assert reward(await play(agent, " three STOP four")) == 1.0
+@as_agent(" three STOP four")
+async def test_a_stop_sequence_in_the_prefill_cuts_nothing(client: AgentClient) -> None:
+    begun = [ASKED, assistant("one STOP two")]
+    reply = await create(client, begun, stop_sequences=["STOP"])
+    assert (texts(reply), reply.stop_sequence) == ([" three "], "STOP")
 
 
 @pytest.mark.parametrize("as_one", [True, False], ids=["joined", "two messages"])
@@ -122,15 +120,12 @@ async def test_a_reply_that_comes_back_without_its_beginning_is_history_that_was
     assert len(trajectory_to_data(trajectory, 1.0)) == 2
 
 
-async def test_beside_a_forced_tool_or_a_format_it_is_refused() -> None:
-    async def agent(client: AgentClient) -> float:
-        schema = {"type": "json_schema", "schema": TOOL["input_schema"]}
-        for fields in (
-            {"tools": [TOOL], "tool_choice": {"type": "any"}},
-            {"output_config": {"format": schema}},
-        ):
-            with pytest.raises(anthropic.BadRequestError, match="only one of these"):
-                await create(client, [ASKED, assistant("{")], **fields)
-        return 1.0
-
-    await play_without_a_call(agent)
+@as_agent()
+async def test_beside_a_forced_tool_or_a_format_it_is_refused(client: AgentClient) -> None:
+    schema = {"type": "json_schema", "schema": TOOL["input_schema"]}
+    for fields in (
+        {"tools": [TOOL], "tool_choice": {"type": "any"}},
+        {"output_config": {"format": schema}},
+    ):
+        with pytest.raises(anthropic.BadRequestError, match="only one of these"):
+            await create(client, [ASKED, assistant("{")], **fields)

@@ -16,9 +16,7 @@ from evert.envs.twenty_questions.baselines import (
     shown_oracle_agent,
     shown_random_agent,
 )
-from evert.envs.twenty_questions.baselines import (
-    play as play_game,
-)
+from evert.envs.twenty_questions.baselines import play as play_game
 from evert.envs.twenty_questions.game import Answer, QuestionGame, Rules
 from evert.envs.twenty_questions.knowledge import guess
 from evert.envs.twenty_questions.nouns import shipped_nouns

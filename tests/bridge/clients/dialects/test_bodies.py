@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
-from tests.kit import Patch, play_without_a_call
+from tests.kit import Patch, as_agent
 from tests.nightly import draws
 
 from evert import AgentClient
@@ -116,39 +116,34 @@ QUESTION = {"role": "user", "content": LONG}
 
 
 @pytest.mark.parametrize("served", [True, False], ids=["over HTTP", "in process"])
-async def test_the_loop_runs_on_while_a_long_text_is_counted(served: bool) -> None:
-    async def agent(client: AgentClient) -> float:
-        sdk, claude = client.openai, client.anthropic
-        if served:
-            address = client.serve()
-            own: Any = {"api_key": address.api_key, "timeout": 600}
-            sdk = openai.AsyncOpenAI(base_url=address.base_url, **own)
-            claude = anthropic.AsyncAnthropic(base_url=address.root_url, **own)
-        asked: Any = {"model": "other", "messages": [QUESTION]}
-        async with sdk, claude:
-            for counted in (
-                sdk.responses.input_tokens.count(model="other", input=LONG),
-                claude.messages.count_tokens(**asked),
-            ):
-                async with turns_of_the_loop() as turns:
-                    assert (await counted).input_tokens > 60_000
-                assert turns[0] > 20
-        return 1.0
+@as_agent()
+async def test_the_loop_runs_on_while_a_long_text_is_counted(
+    client: AgentClient, served: bool
+) -> None:
+    sdk, claude = client.openai, client.anthropic
+    if served:
+        address = client.serve()
+        own: Any = {"api_key": address.api_key, "timeout": 600}
+        sdk = openai.AsyncOpenAI(base_url=address.base_url, **own)
+        claude = anthropic.AsyncAnthropic(base_url=address.root_url, **own)
+    asked: Any = {"model": "other", "messages": [QUESTION]}
+    async with sdk, claude:
+        for counted in (
+            sdk.responses.input_tokens.count(model="other", input=LONG),
+            claude.messages.count_tokens(**asked),
+        ):
+            async with turns_of_the_loop() as turns:
+                assert (await counted).input_tokens > 60_000
+            assert turns[0] > 20
 
-    await play_without_a_call(agent)
 
-
-async def test_the_loop_runs_on_while_a_long_body_is_read() -> None:
+@as_agent()
+async def test_the_loop_runs_on_while_a_long_body_is_read(client: AgentClient) -> None:
     body = json.dumps({"messages": [QUESTION], "metadata": {"x": [[]] * 200_000}}).encode()
-
-    async def agent(client: AgentClient) -> float:
-        async with turns_of_the_loop() as turns:
-            endpoint = client._endpoint
-            await endpoint.read_soon(endpoint.route("POST", "/v1/chat/completions", body))
-        assert turns[0] > 10
-        return 1.0
-
-    await play_without_a_call(agent)
+    async with turns_of_the_loop() as turns:
+        endpoint = client._endpoint
+        await endpoint.read_soon(endpoint.route("POST", "/v1/chat/completions", body))
+    assert turns[0] > 10
 
 
 # -- events ----------------------------------------------------------------------------------------

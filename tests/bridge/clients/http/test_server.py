@@ -17,6 +17,7 @@ from google import genai
 from tests.kit import (
     Logs,
     Patch,
+    as_agent,
     assistant,
     play,
     play_without_a_call,
@@ -294,17 +295,16 @@ class Late(MessageCompleter):
 
 
 @pytest.mark.usefixtures("often_pinged")
-async def test_what_goes_wrong_in_a_stream_of_googles_that_waited_is_its_own_error() -> None:
-    async def agent(client: AgentClient) -> float:
-        with left_alone():
-            async with google(client) as sdk:
-                chunks = await sdk.models.generate_content_stream(model="late", contents="Hi")
-                with pytest.raises(genai.errors.ClientError, match="It is late") as caught:
-                    [chunk async for chunk in chunks]
-        assert (caught.value.code, caught.value.status) == (400, "INVALID_ARGUMENT")
-        return 1.0
-
-    await play_without_a_call(agent, models={"late": Late()})
+@as_agent(models={"late": Late()})
+async def test_what_goes_wrong_in_a_stream_of_googles_that_waited_is_its_own_error(
+    client: AgentClient,
+) -> None:
+    with left_alone():
+        async with google(client) as sdk:
+            chunks = await sdk.models.generate_content_stream(model="late", contents="Hi")
+            with pytest.raises(genai.errors.ClientError, match="It is late") as caught:
+                [chunk async for chunk in chunks]
+    assert (caught.value.code, caught.value.status) == (400, "INVALID_ARGUMENT")
 
 
 @pytest.mark.usefixtures("often_pinged")
@@ -326,14 +326,12 @@ async def test_a_rollout_that_is_closed_ends_a_waiting_stream() -> None:
 # -- addresses and seats -------------------------------------------------------------------------
 
 
-async def test_a_blocking_agent_may_ask_for_an_address_from_its_thread() -> None:
-    def agent(client: Any) -> bool:
-        assert client.serve() == client.serve()
-        with openai.OpenAI(base_url=client.base_url, api_key=client.api_key) as sdk:
-            completion = sdk.chat.completions.create(**ASKED)
-        return bool(completion.choices[0].message.content == "hello")
-
-    assert reward(await play(agent, "hello")) == 1.0
+@as_agent("hello")
+def test_a_blocking_agent_may_ask_for_an_address_from_its_thread(client: Any) -> None:
+    assert client.serve() == client.serve()
+    with openai.OpenAI(base_url=client.base_url, api_key=client.api_key) as sdk:
+        completion = sdk.chat.completions.create(**ASKED)
+    assert completion.choices[0].message.content == "hello"
 
 
 async def test_an_address_asked_for_while_the_last_one_is_let_go_works() -> None:
