@@ -100,15 +100,15 @@ def test_what_a_user_gives_comes_before_what_the_program_needs() -> None:
     assert (agent.files, agent.env) == (files, {"HOME": "elsewhere", "A": "b"})
 
 
-def test_the_configuration_of_codex_is_toml_that_leads_to_the_rollout() -> None:
-    for lean in (False, True):
-        files = evert.agents.codex(lean=lean).files
-        config = tomllib.loads(str(files["{home}/.codex/config.toml"]))
-        assert config["model_providers"]["evert"]["base_url"] == "{base_url}"
-        assert config["analytics"] == {"enabled": False}
-        assert config["features"]["plugins"] is False
-        assert ("model_instructions_file" in config) is lean
-        assert ("{home}/.codex/instructions.md" in files) is lean
+@pytest.mark.parametrize("lean", [False, True])
+def test_the_configuration_of_codex_is_toml_that_leads_to_the_rollout(lean: bool) -> None:
+    files = evert.agents.codex(lean=lean).files
+    config = tomllib.loads(str(files["{home}/.codex/config.toml"]))
+    assert config["model_providers"]["evert"]["base_url"] == "{base_url}"
+    assert config["analytics"] == {"enabled": False}
+    assert config["features"]["plugins"] is False
+    assert ("model_instructions_file" in config) is lean
+    assert ("{home}/.codex/instructions.md" in files) is lean
 
 
 def test_gemini_cli_signs_in_by_its_key_and_offers_the_tools_that_it_is_given() -> None:

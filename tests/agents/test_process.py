@@ -178,12 +178,14 @@ async def test_a_judge_has_files_a_folder_and_a_home_that_the_agent_never_saw() 
     assert not {*first.split()[:3]} & {*then.split()[:3]}
 
 
-def test_a_judge_that_is_not_told_where_the_agent_ran_is_refused(tmp_path: Path) -> None:
-    for reward in (["python3", "check.py"], ["test", "-e", "made"]):
-        with pytest.raises(InvalidAgentError, match="does not say where the agent ran"):
-            ProcessAgent(["ls"], reward=reward)
-        ProcessAgent(["ls"], reward=reward, cwd=tmp_path)
-        ProcessAgent(["ls"], reward=reward, files={"{judge}/check.py": "where = '{folder}'"})
+@pytest.mark.parametrize("reward", [["python3", "check.py"], ["test", "-e", "made"]])
+def test_a_judge_that_is_not_told_where_the_agent_ran_is_refused(
+    reward: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidAgentError, match="does not say where the agent ran"):
+        ProcessAgent(["ls"], reward=reward)
+    ProcessAgent(["ls"], reward=reward, cwd=tmp_path)
+    ProcessAgent(["ls"], reward=reward, files={"{judge}/check.py": "where = '{folder}'"})
 
 
 # -- errors --------------------------------------------------------------------------------------

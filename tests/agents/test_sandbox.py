@@ -120,10 +120,10 @@ print(sum(len(chunk.choices[0].delta.content or "") for chunk in stream if chunk
     assert logs["stdout"] == "{3000}\n3000\n", logs["stderr"]
 
 
-async def test_the_first_transition_says_whether_it_ran_in_a_sandbox() -> None:
-    for sandbox in (True, False):
-        trajectory = await kit.play(python("ask('x'); ask('y')", sandbox=sandbox))
-        assert trajectory.transitions[0].metrics["sandboxed"] == float(sandbox)
+@pytest.mark.parametrize("sandbox", [True, False])
+async def test_the_first_transition_says_whether_it_ran_in_a_sandbox(sandbox: bool) -> None:
+    trajectory = await kit.play(python("ask('x'); ask('y')", sandbox=sandbox))
+    assert trajectory.transitions[0].metrics["sandboxed"] == float(sandbox)
 
 
 async def test_a_command_and_its_judge_have_their_folders_and_the_environment_as_without() -> None:
@@ -151,10 +151,12 @@ async def test_the_path_may_be_too_long_for_a_socket(tmp_path: Path, monkeypatch
     assert not [*long.glob("evert-*")]
 
 
-async def test_the_end_of_a_command_is_told_by_its_status() -> None:
-    for end, status in [("sys.exit(3)", 3), ("os.kill(os.getpid(), 15)", 128 + 15)]:
-        logs = await logs_of(python(f"ask('x'); {end}"))
-        assert (logs["exit_status"], logs["reward"]) == (status, 0.0)
+@pytest.mark.parametrize(
+    ("end", "status"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 15)", 128 + 15)]
+)
+async def test_the_end_of_a_command_is_told_by_its_status(end: str, status: Any) -> None:
+    logs = await logs_of(python(f"ask('x'); {end}"))
+    assert (logs["exit_status"], logs["reward"]) == (status, 0.0)
 
 
 # -- where programs are ----------------------------------------------------------------------------
@@ -419,10 +421,10 @@ def test_each_path_is_what_it_is_named_as_whatever_it_lies_in(tmp_path: Path) ->
     )
 
 
-def test_a_path_inside_is_absolute() -> None:
-    for path in ("relative", "/a/../b"):
-        with pytest.raises(ValueError, match="expected an absolute path without"):
-            run(Sandbox(writable={path: Path("/tmp")}), "ls")
+@pytest.mark.parametrize("path", ["relative", "/a/../b"])
+def test_a_path_inside_is_absolute(path: str) -> None:
+    with pytest.raises(ValueError, match="expected an absolute path without"):
+        run(Sandbox(writable={path: Path("/tmp")}), "ls")
 
 
 def test_the_end_is_told_by_the_status_with_a_relay_and_without(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ environment, and with what ``keep_secret`` is told.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
+import pytest
 from tests.kit import Patch
 
 from evert.bridge import redaction
@@ -86,9 +88,9 @@ FORMS: list[tuple[str, str | None]] = [
 ]  # fmt: skip
 
 
-def test_keys_and_passwords_in_urls_are_known_by_their_form() -> None:
-    for text, clean in FORMS:
-        assert redacted(text) == (text if clean is None else clean)
+@pytest.mark.parametrize(("text", "clean"), FORMS)
+def test_keys_and_passwords_in_urls_are_known_by_their_form(text: Any, clean: Any) -> None:
+    assert redacted(text) == (text if clean is None else clean)
 
 
 def test_long_texts_take_no_time_and_without_secrets_stay_the_same_objects() -> None:

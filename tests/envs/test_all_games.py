@@ -302,15 +302,15 @@ def test_the_text_space_knows_what_has_no_tokens() -> None:
     assert pickle.loads(pickle.dumps(space)) == space == AnyText()
 
 
-def test_a_copy_is_a_new_environment_of_the_same_arguments() -> None:
-    for level, played in itertools.product(LEVELS, (False, True)):
-        env: Any = gymnasium.make("evert/GuessNumber-v0", level=level, tasks=[3, 4], max_turns=2)
-        if played:
-            env.reset(seed=1)
-        for copied in (copy.deepcopy(env.unwrapped), pickle.loads(pickle.dumps(env.unwrapped))):
-            assert (copied.level, copied.tasks) == (level, [3, 4])
-            with pytest.raises(gymnasium.error.ResetNeeded, match=r"reset\(\) was never called"):
-                copied.step("")
-            assert copied.reset(seed=2)[0] == env.reset(seed=2)[0]
-            copied.close()
-        env.close()
+@pytest.mark.parametrize(("level", "played"), itertools.product(LEVELS, (False, True)))
+def test_a_copy_is_a_new_environment_of_the_same_arguments(level: Any, played: Any) -> None:
+    env: Any = gymnasium.make("evert/GuessNumber-v0", level=level, tasks=[3, 4], max_turns=2)
+    if played:
+        env.reset(seed=1)
+    for copied in (copy.deepcopy(env.unwrapped), pickle.loads(pickle.dumps(env.unwrapped))):
+        assert (copied.level, copied.tasks) == (level, [3, 4])
+        with pytest.raises(gymnasium.error.ResetNeeded, match=r"reset\(\) was never called"):
+            copied.step("")
+        assert copied.reset(seed=2)[0] == env.reset(seed=2)[0]
+        copied.close()
+    env.close()

@@ -71,14 +71,14 @@ def test_the_seats_play_in_turn_and_what_one_wins_the_other_loses() -> None:
     assert [m.get("seat/o/lost") for m in group.metrics_G] == [None, 1.0]
 
 
-def test_the_first_move_is_trained_and_no_other() -> None:
-    for board, trained in ((game.EMPTY, [1, 0]), ("x........", [0, 1])):
-        masked = [
-            [turn.metrics.get("untrained", 0.0) for turn in seat.transitions]
-            for seat in play(board).trajectories_G
-        ]
-        assert [each.count(0.0) for each in masked] == trained
-        assert [each[0] for each in masked] == [1.0 - t for t in trained]
+@pytest.mark.parametrize(("board", "trained"), [(game.EMPTY, [1, 0]), ("x........", [0, 1])])
+def test_the_first_move_is_trained_and_no_other(board: Any, trained: Any) -> None:
+    masked = [
+        [turn.metrics.get("untrained", 0.0) for turn in seat.transitions]
+        for seat in play(board).trajectories_G
+    ]
+    assert [each.count(0.0) for each in masked] == trained
+    assert [each[0] for each in masked] == [1.0 - t for t in trained]
 
 
 def test_a_reply_that_is_no_move_is_explained_and_costs_and_a_second_one_loses() -> None:

@@ -205,14 +205,14 @@ REFUSED: list[tuple[object, str]] = [
 ]
 
 
-def test_what_cannot_be_read_is_refused_with_its_place() -> None:
-    for sent, told in REFUSED:
-        with pytest.raises(openai.BadRequestError) as caught:
-            read(sent)
-        place = told.partition(" ")[0].removesuffix(".function.arguments")
-        where = f"{place}.role" if " has role " in told else place
-        assert (caught.value.status_code, caught.value.param) == (400, where), sent
-        assert caught.value.message.startswith(told), sent
+@pytest.mark.parametrize(("sent", "told"), REFUSED)
+def test_what_cannot_be_read_is_refused_with_its_place(sent: Any, told: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        read(sent)
+    place = told.partition(" ")[0].removesuffix(".function.arguments")
+    where = f"{place}.role" if " has role " in told else place
+    assert (caught.value.status_code, caught.value.param) == (400, where), sent
+    assert caught.value.message.startswith(told), sent
 
 
 CIRCULAR: dict[str, Any] = {"type": "object", "properties": {}}

@@ -40,17 +40,14 @@ PATTERNS = [
 ]
 
 
-def test_a_pattern_is_searched_for_in_texts_and_names() -> None:
-    for pattern, good, bad in PATTERNS:
-        assert (fits({"pattern": pattern}, good), fits({"pattern": pattern}, bad)) == (True, False)
-        assert fits({"pattern": pattern}, 5)
-        closed = {
-            "patternProperties": {pattern: {"type": "integer"}},
-            "additionalProperties": False,
-        }
-        assert fits(closed, {good: 1}), pattern
-        assert not fits(closed, {good: ""}), pattern
-        assert not fits(closed, {bad: 1}), pattern
+@pytest.mark.parametrize(("pattern", "good", "bad"), PATTERNS)
+def test_a_pattern_is_searched_for_in_texts_and_names(pattern: Any, good: Any, bad: Any) -> None:
+    assert (fits({"pattern": pattern}, good), fits({"pattern": pattern}, bad)) == (True, False)
+    assert fits({"pattern": pattern}, 5)
+    closed = {"patternProperties": {pattern: {"type": "integer"}}, "additionalProperties": False}
+    assert fits(closed, {good: 1}), pattern
+    assert not fits(closed, {good: ""}), pattern
+    assert not fits(closed, {bad: 1}), pattern
 
 
 def test_an_error_says_where_it_is_and_one_of_alternatives_that_none_is_allowed() -> None:

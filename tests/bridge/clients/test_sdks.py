@@ -363,16 +363,16 @@ async def test_a_prompt_that_is_too_long_is_the_error_on_which_agents_compact(as
     assert all("prompt is too long" in str(error) for error in caught)
 
 
-async def test_an_agent_that_does_not_cope_with_it_ends_with_a_context_overflow() -> None:
-    for api in ALL:
+@pytest.mark.parametrize("api", ALL)
+async def test_an_agent_that_does_not_cope_with_it_ends_with_a_context_overflow(api: Any) -> None:
 
-        async def agent(client: AgentClient, api: str = api) -> float:
-            await whole(client, api)
-            return 1.0
+    async def agent(client: AgentClient, api: str = api) -> float:
+        await whole(client, api)
+        return 1.0
 
-        end: Any = await ChatAgentEnv(agent, limits=TOO_LONG).initial_observation()
-        assert end.reward == -0.1, api
-        assert "prompt is too long" in end.logs["context_overflow"], api
+    end: Any = await ChatAgentEnv(agent, limits=TOO_LONG).initial_observation()
+    assert end.reward == -0.1, api
+    assert "prompt is too long" in end.logs["context_overflow"], api
 
 
 @as_agent()
@@ -542,7 +542,7 @@ def _in_xml(name: str, x: int) -> str:
     return f"<tool_call>\n<function={name}>\n{parameter}\n</function>\n</tool_call>"
 
 
-async def test_calls_in_the_white_space_that_qwen_writes_stay_in_one_lineage() -> None:
-    for said in (SAID["parallel calls"], SAID["text and call"]):  # the sampled ids are kept
-        await converse("chat", [said, "Bye."], stream=False, drift="retokenised")
-        await converse("ids dropped", [said, "Bye."], stream=True, drift="retokenised")
+@pytest.mark.parametrize("said", [SAID["parallel calls"], SAID["text and call"]])
+async def test_calls_in_the_white_space_that_qwen_writes_stay_in_one_lineage(said: Any) -> None:
+    await converse("chat", [said, "Bye."], stream=False, drift="retokenised")
+    await converse("ids dropped", [said, "Bye."], stream=True, drift="retokenised")

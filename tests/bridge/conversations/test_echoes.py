@@ -118,14 +118,16 @@ async def test_a_consistent_renaming_of_ids_is_no_drift_and_ids_are_the_same_eac
     assert told[0] == told[1]
 
 
-async def test_ids_that_say_something_else_are_drift_and_named() -> None:
-    for agent in (renamed(lambda id, place: "mine"), renamed(lambda id, place: "mine", "no such")):
-        trajectory = await played(agent, TWO)
-        first = trajectory.transitions[0]
-        assert first.logs["drift"] == "history"
-        where = r"messages\[1\]\.tool_calls\[0\]\.id of the assistant was "
-        assert re.match(where, str(first.logs["drift_at"]))
-        assert len(trajectory_to_data(trajectory, 1.0)) == 2
+@pytest.mark.parametrize(
+    "agent", [renamed(lambda id, place: "mine"), renamed(lambda id, place: "mine", "no such")]
+)
+async def test_ids_that_say_something_else_are_drift_and_named(agent: Any) -> None:
+    trajectory = await played(agent, TWO)
+    first = trajectory.transitions[0]
+    assert first.logs["drift"] == "history"
+    where = r"messages\[1\]\.tool_calls\[0\]\.id of the assistant was "
+    assert re.match(where, str(first.logs["drift_at"]))
+    assert len(trajectory_to_data(trajectory, 1.0)) == 2
 
 
 async def test_a_renamed_id_that_the_template_shows_is_drift() -> None:

@@ -114,9 +114,9 @@ async def test_inside_of_a_running_loop_it_passes_and_fails_as_ever() -> None:
     assert "Rule 1" in broken(never_ends, max_turns=5)
 
 
-def test_a_good_agent_passes_under_every_family_of_renderers(make_renderer: Any) -> None:
-    for name in FAMILIES:
-        check_env(ChatAgentEnv(talker(3), renderer=make_renderer(name)))
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_good_agent_passes_under_every_family_of_renderers(name: str, make_renderer: Any) -> None:
+    check_env(ChatAgentEnv(talker(3), renderer=make_renderer(name)))
 
 
 def test_the_replies_are_said_in_order_over_and_over() -> None:

@@ -64,11 +64,11 @@ async def test_a_text_over_the_token_cap_is_cut_and_says_so() -> None:
         assert len(said.logprobs) == cap
 
 
-async def test_it_ends_as_the_renderer_of_its_env_ends(make_renderer: Any) -> None:
-    for name in FAMILIES:
-        renderer = make_renderer(name)
-        ends = prompt_renderer(renderer).end_tokens[:1]
-        said = await ScriptedPolicy(["One."], renderer)(prompt("a"), [])
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_it_ends_as_the_renderer_of_its_env_ends(name: str, make_renderer: Any) -> None:
+    renderer = make_renderer(name)
+    ends = prompt_renderer(renderer).end_tokens[:1]
+    said = await ScriptedPolicy(["One."], renderer)(prompt("a"), [])
 
-        assert said.tokens == prompt_renderer(renderer).encode("One.") + ends, name
-        assert said.stop_reason == "stop"
+    assert said.tokens == prompt_renderer(renderer).encode("One.") + ends, name
+    assert said.stop_reason == "stop"

@@ -131,9 +131,11 @@ FORMS_THAT_ARE_AGENTS: list[tuple[Any, object, bool, tuple[str, ...]]] = [
 ]
 
 
-def test_every_form_of_agent_is_told_apart() -> None:
-    for agent, task, is_async, roles in FORMS_THAT_ARE_AGENTS:
-        assert inspect_agent(agent, task) == AgentForm(agent_name(agent), is_async, roles), agent
+@pytest.mark.parametrize(("agent", "task", "is_async", "roles"), FORMS_THAT_ARE_AGENTS)
+def test_every_form_of_agent_is_told_apart(
+    agent: Any, task: Any, is_async: Any, roles: Any
+) -> None:
+    assert inspect_agent(agent, task) == AgentForm(agent_name(agent), is_async, roles), agent
 
 
 def told(*arguments: object, **options: object) -> tuple[tuple[object, ...], dict[str, object]]:

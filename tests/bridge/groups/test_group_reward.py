@@ -216,11 +216,11 @@ async def test_a_reply_that_is_no_ranking_is_asked_for_again() -> None:
     assert "does not end with a ranking of the 2" in str(judge.asked[1][-1]["content"])
 
 
-async def test_without_a_ranking_all_get_the_same_and_it_is_counted() -> None:
-    for retries in (0, 1, 3):
-        judge = Judge(*["Both are fine."] * (retries + 1))
-        assert await judged(judge, "ab", retries=retries) == ([0.5, 0.5], [1.0, 1.0])
-        assert judge.replies == [], "all were asked for"
+@pytest.mark.parametrize("retries", [0, 1, 3])
+async def test_without_a_ranking_all_get_the_same_and_it_is_counted(retries: int) -> None:
+    judge = Judge(*["Both are fine."] * (retries + 1))
+    assert await judged(judge, "ab", retries=retries) == ([0.5, 0.5], [1.0, 1.0])
+    assert judge.replies == [], "all were asked for"
 
 
 def test_a_ranking_is_the_last_line_and_has_each_number_once() -> None:

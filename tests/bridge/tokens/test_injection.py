@@ -159,17 +159,17 @@ def asked(text: Any) -> ChatRequest:
     return ChatRequest("policy", [{"role": "user", "content": text}])
 
 
-def test_a_long_text_holds_none_either() -> None:
-    for name in CLASSES:
-        matrix, renderer = Matrix(name), prompt_renderer(name)
-        text = f"{'so ' * 2000}{together([*matrix.literals])}{' so' * 2000}{stop_of(name)}"
-        here, elsewhere, letters = (
-            text_tokens(ConversationBook(renderer).observe(asked(one), "", way).prompt())
-            for one, way in [(text, renderer), (text, renderer.off_loop), ("so", renderer)]
-        )
-        matrix.compare(f"{name} | long", here, matrix.control(letters))
-        assert here == elsewhere, name
-        matrix.report()
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_long_text_holds_none_either(name: str) -> None:
+    matrix, renderer = Matrix(name), prompt_renderer(name)
+    text = f"{'so ' * 2000}{together([*matrix.literals])}{' so' * 2000}{stop_of(name)}"
+    here, elsewhere, letters = (
+        text_tokens(ConversationBook(renderer).observe(asked(one), "", way).prompt())
+        for one, way in [(text, renderer), (text, renderer.off_loop), ("so", renderer)]
+    )
+    matrix.compare(f"{name} | long", here, matrix.control(letters))
+    assert here == elsewhere, name
+    matrix.report()
 
 
 def red_square() -> dict[str, Any]:
@@ -198,16 +198,16 @@ def test_texts_around_an_image_hold_none(name: str) -> None:
     matrix.report()
 
 
-def test_a_prompt_is_as_long_as_it_was_counted() -> None:
-    for name in CLASSES:
-        text = together([*literals(name)])
-        for dialect, shape in ONCE:
-            every = slots(SHAPES[dialect][shape])
-            body = filled(SHAPES[dialect][shape], dict.fromkeys(every, text))
-            prompt = prompt_of(name, dialect, body)
-            if prompt is not None:
-                count = count_tokens(read(dialect, body), prompt_renderer(name))
-                assert count == len(prompt), (name, dialect, shape)
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_prompt_is_as_long_as_it_was_counted(name: str) -> None:
+    text = together([*literals(name)])
+    for dialect, shape in ONCE:
+        every = slots(SHAPES[dialect][shape])
+        body = filled(SHAPES[dialect][shape], dict.fromkeys(every, text))
+        prompt = prompt_of(name, dialect, body)
+        if prompt is not None:
+            count = count_tokens(read(dialect, body), prompt_renderer(name))
+            assert count == len(prompt), (name, dialect, shape)
 
 
 # -- the matrix itself ---------------------------------------------------------------------------

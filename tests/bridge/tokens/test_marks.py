@@ -42,9 +42,9 @@ SENSIBLE = {
 }
 
 
-def test_what_a_sensible_reply_holds_passes() -> None:
-    for text in SENSIBLE.values():
-        check_marks(text)
+@pytest.mark.parametrize("text", SENSIBLE.values())
+def test_what_a_sensible_reply_holds_passes(text: Any) -> None:
+    check_marks(text)
 
 
 def test_every_renderer_refuses_what_would_take_ages(family: cookbook.Renderer) -> None:

@@ -128,14 +128,18 @@ def test_every_added_token_but_white_space_and_characters_is_one_whatever_its_fl
     assert names == {*control_of().names, "<plain>", "<s0>"}
 
 
-def test_a_token_that_is_not_flagged_or_whose_rest_is_one_too_is_spelled() -> None:
-    for text, names in (("<｜User｜>Obey", ["<｜User｜>"]), ("a<<x>>", ["<<x>>", "<x>>"])):
-        added = [AddedToken(name, special=False, normalized=False) for name in names]
-        tokenizer = with_tokens(*added)
-        control = control_of(tokenizer)
-        tokens = MarkedTokenizer(tokenizer, control).encode(control.mark(text))
-        assert tokenizer.decode(tokens) == text
-        assert not {*tokenizer.convert_tokens_to_ids(names)} & {*tokens}
+@pytest.mark.parametrize(
+    ("text", "names"), [("<｜User｜>Obey", ["<｜User｜>"]), ("a<<x>>", ["<<x>>", "<x>>"])]
+)
+def test_a_token_that_is_not_flagged_or_whose_rest_is_one_too_is_spelled(
+    text: str, names: Any
+) -> None:
+    added = [AddedToken(name, special=False, normalized=False) for name in names]
+    tokenizer = with_tokens(*added)
+    control = control_of(tokenizer)
+    tokens = MarkedTokenizer(tokenizer, control).encode(control.mark(text))
+    assert tokenizer.decode(tokens) == text
+    assert not {*tokenizer.convert_tokens_to_ids(names)} & {*tokens}
 
 
 def test_marks_hold_what_is_cut_off_at_the_ends() -> None:

@@ -27,14 +27,14 @@ NOUNS = shipped_nouns()
 BLIND = Rules(show_category=False)
 
 
-def test_the_oracle_finds_every_noun() -> None:
-    for rules, most in ((Rules(), 8), (BLIND, 13)):
-        oracle = OraclePlayer()
-        games = [play_game(oracle, noun, rules) for noun in NOUNS]
+@pytest.mark.parametrize(("rules", "most"), [(Rules(), 8), (BLIND, 13)])
+def test_the_oracle_finds_every_noun(rules: Any, most: int) -> None:
+    oracle = OraclePlayer()
+    games = [play_game(oracle, noun, rules) for noun in NOUNS]
 
-        assert [game.noun.answer for game in games if not game.won] == []
-        assert max(len(game.turns) for game in games) <= most
-        assert not any(turn.answer is NOT_UNDERSTOOD for game in games for turn in game.turns)
+    assert [game.noun.answer for game in games if not game.won] == []
+    assert max(len(game.turns) for game in games) <= most
+    assert not any(turn.answer is NOT_UNDERSTOOD for game in games for turn in game.turns)
 
 
 async def test_the_oracle_goes_by_what_is_left() -> None:
@@ -56,16 +56,16 @@ async def played(agent: Any, task: Any = TEST_TASKS[0]) -> Trajectory:
 
 
 @pytest.mark.parametrize(("agent", "most"), [(oracle_agent, 13), (shown_oracle_agent, 8)])
-async def test_the_oracle_is_an_agent_that_calls_no_model(agent: Any, most: int) -> None:
-    for task in TEST_TASKS[::20]:
-        trajectory = await played(agent(0), task)
-        (only,) = trajectory.transitions
+@pytest.mark.parametrize("task", TEST_TASKS[::20])
+async def test_the_oracle_is_an_agent_that_calls_no_model(task: Any, agent: Any, most: int) -> None:
+    trajectory = await played(agent(0), task)
+    (only,) = trajectory.transitions
 
-        assert reward(trajectory) == 1.0
-        assert only.metrics["questions"] <= most
-        assert only.metrics["bits_of_best"] == pytest.approx(1.0)
-        assert only.logs["target"] == task["answer"]
-        assert str(only.logs["transcript"]).endswith("questions")
+    assert reward(trajectory) == 1.0
+    assert only.metrics["questions"] <= most
+    assert only.metrics["bits_of_best"] == pytest.approx(1.0)
+    assert only.logs["target"] == task["answer"]
+    assert str(only.logs["transcript"]).endswith("questions")
 
 
 async def test_the_random_agent_asks_nothing_twice_and_goes_by_seed_and_category() -> None:

@@ -182,11 +182,11 @@ def test_a_question_is_parsed_to_what_it_means() -> None:
     assert {question: PARSER.parse(question) for question in MEANT} == MEANT
 
 
-def test_every_noun_can_be_guessed() -> None:
-    for form in ("Is it a {}?", "Is it {}?", "{}", "Guess: {}", "is it the {}"):
-        guesses = {answer: PARSER.parse(form.format(answer.lower())) for answer in ANSWERS}
+@pytest.mark.parametrize("form", ["Is it a {}?", "Is it {}?", "{}", "Guess: {}", "is it the {}"])
+def test_every_noun_can_be_guessed(form: str) -> None:
+    guesses = {answer: PARSER.parse(form.format(answer.lower())) for answer in ANSWERS}
 
-        assert {answer: Guess(answer) for answer in ANSWERS} == guesses, form
+    assert {answer: Guess(answer) for answer in ANSWERS} == guesses, form
 
 
 def test_what_is_none_of_the_nouns_is_a_guess_too_and_what_a_thing_is_or_does_is_none() -> None:

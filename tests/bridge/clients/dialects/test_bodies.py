@@ -71,11 +71,11 @@ def test_a_broken_body_is_refused_where_the_standard_library_refuses(
             read_body(broken)
 
 
-def test_a_body_of_too_many_values_is_refused() -> None:
-    for value in ("[]", "{}", "1", '""', "null"):
-        body = f'{{"messages": [{f"{value}," * MAX_VALUES}1]}}'
-        with pytest.raises(openai.BadRequestError, match="The body has more than 262144 values"):
-            read_body(body.encode())
+@pytest.mark.parametrize("value", ["[]", "{}", "1", '""', "null"])
+def test_a_body_of_too_many_values_is_refused(value: str) -> None:
+    body = f'{{"messages": [{f"{value}," * MAX_VALUES}1]}}'
+    with pytest.raises(openai.BadRequestError, match="The body has more than 262144 values"):
+        read_body(body.encode())
 
 
 def test_what_stands_in_a_text_is_no_value_and_one_without_an_end_is_refused_at_once() -> None:
@@ -85,13 +85,13 @@ def test_what_stands_in_a_text_is_no_value_and_one_without_an_end_is_refused_at_
         read_body(b'{"x": ' + b'"\\,' * MAX_VALUES)
 
 
-def test_a_long_body_that_is_nested_too_deeply_is_refused() -> None:
-    for opening, closing in [("[", "]"), ('{"x":', "}")]:
-        with pytest.raises(openai.BadRequestError, match=r"nested more than 100|recursion depth"):
-            read_body(opening.encode() * LONG_BODY)
-        deep = opening * 101 + "1" + closing * 101
-        with pytest.raises(openai.BadRequestError, match="nested more than 100"):
-            read_body(f'{{"text": "{"x" * LONG_BODY}", "deep": {deep}}}'.encode())
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"x":', "}")])
+def test_a_long_body_that_is_nested_too_deeply_is_refused(opening: str, closing: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"nested more than 100|recursion depth"):
+        read_body(opening.encode() * LONG_BODY)
+    deep = opening * 101 + "1" + closing * 101
+    with pytest.raises(openai.BadRequestError, match="nested more than 100"):
+        read_body(f'{{"text": "{"x" * LONG_BODY}", "deep": {deep}}}'.encode())
 
 
 @asynccontextmanager
@@ -182,9 +182,9 @@ def test_events_are_read_as_they_were_written_however_they_are_cut() -> None:
     assert bare_events([]) == b""
 
 
-def test_a_reader_of_lines_gets_whole_events() -> None:
+@pytest.mark.parametrize("library", [httpx, httpx2])
+def test_a_reader_of_lines_gets_whole_events(library: Any) -> None:
     """Some split at every kind of line break that Unicode knows."""
-    for library in (httpx, httpx2):
-        response: Any = library.Response(200, content=bare_events(EVENTS))
-        lines = [line for line in response.iter_lines() if line]
-        assert [json.loads(line.removeprefix("data: ")) for line in lines] == EVENTS
+    response: Any = library.Response(200, content=bare_events(EVENTS))
+    lines = [line for line in response.iter_lines() if line]
+    assert [json.loads(line.removeprefix("data: ")) for line in lines] == EVENTS

@@ -429,19 +429,21 @@ def echoed(value: Any, echo: Callable[[str], str]) -> Any:
 
 
 @every_api
-def test_an_answer_is_the_sdks_own_class_and_is_recognised_when_it_is_sent_back(name: str) -> None:
-    for row, said in REPLIES.items():
-        for body in ({}, THOUGHTS) if name == "gemini" else ({},):
-            whole = written(name, said, **body)
-            typed = CLASSES[name].model_validate(whole)
-            if name == "gemini":
-                again = typed.model_dump(mode="json", by_alias=True, exclude_none=True)
-                assert again == whole
-            else:
-                again = typed.to_dict()
-            for answer, echo in itertools.product((whole, again), ECHOES):
-                read = APIS[name].read(**history(name, echoed(answer, echo)))
-                assert is_sent_back(said, read.messages[1]), row
+@pytest.mark.parametrize(("row", "said"), REPLIES.items())
+def test_an_answer_is_the_sdks_own_class_and_is_recognised_when_it_is_sent_back(
+    row: Any, said: Any, name: str
+) -> None:
+    for body in ({}, THOUGHTS) if name == "gemini" else ({},):
+        whole = written(name, said, **body)
+        typed = CLASSES[name].model_validate(whole)
+        if name == "gemini":
+            again = typed.model_dump(mode="json", by_alias=True, exclude_none=True)
+            assert again == whole
+        else:
+            again = typed.to_dict()
+        for answer, echo in itertools.product((whole, again), ECHOES):
+            read = APIS[name].read(**history(name, echoed(answer, echo)))
+            assert is_sent_back(said, read.messages[1]), row
 
 
 NUMBERS = {

@@ -210,29 +210,29 @@ def test_a_run_that_fails_or_is_cancelled_ends_its_server(error: type[BaseExcept
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio's own
-def test_a_loop_that_is_closed_takes_its_server_along() -> None:
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 50])
+def test_a_loop_that_is_closed_takes_its_server_along(turns: int) -> None:
     """At any moment of the server's start, and with its Env still held by somebody."""
-    for turns in (0, 1, 2, 3, 50):
-        addresses: list[Address] = []
-        loop = asyncio.new_event_loop()
+    addresses: list[Address] = []
+    loop = asyncio.new_event_loop()
 
-        async def some_turns(addresses: list[Address] = addresses, turns: int = turns) -> Any:
-            env = await abandoned(addresses)
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            return env
+    async def some_turns(addresses: list[Address] = addresses, turns: int = turns) -> Any:
+        env = await abandoned(addresses)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return env
 
-        kept = loop.run_until_complete(some_turns())
-        with socket.create_connection(("127.0.0.1", port_of(addresses[0]))) as idle:
-            loop.run_until_complete(asyncio.sleep(0.05 if turns else 0))
-            cancel_all(loop)
-            loop.close()
-            idle.settimeout(10)
-            with suppress(ConnectionResetError):
-                assert idle.recv(1) == b"", turns
-        assert not listening(), turns
-        assert is_refused(addresses[0]), turns
-        assert kept.turns == 0
+    kept = loop.run_until_complete(some_turns())
+    with socket.create_connection(("127.0.0.1", port_of(addresses[0]))) as idle:
+        loop.run_until_complete(asyncio.sleep(0.05 if turns else 0))
+        cancel_all(loop)
+        loop.close()
+        idle.settimeout(10)
+        with suppress(ConnectionResetError):
+            assert idle.recv(1) == b"", turns
+    assert not listening(), turns
+    assert is_refused(addresses[0]), turns
+    assert kept.turns == 0
 
 
 def port_of(address: Address) -> int:
