@@ -104,15 +104,11 @@ SHORT = RolloutConfig(limits=RolloutLimits(max_sampled_tokens=60))
 TWENTY_QUESTIONS = "a game with another model in it"
 SCENES: dict[str, tuple[Callable[[Any], Env], list[str]]] = {
     "a game, with a role of its own": (guess_number, ["Guess: 50", "what?", "Guess: 42"]),
-    TWENTY_QUESTIONS: (
-        lambda renderer: TwentyQuestionsEnv(Answerer(), "pear", renderer),
-        ["Is it red?", "Hm", "Guess: pear"],
-    ),
+    TWENTY_QUESTIONS: (lambda renderer: TwentyQuestionsEnv(Answerer(), "pear", renderer),
+        ["Is it red?", "Hm", "Guess: pear"]),
     "a board, with stops of its own": (tic_tac_toe, ["[4]", "[2]", "[6]"]),
-    "a problem": (
-        lambda renderer: ArithmeticEnv(2, 3, renderer, ArithmeticEnv.standard_fewshot_prefix()),
-        ["It is 5"],
-    ),
+    "a problem": (lambda renderer: ArithmeticEnv(2, 3, renderer,
+        ArithmeticEnv.standard_fewshot_prefix()), ["It is 5"]),
     "one message": (lambda renderer: EnvFromMessageEnv(renderer, ForecastEnv(MARKET)), ["0.8"]),
     "tools": (calculator, [CALL, "It is 84."]),
     "a broken tool call": (calculator, [call("{")]),
@@ -120,7 +116,7 @@ SCENES: dict[str, tuple[Callable[[Any], Env], list[str]]] = {
     "a limit of its own": (calculating(rollout_config=SHORT), [CALL, CALL, CALL, CALL]),
     "tool calls of its own limit": (calculating(max_tool_calls=1), [CALL, CALL, "84"]),
     "a first prompt that is too long": (calculating(max_trajectory_tokens=10), []),
-}
+}  # fmt: skip
 
 NEW_SEQUENCES = [
     "a game, with a role of its own",

@@ -33,8 +33,6 @@ from evert.agents.supervisor import CHUNK, KEPT_OUTPUT, Tail, remove
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds every descendant")
 
-# -- to outlive an episode -----------------------------------------------------------------------
-
 
 @linux
 @pytest.mark.parametrize("name", HOSTILE)

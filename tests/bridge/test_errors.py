@@ -49,9 +49,6 @@ def test_every_error_pickles_and_copies_with_its_type_and_message() -> None:
             assert (str(received), received.args) == (str(sent), sent.args), error
 
 
-# -- tracebacks ------------------------------------------------------------------------------------
-
-
 async def reads(client: Any) -> float:
     return float(json.loads("{"))
 

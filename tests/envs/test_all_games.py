@@ -85,8 +85,6 @@ def test_a_game_is_registered_documented_and_has_no_path_that_leads_nowhere(game
         assert resolve(path, "thing", GameError) is not None, path
 
 
-# -- won, lost, and played wrongly -----------------------------------------------------------------
-
 ZEBRA = {"answer": "zebra", "category": "animal", "split": "train"}
 BISECTED = ["Guess: 512", "Guess: 256", "Guess: 13"]
 SCRIPTS: list[tuple[str, Any, list[str], list[float], dict[str, Any]]] = [

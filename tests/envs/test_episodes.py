@@ -491,21 +491,16 @@ LEGAL = {"messages": "I am 3", "tokens": (505,)}
 TEXT = r"the reply's text.*level='tokens'"
 IDS = "a sequence of token ids"
 NO_ACTIONS: dict[str, list[tuple[Any, str]]] = {
-    "messages": [
-        *((action, TEXT) for action in (None, 3, b"bytes", ["a"], {"role": "assistant"}, (1, 2))),
-        ("\ud83d", "surrogate"),
-    ],
-    "tokens": [
-        *((action, IDS) for action in (7, None, {1, 2})),
-        ("I am 3", f"{IDS}; got 'I am 3' of type str"),
-        ([1, "2"], "Token 1 of the action is '2' of type str"),
-        ([True], "Token 0 of the action is True of type bool"),
-        (np.array([0.5]), "Token 0 of the action is 0.5 of type float"),
-        (np.array([[1, 2]]), "Token 0 of the action is .* of type list"),
-        ([1, 512], r"Token 1 of the action is 512, outside of the vocabulary 0\.\.511"),
-        ([-1], "Token 0 of the action is -1"),
-    ],
-}
+    "messages": [*((action, TEXT) for action in (None, 3, b"bytes", ["a"], {"role": "assistant"},
+        (1, 2))), ("\ud83d", "surrogate")],
+    "tokens": [*((action, IDS) for action in (7, None, {1, 2})), ("I am 3",
+        f"{IDS}; got 'I am 3' of type str"), ([1, "2"], "Token 1 of the action is '2' of type str"),
+        ([True], "Token 0 of the action is True of type bool"), (np.array([0.5]),
+        "Token 0 of the action is 0.5 of type float"), (np.array([[1, 2]]),
+        "Token 0 of the action is .* of type list"), ([1, 512],
+        r"Token 1 of the action is 512, outside of the vocabulary 0\.\.511"), ([-1],
+        "Token 0 of the action is -1")],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("level", NO_ACTIONS)

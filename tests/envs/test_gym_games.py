@@ -266,9 +266,6 @@ def one_word(reply: str) -> int:
     return ["enough", "more"].index(reply)
 
 
-# -- illegal replies --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("illegal", "turns", "reward", "end"),
     [("explain", 3, 0.0, "truncated"), ("end", 1, 0.0, "completed"), (-2.5, 1, -2.5, "completed")],
@@ -381,9 +378,6 @@ def test_any_environment_has_a_recipe_that_begins_without_a_warm_up_where_a_base
     assert (known["model_name"], known["warm_up_steps"]) == ("evert-tiny-moves", 0)
     assert ("model_name" in settings, settings["warm_up_steps"] > 0) == (False, True)
     assert not recipe.gymnasium("FrozenLake-v1").settings(full_size=True)["warm_up_steps"]
-
-
-# -- what is wrong ----------------------------------------------------------------------------
 
 
 def test_what_is_wrong_with_an_argument_is_said() -> None:

@@ -255,9 +255,6 @@ def test_a_keyboard_interrupt_is_no_failure_but_ends_the_step_for_all() -> None:
     envs.close()
 
 
-# -- what is refused ----------------------------------------------------------------------------
-
-
 def test_what_are_no_actions_options_seeds_or_running_episodes_is_refused() -> None:
     envs = AgentVectorEnv(2, agent="evert.envs.identity:identity_agent", tasks=[3])
     envs.reset()
@@ -300,9 +297,6 @@ def test_a_bad_argument_is_named() -> None:
         gymnasium.make_vec("evert/Identity-v0", 2, "async")
 
 
-# -- attributes ---------------------------------------------------------------------------------
-
-
 def test_calls_and_attributes_go_to_all_environments() -> None:
     envs = AgentVectorEnv(2, agent=wandering_agent, tasks=[7], render_mode="ansi")
     envs.reset(seed=3)
@@ -312,9 +306,6 @@ def test_calls_and_attributes_go_to_all_environments() -> None:
     assert envs.np_random_seed == (3, 4)
     assert envs.call("render") == envs.render() == ("[user]\nSay 7.\n",) * 2
     envs.close()
-
-
-# -- copies -------------------------------------------------------------------------------------
 
 
 def test_a_copy_is_a_new_one_of_the_same_arguments() -> None:

@@ -239,8 +239,6 @@ TASKS = [
         options={"env": {"TEXT": "{task}"}}, task="a\0b"),
 ]  # fmt: skip
 
-# -- in a sandbox ----------------------------------------------------------------------------------
-
 REPORTS = """
 for one in glob.glob("/proc/[0-9]*/fd/*"):
     try: os.write(os.open(one, os.O_WRONLY | os.O_NONBLOCK), b"ended 0\\n")

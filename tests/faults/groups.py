@@ -114,8 +114,6 @@ REWARDED = [
     for what, reward, trainer in REWARDS
 ]  # fmt: skip
 
-# -- seats -----------------------------------------------------------------------------------------
-
 
 def seated(what: str) -> Any:
     """An agent with two seats, of which something goes wrong."""
@@ -243,9 +241,6 @@ FROZEN = [
         agent=asks_a_judge, play=closed_after_one, options={"models": {"judge": Judge("hang")}},
         trainer_sees="EnvClosedError: …", agent_sees="Fine.; CancelledError")
 ]  # fmt: skip
-
-
-# -- commands --------------------------------------------------------------------------------------
 
 
 def command(code: str) -> Any:

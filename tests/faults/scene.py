@@ -213,9 +213,6 @@ def _reason(metrics: Mapping[str, Any]) -> str:
     return ",".join(name.removeprefix(STOP_METRIC_PREFIX) for name in found)
 
 
-# -- what is left ----------------------------------------------------------------------------------
-
-
 @dataclass
 class Inventory:
     """What a process has that an episode might leave behind."""

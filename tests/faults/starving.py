@@ -134,9 +134,6 @@ RETRIES = [
 ]  # fmt: skip
 
 
-# -- what is long ----------------------------------------------------------------------------------
-
-
 def sending(text: str) -> Agent:
     async def agent(client: Any, scene: Scene) -> float:
         with contextlib.suppress(Exception):

@@ -23,6 +23,7 @@ from tests.kit.playing import (
     assert_extends,
     play,
     play_group,
+    play_recorded,
     play_without_a_call,
     policy_of,
     reward,
@@ -33,8 +34,7 @@ from tests.kit.serving import free_port
 
 __all__ = [
     "Logs", "Numbered", "Patch", "Shown", "as_agent", "ask", "ask_blocking", "asks",
-    "asks_blocking",
-    "assert_extends", "assistant", "call", "calling", "free_port", "needs_sandbox", "play",
-    "play_group", "play_without_a_call", "policy_of", "reward", "rewards", "start", "system",
-    "talker", "tokens_of", "tool", "until", "user",
+    "asks_blocking", "assert_extends", "assistant", "call", "calling", "free_port", "needs_sandbox",
+    "play", "play_group", "play_recorded", "play_without_a_call", "policy_of", "reward", "rewards",
+    "start", "system", "talker", "tokens_of", "tool", "until", "user",
 ]  # fmt: skip

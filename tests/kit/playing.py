@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
@@ -14,7 +15,10 @@ from evert import (
     BlockingAgentClient,
     ChatAgentEnv,
     ChatAgentGroupBuilder,
+    Recorder,
+    RolloutRecord,
     ScriptedPolicy,
+    read_records,
 )
 
 Reply = str | Callable[[str], str]
@@ -61,6 +65,21 @@ async def play_group(
     """The same of a group; ``options`` are ``ChatAgentGroupBuilder``'s."""
     builder = ChatAgentGroupBuilder(agent, **options)
     return await do_group_rollout(builder, _completer(script), strategy)
+
+
+async def play_recorded(
+    folder: Path,
+    agent: Any,
+    *script: Reply | TokenCompleter,
+    runner: Callable[..., Any] = do_single_rollout,
+    **options: Any,
+) -> tuple[RolloutRecord, Trajectory]:
+    """A rollout as ``play`` has it, and its record in ``rollouts.jsonl``."""
+    recorder = Recorder(folder / "rollouts.jsonl")
+    env = recorder.watch(ChatAgentEnv(agent, **options))
+    trajectory = await runner(_completer(script, renderer=options.get("renderer")), env)
+    recorder.add([trajectory], [env])
+    return [*read_records(folder)][-1], trajectory
 
 
 async def start(agent: Any, *task: Any, **options: Any) -> ChatAgentEnv:

@@ -93,25 +93,20 @@ READ: list[tuple[dict[str, Any], dict[str, Any]]] = [
     *((message("user", "Hi", name=none), user("Hi")) for none in (None, "")),
     (message("user", "Hi", reasoning_content="Hm.", tool_calls=[CALL]), user("Hi")),
     (message("tool", "2"), message("tool", "2")),
-    *(
-        (message("user", [{**HELLO, "type": kind}, {**SO, "type": kind}]), user("Hello.So."))
-        for kind in ("text", "input_text", "output_text")
-    ),
+    *((message("user", [{**HELLO, "type": kind}, {**SO, "type": kind}]),
+        user("Hello.So.")) for kind in ("text", "input_text", "output_text")),
     *((message("user", [HELLO, i, SO]), message("user", [HELLO, SHOWN, SO])) for i in IMAGES),
     (message("user", [IMAGE]), message("user", [SHOWN])),
     *(({"role": "assistant", **nothing}, assistant("")) for nothing in NOTHING),
-    *(
-        ({"role": "assistant", "tool_calls": [call], **nothing}, CALLED)
-        for nothing in NOTHING
-        for call in (CALL, SDK_CALL)
-    ),
+    *(({"role": "assistant", "tool_calls": [call], **nothing},
+        CALLED) for nothing in NOTHING for call in (CALL, SDK_CALL)),
     *((said("Hi", tool_calls=none), assistant("Hi")) for none in NO_CALLS),
     (called(SPACED), said("", tool_calls=[tool_call(arguments='{ "x":1 }')])),
     (said([HM, SO]), said([HM, SO])),
     *((said("So.", **{f: "Hm."}), said([HM, SO])) for f in ("reasoning_content", "reasoning")),
     (said([SO, SO], reasoning="Hm."), said([HM, {"type": "text", "text": "So.So."}])),
     *((said("So.", reasoning_content=none), said("So.")) for none in (None, "", {"effort": "low"})),
-]
+]  # fmt: skip
 
 
 def test_messages_are_read() -> None:
@@ -156,8 +151,6 @@ def test_tools_are_read_with_name_description_and_schema() -> None:
     assert read_tools([{"function": {"name": "now"}}])[0]["description"] == ""
 
 
-# -- what is refused -------------------------------------------------------------------------------
-
 ROLE = "messages[3] has role {!r}; expected one of system, developer, user, assistant, tool."
 MESSAGE = "messages[3] must be a dict with 'role' and 'content', got {}: {!r}."
 PART = "messages[3].content[1] is {!r}; expected a part of type 'text' or 'image_url'."
@@ -190,19 +183,14 @@ REFUSED: list[tuple[object, str]] = [
     ({"content": "Hi"}, ROLE.format(None)),
     *((one, MESSAGE.format(type(one).__name__, one)) for one in NO_MESSAGES),
     *((message("user", [HELLO, part]), PART.format(part)) for part in NO_PARTS),
-    *(
-        (message(role, content), CONTENT.format(type(content).__name__, content))
-        for role in ("user", "assistant", "tool")
-        for content in (5, HELLO, b"Hi", None)
-        if (role, content) != ("assistant", None)
-    ),
+    *((message(role, content), CONTENT.format(type(content).__name__, content)) for role in ("user",
+        "assistant", "tool") for content in (5, HELLO, b"Hi", None) if (role,
+        content) != ("assistant", None)),
     *((said("", tool_calls=[CALL, call]), CALL_FORM.format(call)) for call in NO_CALL),
     *((said("", tool_calls=no), CALL_LIST.format(no)) for no in (5, True, "add", {"id": "call-1"})),
-    *(
-        (called({"function": {"name": "add", "arguments": arguments}}), ARGUMENTS)
-        for arguments in ("{", "x=1", "{'x': 1}", DEEP)
-    ),
-]
+    *((called({"function": {"name": "add", "arguments": arguments}}),
+        ARGUMENTS) for arguments in ("{", "x=1", "{'x': 1}", DEEP)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("sent", "told"), REFUSED)
@@ -332,11 +320,8 @@ SAME: list[tuple[Reply, object]] = [
     (EVERYTHING, said("So.", tool_calls=[call_a()])),
 ]
 ANOTHER: list[tuple[Reply, object]] = [
-    *(
-        (reply, said(reply.text, **{field: "Well."}))
-        for reply in (THOUGHT, TEXT)
-        for field in ("reasoning_content", "reasoning")
-    ),
+    *((reply, said(reply.text, **{field: "Well."})) for reply in (THOUGHT,
+        TEXT) for field in ("reasoning_content", "reasoning")),
     (THOUGHT, sdk_message(THOUGHT).model_copy(update={"reasoning_content": "Well."})),
     *((TEXT, said(content)) for content in OTHER_TEXTS),
     (replied("None"), said([IMAGE])),
@@ -345,11 +330,9 @@ ANOTHER: list[tuple[Reply, object]] = [
     *((EVERYTHING, said("So.", tool_calls=made)) for made in OTHER_CALLS),
     (CALLS, said("", tool_calls=REWRITTEN_CALLS[::-1])),
     (TEXT, said("Hello.", tool_calls=[call_a()])),
-    (
-        replied("", tool_calls=[tool_call("a", DEEP)]),
-        said("", tool_calls=[call_a(function={"name": "add", "arguments": f"{DEEP} "})]),
-    ),
-]
+    (replied("", tool_calls=[tool_call("a", DEEP)]), said("",
+        tool_calls=[call_a(function={"name": "add", "arguments": f"{DEEP} "})])),
+]  # fmt: skip
 
 
 def test_a_reply_is_recognised_when_it_says_the_same_and_not_otherwise() -> None:

@@ -167,9 +167,6 @@ async def test_without_the_package_the_error_names_it(
         _ = client.genai
 
 
-# -- lm15, the HTTP client below DSPy, which has neither httpx nor a base class --------------------
-
-
 async def test_a_router_over_the_clients_transport_needs_no_context() -> None:
     """A thread that was started before the agent, as frameworks have them."""
     with ThreadPoolExecutor(1) as pool:

@@ -42,16 +42,12 @@ NAMES = ("add", "look")
 FUNCTIONS: list[Any] = [{"name": name, "strict": True, "parameters": SCHEMA} for name in NAMES]
 CLAUDES: list[Any] = [{"name": name, "description": "", "input_schema": SCHEMA} for name in NAMES]
 FIELDS: dict[str, dict[str, Any]] = {
-    "chat": {
-        "messages": HELLO,
-        "tools": [{"type": "function", "function": function} for function in FUNCTIONS],
-    },
-    "responses": {
-        "input": HELLO,
-        "tools": [{"type": "function", **function} for function in FUNCTIONS],
-    },
+    "chat": {"messages": HELLO, "tools": [{"type": "function",
+        "function": function} for function in FUNCTIONS]},
+    "responses": {"input": HELLO, "tools": [{"type": "function",
+        **function} for function in FUNCTIONS]},
     "anthropic": {"messages": HELLO, "tools": CLAUDES, "max_tokens": 500},
-}
+}  # fmt: skip
 """What is sent where nothing else is."""
 
 ALL = (*FIELDS, "genai")
@@ -242,9 +238,6 @@ async def test_the_events_of_a_stream_come_in_the_order_that_each_api_says() -> 
     assert deltas == {"thinking_delta", "signature_delta", "text_delta", "input_json_delta"}
 
 
-# -- what each answer says -----------------------------------------------------------------------
-
-
 async def test_text_reasoning_and_calls_are_where_each_sdk_has_them() -> None:
     said = f"{THOUGHT}So.\n{calling('add', x=1)}\n{calling('look', x=2)}"
     ways = [way for api in ALL for way in by(api, whole)]
@@ -278,9 +271,6 @@ async def test_ids_are_never_used_twice() -> None:
     assert len({item.id for item in items} | {*calls}) == len(items) + len(calls)
     ids = [call.id for response in got[-2:] for call in response.function_calls]
     assert len({*ids}) == len(ids) == 6
-
-
-# -- raw, streaming and parsed -------------------------------------------------------------------
 
 
 class Sum(BaseModel):
@@ -408,9 +398,6 @@ async def test_a_call_is_never_made_twice(client: AgentClient) -> None:
     assert client.anthropic.max_retries == client.anthropic_sync.max_retries == 0
     assert client.openai.timeout is None
     assert client.anthropic.timeout is None
-
-
-# -- blocking clients ----------------------------------------------------------------------------
 
 
 def check_blocking(client: BlockingAgentClient | AgentClient) -> None:

@@ -603,15 +603,12 @@ async def test_a_thread_of_an_agent_looks_like_any() -> None:
 
 
 PATCHED = [
-    *(
-        (client, "_transport_for_url")
-        for lib in (httpx, httpx2)
-        for client in (lib.Client, lib.AsyncClient)
-    ),
+    *((client, "_transport_for_url") for lib in (httpx, httpx2) for client in (lib.Client,
+        lib.AsyncClient)),
     (aiohttp.ClientSession, "_request"),
     (threading.Thread, "start"),
     (ThreadPoolExecutor, "submit"),
-]
+]  # fmt: skip
 
 
 def patches() -> list[Any]:
@@ -677,9 +674,6 @@ def test_take_over_is_installed_once_by_however_many_threads(monkeypatch: Patch)
     for thread in threads:
         thread.join()
     assert times == [1]
-
-
-# -- refusals ------------------------------------------------------------------------------------
 
 
 @as_agent()

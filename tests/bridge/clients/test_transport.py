@@ -176,9 +176,6 @@ async def test_an_agent_that_goes_on_calling_is_ended_and_its_thread_is_freed() 
     assert not threads[0].is_alive()
 
 
-# -- aiohttp ---------------------------------------------------------------------------------------
-
-
 LARGE = b"data: {}\n\n" * 300_000
 
 

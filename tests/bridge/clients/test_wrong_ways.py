@@ -148,9 +148,6 @@ async def test_a_frozen_model_that_fails_is_named_and_asked_once() -> None:
     assert asked == ["judge"] * 2
 
 
-# -- a network that fails ------------------------------------------------------------------------
-
-
 async def test_a_silent_name_server_is_a_retried_connection_error(bad_network: list[str]) -> None:
     def agent() -> None:
         with pytest.raises(openai.APIConnectionError):
@@ -184,9 +181,6 @@ async def test_a_port_where_nobody_listens_is_a_connection_error_in_every_librar
         return 1.0
 
     await play_without_a_call(agent)
-
-
-# -- the rollout's own address -------------------------------------------------------------------
 
 
 async def test_any_name_will_do_at_the_rollouts_address_and_is_no_stranger() -> None:

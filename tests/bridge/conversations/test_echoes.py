@@ -16,12 +16,11 @@ from evert import AgentClient
 from evert.bridge.env.options import EnvOptions
 
 TOOLS: Any = [tool("edit")]
+Change = Callable[[dict[str, Any], int], str]
 TWO = f"{calling('edit', path='a')}\n{calling('edit', path='b')}\n"
 
 
-def sends_back(
-    change: Callable[[dict[str, Any], int], str],
-) -> Callable[[AgentClient], Awaitable[float]]:
+def sends_back(change: Change) -> Callable[[AgentClient], Awaitable[float]]:
     """An agent that calls tools until there is no call.
 
     ``change`` changes a call, the so many-th of all messages and calls, before it is sent back, and
@@ -144,30 +143,17 @@ async def test_a_renamed_id_that_the_template_shows_is_drift() -> None:
     assert "'functions.edit:0'" in str(trajectory.transitions[0].logs["drift_at"])
 
 
+ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
 CHANGES: list[tuple[Callable[[list[Any]], object], str, str]] = [
-    (
-        lambda sent: sent[1]["tool_calls"][0]["function"].update(arguments='{"path": "z"}'),
-        "history",
-        "messages[1].tool_calls[0].function.arguments.path of the assistant was 'a' and is now "
-        "'z'.",
-    ),
-    (
-        lambda sent: sent[1]["tool_calls"][0]["function"].update(arguments='{"path":"a", "n":1}'),
-        "completed_arguments",
-        "messages[1].tool_calls[0].function.arguments.n of the assistant was 'null' and is now "
-        "'1'.",
-    ),
-    (
-        lambda sent: sent[0].update(content="stop"),
-        "history",
-        "messages[0].content of the user was 'go' and is now 'stop'.",
-    ),
-    (
-        lambda sent: sent.__setitem__(slice(1, 3), [user("And?")]),
-        "history",
-        "messages[1].role of the assistant was 'assistant' and is now 'user'.",
-    ),
-]
+    (lambda sent: sent[1]["tool_calls"][0]["function"].update(arguments='{"path": "z"}'),
+        "history", f"{ARGUMENTS}.path of the assistant was 'a' and is now 'z'."),
+    (lambda sent: sent[1]["tool_calls"][0]["function"].update(arguments='{"path":"a", "n":1}'),
+        "completed_arguments", f"{ARGUMENTS}.n of the assistant was 'null' and is now '1'."),
+    (lambda sent: sent[0].update(content="stop"),
+        "history", "messages[0].content of the user was 'go' and is now 'stop'."),
+    (lambda sent: sent.__setitem__(slice(1, 3), [user("And?")]),
+        "history", "messages[1].role of the assistant was 'assistant' and is now 'user'."),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "cause", "where"), CHANGES)

@@ -213,10 +213,8 @@ class Forgetful(Qwen3InstructRenderer):
 RULE_3 = "Rule 3: the observation of turn 1 is not the renderer's own prompt for the conversat"
 BROKEN_ENVS: dict[str, tuple[Callable[[], ChatAgentEnv], list[str]]] = {
     "reward": (lambda: PaysInWords(asks), ["Rule 1: the reward is 'much', expected a float."]),
-    "empty": (
-        lambda: ChatAgentEnv(asks, renderer=EmptyPrompts(TOKENIZER)),
-        ["Rule 2: the observation of turn 0 is empty."],
-    ),
+    "empty": (lambda: ChatAgentEnv(asks, renderer=EmptyPrompts(TOKENIZER)),
+        ["Rule 2: the observation of turn 0 is empty."]),
     "foreign": (
         lambda: ChatAgentEnv(asks, renderer=ForeignTokens(TOKENIZER)),
         [
@@ -224,15 +222,11 @@ BROKEN_ENVS: dict[str, tuple[Callable[[], ChatAgentEnv], list[str]]] = {
             f"{len(TOKENIZER)}. The renderer and the tokenizer do not match."
         ],
     ),
-    "forgetful": (
-        lambda: ChatAgentEnv(talker(3), renderer=Forgetful(TOKENIZER)),
-        [RULE_3, "Forgetful renders a message differently once others follow"],
-    ),
-    "tireless": (
-        lambda: Tireless(asks),
-        ["Rule 4: a step after the end of the episode was accepted."],
-    ),
-}
+    "forgetful": (lambda: ChatAgentEnv(talker(3), renderer=Forgetful(TOKENIZER)), [RULE_3,
+        "Forgetful renders a message differently once others follow"]),
+    "tireless": (lambda: Tireless(asks),
+        ["Rule 4: a step after the end of the episode was accepted."]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "said"), BROKEN_ENVS.values(), ids=BROKEN_ENVS)

@@ -30,6 +30,7 @@ from tests.kit import (
     policy_of,
     reward,
     rewards,
+    start,
     talker,
     tokens_of,
     tool,
@@ -62,17 +63,6 @@ TIGHT = RolloutLimits(max_trajectory_tokens=100)
 ADD = tool("add")
 TOOL_CALL = calling("add")
 BROKEN_CALL = '<tool_call>\n{"name": oops}\n</tool_call>'
-
-
-async def started(agent: Any, **options: Any) -> tuple[ChatAgentEnv, Any]:
-    """An env whose agent waits for its first reply, and what is to be sampled."""
-    env = ChatAgentEnv(agent, **options)
-    first = await env.initial_observation()
-    assert not isinstance(first, InitialObservationOverflow)
-    return env, first[0]
-
-
-# -- tokens ----------------------------------------------------------------------------------------
 
 
 class Speller(TokenCompleter):
@@ -110,15 +100,12 @@ async def test_an_action_that_ends_in_its_middle_is_delivered_and_the_agent_may_
         said = await ask(client)
         return float("Hel" in said and await ask(client, "Hi", assistant(said), "and?") == "Yes.")
 
-    env, _ = await started(agent)
+    env = await start(agent)
     between = await env.step([*tokens_of("Hel"), *tokens_of("lo")])
     assert between.metrics["parse_error"] == 1.0
     assert between.logs["drift"] == "template"
     result = await env.step(tokens_of("Yes."))
     assert (result.episode_done, result.reward) == (True, 1.0)
-
-
-# -- rewards ---------------------------------------------------------------------------------------
 
 
 async def test_a_reward_belongs_to_the_transition_just_taken_or_to_the_first() -> None:
@@ -354,7 +341,7 @@ async def test_retries_count_as_turns_and_keep_to_the_token_budget() -> None:
     assert len((await play(wants_json)).transitions) == 3
 
     limits = RolloutLimits(max_trajectory_tokens=150)
-    env, _ = await started(wants_json, limits=limits, format_retries=99)
+    env = await start(wants_json, limits=limits, format_retries=99)
     prompts = []
     while not (result := await env.step(tokens_of("no json"))).episode_done:
         prompts.append(result.next_observation.length)
@@ -440,9 +427,6 @@ async def test_an_agents_stop_string_stops_the_reply_and_is_left_out() -> None:
     assert seen == ["1 2 ", "4"]
 
 
-# -- seams -----------------------------------------------------------------------------------------
-
-
 class Hurry(RolloutHooks):
     async def on_turn_begin(self, state: RolloutState) -> list[Message] | None:
         return [Message(role="user", content="Hurry!")] if state.turn_index == 1 else None
@@ -456,12 +440,13 @@ async def test_a_hooks_messages_are_injected_before_the_call() -> None:
 
 
 async def test_messages_that_cannot_be_injected_leave_the_observation_as_it_was() -> None:
-    env, prompt = await started(talker(1))
+    env = ChatAgentEnv(talker(1))
+    first: Any = await env.initial_observation()
     image: Any = {"role": "user", "content": [{"type": "image", "image": "x"}]}
     with pytest.raises(ValueError, match="image"):
         await env.inject_messages([image])
     assert env.conversation is not None
-    assert env.conversation.prompt().to_ints() == prompt.to_ints()
+    assert env.conversation.prompt().to_ints() == first[0].to_ints()
     assert (await env.step(tokens_of("x"))).episode_done
 
 
@@ -486,7 +471,7 @@ async def test_an_agent_that_ignores_its_close_is_reported(caplog: Logs) -> None
                     await release.wait()
         return 1.0
 
-    env, _ = await started(agent, close_timeout=0.02)
+    env = await start(agent, close_timeout=0.02)
     await env.close()
     assert "did not end within" in caplog.text
     release.set()
@@ -506,7 +491,7 @@ async def test_a_finally_block_of_some_seconds_is_left_to_finish() -> None:
             done.append("cleaned up")
         return 1.0
 
-    env, _ = await started(agent)
+    env = await start(agent)
     await env.close()
     assert done == ["cleaned up"]
 
@@ -518,7 +503,7 @@ async def test_what_an_agent_that_ended_meanwhile_held_is_let_go_by_close() -> N
             await asyncio.wait_for(ask(client), 0.02)
         return 0.0
 
-    env, _ = await started(agent)
+    env = await start(agent)
     await asyncio.sleep(0.5)  # the trainer samples, and the agent gives up
     assert not env.is_running
     assert server._servers
@@ -527,13 +512,13 @@ async def test_what_an_agent_that_ended_meanwhile_held_is_let_go_by_close() -> N
 
 
 def test_an_env_that_is_dropped_with_its_loop_frees_its_thread_and_warns() -> None:
-    async def start() -> None:
-        _env = await started(blocking_talker)
+    async def start_and_drop() -> None:
+        _env = await start(blocking_talker)
         await asyncio.sleep(0)
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        asyncio.run(start())
+        asyncio.run(start_and_drop())
         gc.collect()
     assert any("call close()" in str(w.message) for w in caught)
     for thread in threading.enumerate():
@@ -570,7 +555,7 @@ async def test_two_hundred_blocking_agents_at_once_do_not_deadlock() -> None:
     def agent(client: BlockingAgentClient, task: str) -> bool:
         return ask_blocking(client) == task
 
-    envs = [(await started(agent, task=str(number)))[0] for number in range(200)]
+    envs = [await start(agent, str(number)) for number in range(200)]
     ends = [await env.step(tokens_of(str(number))) for number, env in enumerate(envs)]
     assert [end.reward for end in ends] == [1.0] * 200
 

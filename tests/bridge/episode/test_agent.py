@@ -188,32 +188,18 @@ YIELDS = "is a generator function; an agent runs to its end and returns its rewa
 NO_TASK_GIVEN = f"{FORMS} Pass task=... if it needs one."
 NO_PARAMETER = "it has no parameter for the task"
 REFUSED: list[tuple[Any, object, list[str]]] = [
-    *[
-        (thing, NO_TASK, [NO_CALLABLE.format(thing, type(thing).__name__), FORMS])
-        for thing in (None, 1.0, "agent", {"agent": 1}, [with_client])
-    ],
+    *[(thing, NO_TASK, [NO_CALLABLE.format(thing, type(thing).__name__), FORMS]) for thing in (None,
+        1.0, "agent", {"agent": 1}, [with_client])],
     (AsyncCallable, NO_TASK, [A_CLASS]),
     (AsyncCallable, 7, [A_CLASS]),
     (partial(AsyncCallable), NO_TASK, ["got the class"]),
-    *[
-        (agent, NO_TASK, [f"The agent {agent_name(agent)} {YIELDS}"])
-        for agent in (
-            generator,
-            async_generator,
-            GeneratorCallable(),
-            partial(generator),
-            partial(GeneratorCallable()),
-        )
-    ],
-    *[
-        (agent, NO_TASK, [f"{agent_name(agent)}(", f" cannot be called with {called}: ", problem])
-        for called, problem, agents in (
-            ("(client)", "missing a required argument", [with_task, Agents().method]),
-            ("(client)", NO_TASK_GIVEN, [BlockingCallable(), with_options]),
-            ("()", NO_TASK_GIVEN, [with_its_task_alone, divmod, len]),
-        )
-        for agent in agents
-    ],
+    *[(agent, NO_TASK, [f"The agent {agent_name(agent)} {YIELDS}"]) for agent in (generator,
+        async_generator, GeneratorCallable(), partial(generator), partial(GeneratorCallable()))],
+    *[(agent, NO_TASK, [f"{agent_name(agent)}(", f" cannot be called with {called}: ",
+        problem]) for called, problem, agents in (("(client)", "missing a required argument",
+        [with_task, Agents().method]), ("(client)", NO_TASK_GIVEN, [BlockingCallable(),
+        with_options]), ("()", NO_TASK_GIVEN, [with_its_task_alone, divmod,
+        len])) for agent in agents],
     (with_options, NO_TASK, ["(client: Any, task: Any, *, tone: str = 'dry') -> float", "'task'"]),
     (without_client, 7, [f"cannot be called with (): {NO_PARAMETER}", FORMS]),
     (with_client, 7, [f"cannot be called with (client): {NO_PARAMETER}", FORMS]),
@@ -221,7 +207,7 @@ REFUSED: list[tuple[Any, object, list[str]]] = [
     (partial(with_task, task=7), 7, [NO_PARAMETER]),
     (with_required_option, 7, ["missing a required argument: 'tone'", FORMS]),
     (lambda chat, question: 1.0, 7, ["missing a required argument: 'question'"]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("agent", "task", "said"), REFUSED, ids=range(len(REFUSED)))

@@ -173,9 +173,6 @@ async def test_in_training_a_group_knows_its_batch_and_in_tests_it_is_in_none() 
     assert pickle.loads(pickle.dumps(groups(train, 1)[0])).batch == BatchPosition(1, 2)
 
 
-# -- seeds -----------------------------------------------------------------------------------------
-
-
 async def draws(client: Any, task: object = None) -> Outcome:
     await ask(client)
     return Outcome(1.0, {"seed": client.seed, "drawn": client.rng.random()})

@@ -142,18 +142,14 @@ async def test_log_probabilities_are_the_endpoints(elsewhere: Elsewhere, models:
 BOTH = {"tools": [ADD, tool("look")]}
 NAMED = {"type": "function", "function": {"name": "add"}}
 FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    (
-        {"tools": [ADD], "max_tokens": 7, "stop": "END", "temperature": 0.5, "seed": 1},
-        {"tools": [ADD], "max_completion_tokens": 7, "stop": ["END"]},
-    ),
+    ({"tools": [ADD], "max_tokens": 7, "stop": "END", "temperature": 0.5, "seed": 1},
+        {"tools": [ADD], "max_completion_tokens": 7, "stop": ["END"]}),
     (AS_OBJECT, AS_OBJECT),
     (as_schema("s"), as_schema("reply")),
-    *(
-        ({**BOTH, "tool_choice": choice}, {**BOTH, "tool_choice": choice})
-        for choice in (NAMED, "required")
-    ),
+    *(({**BOTH, "tool_choice": choice}, {**BOTH, "tool_choice": choice}) for choice in (NAMED,
+        "required")),
     ({"tools": [ADD], "tool_choice": "auto"}, {"tools": [ADD]}),
-]
+]  # fmt: skip
 
 
 async def test_an_endpoint_gets_the_fields_that_count(elsewhere: Elsewhere, models: Any) -> None:

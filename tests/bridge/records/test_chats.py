@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bridge.records.test_recording import recorded
-from tests.kit import ask, assistant, call, tool, user
+from tests.kit import ask, assistant, call, play_recorded, tool, user
 from tests.kit.renderers import FAMILIES, renderer_named
 from tests.trainers.conftest import make_tokenizer
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
@@ -86,12 +85,8 @@ async def played(path: Path, renderer: Renderer, case: str) -> RolloutRecord:
         await converses(client)
         return 1.0
 
-    recorder = Recorder(path / f"{case}.jsonl")
-    env = recorder.watch(ChatAgentEnv(agent, renderer=renderer))
-    trajectory = await do_single_rollout(AsTheRenderer(renderer, *replies), env)
-    recorder.add([trajectory], [env])
-    [record] = read_records(recorder.path)
-    return record
+    policy = AsTheRenderer(renderer, *replies)
+    return (await play_recorded(path, agent, policy, renderer=renderer))[0]
 
 
 def rendered(row: dict[str, Any], renderer: Renderer) -> list[int]:
@@ -183,16 +178,15 @@ async def test_a_given_up_call_is_in_no_chat_but_a_marked_trajectory(tmp_path: P
         await ask(client, user("One?"), assistant(said), user("Two?"))
         return 1.0
 
-    whole, _ = await recorded(tmp_path, agent, ["1", "2"])
+    whole, _ = await play_recorded(tmp_path, agent, "1", "2")
     [given_up] = FORMATS["sft"]([whole], print)
     whole.row["steps"][1]["metrics"][GIVEN_UP] = 1.0
     whole.row["steps"][1]["reply"] = None
     record = RolloutRecord(whole.row)
 
     assert [len(row["messages"]) for row in (given_up, *FORMATS["sft"]([record], print))] == [4, 2]
-    extras = [
-        [step.get("extra") for step in row["steps"]] for row in FORMATS["atif"]([record], print)
-    ]
+    rows = FORMATS["atif"]([record], print)
+    extras = [[step.get("extra") for step in row["steps"]] for row in rows]
     assert extras == [[None, None], [None, None, None, {"given_up": True}]]
 
 

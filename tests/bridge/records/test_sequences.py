@@ -121,9 +121,6 @@ def test_images_are_refused_by_name() -> None:
         sequences(trajectory)
 
 
-# -- without weight --------------------------------------------------------------------------------
-
-
 HELLO: Any = [user("Hello?")]
 OUT: Any = {"evert": {"train": False}}
 

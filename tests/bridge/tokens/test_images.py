@@ -196,9 +196,6 @@ async def test_too_many_bytes_pixels_or_images_are_a_400(monkeypatch: Patch) -> 
     assert "has more than 50 bytes" in told
 
 
-# -- no other address ------------------------------------------------------------------------------
-
-
 ADDRESSES = [
     *("file:///etc/passwd", "FILE:///etc/passwd", " file:///etc/passwd", "/etc/passwd"),
     *("etc/passwd", "~/.ssh/id_rsa", "ftp://127.0.0.1/x.png", "gs://bucket/x.png"),
@@ -223,9 +220,6 @@ async def test_no_other_address_is_opened(monkeypatch: Patch) -> None:
     assert not opened
 
 
-# -- beside the loop -------------------------------------------------------------------------------
-
-
 def test_no_image_is_opened_on_the_loop_and_none_is_rendered_there_again() -> None:
     held = Images()
     text = Message(role="user", content="Hi")
@@ -237,9 +231,6 @@ def test_no_image_is_opened_on_the_loop_and_none_is_rendered_there_again() -> No
     assert held.check(image) == image
     with pytest.raises(LongTextError):
         held.check(text, 10)
-
-
-# -- frozen models ---------------------------------------------------------------------------------
 
 
 async def test_frozen_models_see_images_by_the_same_rules() -> None:

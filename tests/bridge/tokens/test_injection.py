@@ -55,9 +55,6 @@ def stop_of(name: str) -> str:
     return next((one for one, number in known.items() if number in stops), next(iter(known)))
 
 
-# -- whole literals ------------------------------------------------------------------------------
-
-
 @every_renderer
 def test_no_field_of_a_request_holds_a_control_token(name: str) -> None:
     matrix = Matrix(name)
@@ -77,9 +74,6 @@ def test_a_text_that_is_a_control_token_and_nothing_else_is_none(name: str) -> N
         for literal in {stop_of(name), *[*matrix.literals][number % 3 :: 3]}:
             matrix.try_all(dialect, shape, literal)
     matrix.report()
-
-
-# -- halves --------------------------------------------------------------------------------------
 
 
 def halves(literal: str) -> Iterator[str]:
@@ -123,9 +117,6 @@ def test_nothing_that_is_taken_out_of_a_text_leaves_a_control_token(name: str) -
     matrix.report()
 
 
-# -- disguises -----------------------------------------------------------------------------------
-
-
 def disguises(literal: str) -> Iterator[str]:
     """A literal as something is that might be turned into it, or completed to it."""
     wide = "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in literal)
@@ -150,9 +141,6 @@ def test_no_disguise_of_a_control_token_becomes_one(name: str) -> None:
             matrix.try_all(dialect, shape, text)
         matrix.try_all(dialect, shape, together(takes_turns(texts, number, 40)), 40)
     matrix.report()
-
-
-# -- other ways ----------------------------------------------------------------------------------
 
 
 def asked(text: Any) -> ChatRequest:
@@ -210,9 +198,6 @@ def test_a_prompt_is_as_long_as_it_was_counted(name: str) -> None:
             assert count == len(prompt), (name, dialect, shape)
 
 
-# -- the matrix itself ---------------------------------------------------------------------------
-
-
 def test_the_matrix_finds_what_is_wrong_where_nothing_is_done() -> None:
     for name in CLASSES:
         if name == "llama3":
@@ -230,9 +215,6 @@ def test_the_matrix_finds_what_is_wrong_where_nothing_is_done() -> None:
         for text in halves(stop_of(name)):
             matrix.try_all("/v1/messages", "thinking", text)
         assert matrix.findings, name
-
-
-# -- a format of words ---------------------------------------------------------------------------
 
 
 HEADERS = ["\n\nUser:", "\n\nAssistant:", "\n\nSystem:", "\n\nTool:"]

@@ -78,9 +78,6 @@ def test_a_long_path_is_read_once() -> None:
     assert (method_of("/models/" * 100_000 + "a:countTokens") or "")[2] == "countTokens"
 
 
-# -- counts ----------------------------------------------------------------------------------------
-
-
 TOOLS = [tool("look"), tool("take")]
 GOOD = calling("look")
 BROKEN = '<tool_call>\n{"name": "look", "arguments": \n</tool_call>'

@@ -88,9 +88,6 @@ def action_of(name: str, said: Message, quote: str) -> list[int] | None:
     return [*renderer.encode(before), *spelled, *renderer.encode(after)] if found else None
 
 
-# -- how an agent sends a reply back -------------------------------------------------------------
-
-
 def message_of(reply: Reply) -> dict[str, Any]:
     whole = completion(reply, id="", model="").choices[0].message
     return whole.model_dump(exclude_none=True)
@@ -132,9 +129,6 @@ ECHOES: dict[str, Callable[[Reply], Any]] = {
     "anthropic": by_anthropic,
     "quoted by the user": as_a_users_text,
 }
-
-
-# -- one episode ---------------------------------------------------------------------------------
 
 
 @dataclass

@@ -105,9 +105,6 @@ def test_one_renderer_has_one_prompt_renderer_or_is_refused(make_renderer: MakeR
         prompt_renderer(other)
 
 
-# -- control tokens --------------------------------------------------------------------------------
-
-
 END = "<|im_end|>"
 
 
@@ -168,9 +165,6 @@ def test_a_backend_spells_as_the_tokenizer_does() -> None:
     text = control.mark(f"a {END} b")
     spelled = MarkedBackend(tokenizer.backend_tokenizer, control).encode(text).ids
     assert spelled == MarkedTokenizer(tokenizer, control).encode(text)
-
-
-# -- the log ---------------------------------------------------------------------------------------
 
 
 IMAGES = [

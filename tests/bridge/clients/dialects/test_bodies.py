@@ -146,9 +146,6 @@ async def test_the_loop_runs_on_while_a_long_body_is_read(client: AgentClient) -
     assert turns[0] > 10
 
 
-# -- events ----------------------------------------------------------------------------------------
-
-
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=100)
 
 

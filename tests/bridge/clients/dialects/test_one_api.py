@@ -58,9 +58,6 @@ def test_what_is_not_there_is_null_or_absent() -> None:
     assert message(text="").content == ""
 
 
-# -- responses -------------------------------------------------------------------------------------
-
-
 ADD = {"type": "function", "name": "add", "description": "It.", "parameters": SCHEMA}
 RUN = {"type": "custom", "name": "run", "description": "It."}
 SPACE = {"type": "namespace", "name": "math", "description": "M", "tools": [ADD, RUN]}
@@ -158,9 +155,6 @@ def test_responses_share_their_history_and_are_kept_unless_store_is_false() -> N
     made = dialect.write(reply("So."), dialect.read(body), "x", body)
     with pytest.raises(openai.BadRequestError, match="not found here"):
         dialect.read({"input": "Hi", "previous_response_id": made["id"]})
-
-
-# -- gemini ----------------------------------------------------------------------------------------
 
 
 def gemini_written(said: Any, **body: Any) -> Fields:

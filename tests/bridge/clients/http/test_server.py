@@ -91,9 +91,6 @@ async def step(env: ChatAgentEnv, text: str) -> Any:
     return await env.step(tokens_of(text))
 
 
-# -- one server, one key a rollout ---------------------------------------------------------------
-
-
 async def test_many_rollouts_share_a_server_and_none_is_mixed_up() -> None:
     addresses: set[str] = set()
 

@@ -272,9 +272,6 @@ def test_a_loop_that_is_stopped_and_goes_on_serves_on() -> None:
     assert steps[1].reward == 1.0
 
 
-# -- loops, threads, forks -----------------------------------------------------------------------
-
-
 def test_loops_in_threads_have_servers_of_their_own() -> None:
     meet = threading.Barrier(3, timeout=60)
     ports: set[int] = set()
