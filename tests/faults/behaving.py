@@ -5,12 +5,13 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
-from tests.faults.scene import Agent, Fault, Scene, stepped_and_closed
+from tests.faults.scene import PLACES, Agent, Fault, Scene, agents, stepped_and_closed
 
 from evert import AgentClient, EnvClosedError, EpisodeEndedError, Outcome
 
@@ -33,24 +34,7 @@ class NoNumber(Fraction):
 
 
 def _made(value: Any) -> Any:
-    make: Callable[[], Any] = value if callable(value) else lambda: value
-    return make()
-
-
-def returning(value: Any) -> Agent:
-    async def agent(client: Any, scene: Scene) -> Any:
-        await scene.ask(client)
-        return _made(value)
-
-    return agent
-
-
-def returning_in_a_thread(value: Any) -> Agent:
-    def agent(client: Any, scene: Scene) -> Any:
-        scene.ask_blocking(client)
-        return _made(value)
-
-    return agent
+    return value() if callable(value) else value
 
 
 async def _later() -> float:
@@ -80,10 +64,8 @@ RETURNS: dict[str, tuple[Any, str]] = {
     "a generator": (_generator, NO_NUMBER),
     "an exception": (lambda: ValueError("boom"), NO_NUMBER),
     "its class": (lambda: Outcome, NO_NUMBER),
-    "an Outcome without a reward": (
-        lambda: Outcome(),
-        "RewardError: The agent … ended without a reward: it returned Outcome(…",
-    ),
+    "an Outcome without a reward":
+        (Outcome, "RewardError: The agent … ended without a reward: it returned Outcome(…"),
     "an Outcome with a text as a metric": (
         lambda: Outcome(1.0, {"m": "x"}),  # type: ignore[dict-item]
         "RewardError: The metric 'm' in the Outcome of the agent … is 'x' (str)…",
@@ -97,13 +79,13 @@ RETURNS: dict[str, tuple[Any, str]] = {
         "RewardError: The logs in the Outcome of the agent … are 5; expected a dict…",
     ),
     "an Outcome in an Outcome": (lambda: Outcome(Outcome(1.0)), NO_NUMBER),  # type: ignore[arg-type]
-}
+}  # fmt: skip
 
 RETURNED = [
-    Fault(name=f"the agent returns {what}{place}", moment="at its return", agent=kind(value),
+    Fault(name=f"the agent returns {what}{place}", moment="at its return", agent=agent,
         trainer_sees=expected, agent_sees="Fine.")
     for what, (value, expected) in RETURNS.items()
-    for kind, place in ((returning, ""), (returning_in_a_thread, " in a thread"))
+    for agent, place in zip(agents(1, partial(_made, value)), PLACES, strict=True)
 ]  # fmt: skip
 
 
@@ -338,7 +320,7 @@ async def gives_up_a_call_and_asks_again(client: Any, scene: Scene) -> float:
     return 1.0
 
 
-async def _gives_up_every(step: int, client: Any, scene: Scene) -> float:
+async def gives_up_its_calls_and_returns(client: Any, scene: Scene, step: int = 1) -> float:
     calls = [asyncio.create_task(scene.ask(client, str(n))) for n in range(5)]
     await asyncio.sleep(0)
     for call in calls[step - 1 :: step]:
@@ -347,12 +329,8 @@ async def _gives_up_every(step: int, client: Any, scene: Scene) -> float:
     return 1.0
 
 
-async def gives_up_its_calls_and_returns(client: Any, scene: Scene) -> float:
-    return await _gives_up_every(1, client, scene)
-
-
 async def gives_up_some_of_its_calls(client: Any, scene: Scene) -> float:
-    return await _gives_up_every(2, client, scene)
+    return await gives_up_its_calls_and_returns(client, scene, step=2)
 
 
 def calls_from_another_loop(client: Any, scene: Scene) -> float:

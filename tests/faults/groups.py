@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tests.faults.scene import Fault, Play, Raising, Scene, fine, outcome, tokens
+from tests.faults.scene import Fault, Play, Raising, Scene, agents, fine, outcome, throw, tokens
 from tinker_cookbook.completers import MessageCompleter, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollout_strategy import (
     FailFast,
@@ -59,20 +59,8 @@ def one_in_three_raises_in_a_thread(client: Any, scene: Scene) -> float:
     return 1.0
 
 
-async def always_raises(client: Any, scene: Scene) -> float:
-    await scene.ask(client)
-    raise ValueError("boom")
-
-
-async def talks(client: Any, scene: Scene) -> float:
-    await scene.ask(client)
-    return 1.0
-
-
-def raising_reward(trajectories: Any) -> list[float]:
-    raise KeyError("no reward")
-
-
+always_raises, _ = agents(1, lambda: throw(ValueError("boom")))
+talks, _ = agents(1)
 BOOM = "AgentError.ValueError: …boom"
 OK = "completed 1 in 2"
 MEMBERS = [
@@ -98,7 +86,7 @@ MEMBERS = [
 ]  # fmt: skip
 
 REWARDS: list[tuple[str, Callable[..., Any], str]] = [
-    ("raises", raising_reward, "KeyError: 'no reward'"),
+    ("raises", lambda group: throw(KeyError("no reward")), "KeyError: 'no reward'"),
     ("returns too few", lambda group: [1.0], "InvalidAgentError: …1 rewards for 3 trajectories…"),
     ("returns too many", lambda group: [1.0] * 4, "InvalidAgentError: …4 rewards for 3…"),
     ("returns NaN", lambda group: [math.nan] * 3, "RewardError: …expected a finite number…"),

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from tests.faults.scene import Fault, Raising, Sampler, Scene, asking, tokens
+from tests.faults.scene import Fault, Raising, Sampler, Scene, agents, asking, tokens
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
@@ -40,12 +40,6 @@ async def two_turns(client: Any, scene: Scene) -> float:
         choice = completion.choices[0]
         scene.saw.append(f"{choice.message.content!r} {choice.finish_reason}")
         messages += [choice.message, {"role": "user", "content": "and?"}]
-    return 1.0
-
-
-def two_turns_in_a_thread(client: Any, scene: Scene) -> float:
-    for _ in range(2):
-        scene.ask_blocking(client)
     return 1.0
 
 
@@ -133,7 +127,7 @@ RAISED = [
     for error in (RuntimeError, asyncio.CancelledError, KeyboardInterrupt, SystemExit)
     for agent, first, told, place in (
         (two_turns, "'Fine.' stop", "CancelledError", ""),
-        (two_turns_in_a_thread, "Fine.", "EnvClosedError", " before a thread"),
+        (agents(2)[1], "Fine.", "EnvClosedError", " before a thread"),
     )
 ]  # fmt: skip
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import openai
-from tests.faults.scene import Agent, Fault, Scene, stepped_and_closed
+from tests.faults.scene import PLACES, Agent, Fault, Scene, agents, stepped_and_closed, throw
 
 from evert import AgentAborted, EnvClosedError, EpisodeEndedError
 
@@ -98,22 +98,8 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
 """What an agent may raise, and how the trainer's error names it."""
 
 
-def raising(make: Callable[[], BaseException], calls: int) -> Agent:
-    async def agent(client: Any, scene: Scene) -> float:
-        for _ in range(calls):
-            await scene.ask(client)
-        raise make()
-
-    return agent
-
-
-def raising_in_a_thread(make: Callable[[], BaseException], calls: int) -> Agent:
-    def agent(client: Any, scene: Scene) -> float:
-        for _ in range(calls):
-            scene.ask_blocking(client)
-        raise make()
-
-    return agent
+def raising(make: Callable[[], BaseException], calls: int) -> list[tuple[Agent, str]]:
+    return [*zip(agents(calls, lambda: throw(make())), PLACES, strict=True)]
 
 
 def _says(text: str, calls: int) -> str:
@@ -124,27 +110,27 @@ def _says(text: str, calls: int) -> str:
 MOMENTS = {0: "before the first call", 1: "between calls"}
 
 RAISED = [
-    Fault(name=f"the agent raises {what}{place}", moment=moment, agent=kind(make, calls),
+    Fault(name=f"the agent raises {what}{place}", moment=moment, agent=agent,
         trainer_sees=_says(text, calls), agent_sees="; ".join(["Fine."] * calls))
     for what, (make, text) in ERRORS.items()
     for calls, moment in MOMENTS.items()
-    for kind, place in ((raising, ""), (raising_in_a_thread, " in a thread"))
+    for agent, place in raising(make, calls)
 ]  # fmt: skip
 
 SCORED = [
     Fault(name=f"the agent raises {what}, which is scored", moment="between calls",
-        agent=raising(make, 1), trainer_sees="agent_error -1 in 1", agent_sees="Fine.",
+        agent=raising(make, 1)[0][0], trainer_sees="agent_error -1 in 1", agent_sees="Fine.",
         options={"on_agent_error": -1.0})
     for what, (make, _) in ERRORS.items()
 ]  # fmt: skip
 
 INTERRUPTED = [
     Fault(name=f"the agent raises KeyboardInterrupt{place}", moment=moment,
-        agent=kind(lambda: KeyboardInterrupt("stop"), calls),
-        trainer_sees="KeyboardInterrupt: stop", agent_sees="; ".join(["Fine."] * calls),
+        agent=agent, trainer_sees="KeyboardInterrupt: stop",
+        agent_sees="; ".join(["Fine."] * calls),
         options={"on_agent_error": -1.0})  # Ctrl-C is nobody's score
     for calls, moment in MOMENTS.items()
-    for kind, place in ((raising, ""), (raising_in_a_thread, " in a thread"))
+    for agent, place in raising(lambda: KeyboardInterrupt("stop"), calls)
 ]  # fmt: skip
 
 

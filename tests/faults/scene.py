@@ -118,6 +118,32 @@ class Scene:
         return text
 
 
+def agents(calls: int, end: Callable[[], Any] = lambda: 1.0, pause: float = 0) -> list[Agent]:
+    """Two that make some calls, pause before the last, and end as ``end`` does: one is async, the
+    other a plain function."""
+
+    async def agent(client: Any, scene: Scene) -> Any:
+        for number in range(calls):
+            if pause and number == calls - 1:
+                await asyncio.sleep(pause)
+            await scene.ask(client)
+        return end()
+
+    def in_a_thread(client: Any, scene: Scene) -> Any:
+        for number in range(calls):
+            if pause and number == calls - 1:
+                time.sleep(pause)
+            scene.ask_blocking(client)
+        return end()
+
+    return [agent, in_a_thread]
+
+
+def throw(error: BaseException) -> Any:
+    raise error
+
+
+PLACES = ("", " in a thread")
 QUICK: Mapping[str, Any] = {"close_timeout": 0.2, "agent_timeout": 10.0}
 
 Play = Callable[[Scene], Awaitable[object]]

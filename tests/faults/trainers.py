@@ -3,14 +3,13 @@
 import asyncio
 import gc
 import threading
-import time
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from tests.faults.scene import Fault, Play, Sampler, Scene, fine, outcome, tokens
+from tests.faults.scene import Fault, Play, Sampler, Scene, agents, fine, outcome, tokens
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_runner import run_rollout
@@ -21,36 +20,14 @@ YES = tokens("Yes.")
 LONG = "word " * 60_000
 
 
-async def talks(client: Any, scene: Scene) -> float:
-    for _ in range(3):
-        await scene.ask(client)
-    return 1.0
-
-
-def talks_in_a_thread(client: Any, scene: Scene) -> float:
-    for _ in range(3):
-        scene.ask_blocking(client)
-    return 1.0
+talks, talks_in_a_thread = agents(3)
+ponders, ponders_in_a_thread = agents(2, pause=0.1)
 
 
 async def says_much(client: Any, scene: Scene) -> float:
     text = await scene.ask(client)
     said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": text}]
     await client.chat.completions.create(messages=[*said, {"role": "user", "content": LONG}])
-    return 1.0
-
-
-async def ponders(client: Any, scene: Scene) -> float:
-    await scene.ask(client)
-    await asyncio.sleep(0.1)
-    await scene.ask(client)
-    return 1.0
-
-
-def ponders_in_a_thread(client: Any, scene: Scene) -> float:
-    scene.ask_blocking(client)
-    time.sleep(0.1)
-    scene.ask_blocking(client)
     return 1.0
 
 
@@ -94,6 +71,11 @@ def steps(*what: str) -> Play:
     return play
 
 
+KINDS: tuple[tuple[Any, str, str], ...] = (
+    (talks, "CancelledError", ""),
+    (talks_in_a_thread, "EnvClosedError", ", before a thread"),
+)
+
 NONE_OUT = "EnvStateError: No observation is outstanding…"
 OVER = "EnvClosedError: This ChatAgentEnv of … was closed…"
 ORDERS: list[tuple[str, str, str]] = [
@@ -120,10 +102,7 @@ OUT_OF_ORDER = [
         play=steps(*order.split(", ")), trainer_sees=trainer,
         agent_sees=told.replace("{refused}", refused))
     for order, trainer, told in ORDERS
-    for agent, refused, place in (
-        (talks, "CancelledError", ""),
-        (talks_in_a_thread, "EnvClosedError", ", before a thread"),
-    )
+    for agent, refused, place in KINDS
 ]  # fmt: skip
 
 
@@ -299,11 +278,6 @@ async def drops_an_unused_env(scene: Scene) -> str:
 
 CLOSED = "EnvClosedError: …"
 DROPPED = "ResourceWarning: A ChatAgentEnv of … was dropped while its agent was running…"
-
-KINDS: tuple[tuple[Any, str, str], ...] = (
-    (talks, "CancelledError", ""),
-    (talks_in_a_thread, "EnvClosedError", ", before a thread"),
-)
 
 OTHERS: list[tuple[str, str, Any, Play, str, str]] = [
     ("clears the stop of an agent that has ended", "after return", talks, clears_every_stop,
