@@ -35,8 +35,8 @@ fix_bug = evert.agents.claude_code(
 def test_it_is_a_portable_agent_with_or_without_a_task(ready: Callable[..., ProcessAgent]) -> None:
     ChatAgentEnv(ready(), "a task")
     ChatAgentEnv(ready("Fix it."))
-    given: dict[str, Any] = {"setup": ["git", "init"], "env": {"A": "b"}}
-    agent = ready("Fix it.", files={"a": "b"}, reward=["test", "-e", "{folder}/a"], **given)
+    options: dict[str, Any] = {"setup": ["git", "init"], "env": {"A": "b"}}
+    agent = ready("Fix it.", files={"a": "b"}, reward=["test", "-e", "{folder}/a"], **options)
     assert isinstance(agent, ProcessAgent)
     assert vars(pickle.loads(pickle.dumps(agent))) == vars(agent)
     assert resolve(f"evert.agents:{ready.__name__}", "agent", InvalidAgentError) is ready
@@ -79,10 +79,10 @@ def test_codex_makes_no_sandbox_in_the_sandbox_and_its_own_where_that_is_asked_f
         (True, True, "workspace-write"),
         ("read-only", False, "read-only"),
     ]
-    for given, sandbox, own in rows:
-        agent = evert.agents.codex(sandbox=given)
+    for setting, sandbox, expected in rows:
+        agent = evert.agents.codex(sandbox=setting)
         assert agent.sandbox is sandbox
-        commands = {own: agent.command, "danger-full-access": agent.command_in_sandbox}
+        commands = {expected: agent.command, "danger-full-access": agent.command_in_sandbox}
         for mode, command in commands.items():
             assert command[command.index("--sandbox") + 1] == mode
 
@@ -140,8 +140,8 @@ def test_they_are_quiet_and_read_nothing_of_the_users() -> None:
     assert claude.env["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] == "1"  # titles, telemetry
     assert claude.env["CLAUDE_CODE_DISABLE_ATTACHMENTS"] == "1"  # "@/home/me/notes" in a task
     assert gemini.env["GOOGLE_API_KEY"] is None  # Gemini's own is the rollout's, too
-    given = harmless({name: "mine" for name in THEIR_SETTINGS})
-    assert not given.keys() & {*THEIR_SETTINGS}
+    variables = harmless({name: "mine" for name in THEIR_SETTINGS})
+    assert not variables.keys() & {*THEIR_SETTINGS}
     assert not any("HOME" in agent.env for agent in (aider, claude, codex, gemini))
     assert {"--analytics-disable", "--no-check-update", "--no-auto-commits"} <= {*aider.command}
 

@@ -128,14 +128,14 @@ NEW_SEQUENCES = [
 
 def played(env: Env, say: Sequence[str], renderer: Any = None, **limits: int) -> Trajectory:
     policy = ScriptedPolicy(say, renderer)
-    given = RolloutLimits(**limits) if limits else None
-    return asyncio.run(run_rollout(policy, env, limits=given))
+    run_limits = RolloutLimits(**limits) if limits else None
+    return asyncio.run(run_rollout(policy, env, limits=run_limits))
 
 
-def told(transition: Transition, own: Transition) -> tuple[Any, ...]:
+def told(transition: Transition, reference: Transition) -> tuple[Any, ...]:
     """What a transition carries, of what the environment's own does."""
-    metrics = {key: transition.metrics.get(key) for key in own.metrics if "stop/" not in key}
-    logs = {key: transition.logs.get(key) for key in own.logs}
+    metrics = {key: transition.metrics.get(key) for key in reference.metrics if "stop/" not in key}
+    logs = {key: transition.logs.get(key) for key in reference.logs}
     prompt = transition.ob.to_ints()
     return prompt, transition.ac.tokens, transition.reward, transition.episode_done, metrics, logs
 
@@ -169,9 +169,9 @@ def test_with_a_renderer_of_any_family_the_play_is_the_same(name: str) -> None:
     )
 
     assert rewards(ours) == rewards(theirs)
-    for our, own in zip(ours.transitions, theirs.transitions, strict=True):
+    for our, reference in zip(ours.transitions, theirs.transitions, strict=True):
         # some show an empty thought in history that was not sampled: what was sampled stays
-        texts = [family.tokenizer.decode(turn.ob.to_ints()) for turn in (our, own)]
+        texts = [family.tokenizer.decode(turn.ob.to_ints()) for turn in (our, reference)]
         assert len({"".join(re.sub("</?think>", "", str(text)).split()) for text in texts}) == 1
 
 

@@ -92,8 +92,8 @@ async def test_a_part_of_a_task_is_filled_in_once() -> None:
         ("{model[0]}", "x", "policy[0]"),
         ("{tasks} {{task}}", "x", "{tasks} {x}"),
     ]
-    for asked, task, text in rows:
-        assert await output(python(code, asked), task=task) == text
+    for argument, task, text in rows:
+        assert await output(python(code, argument), task=task) == text
 
 
 async def test_a_long_task_is_in_a_file_and_does_not_stand_in_the_way() -> None:

@@ -101,19 +101,19 @@ async def test_a_variable_that_is_not_set_is_an_error_that_names_it(monkeypatch:
 
 @pytest.mark.usefixtures("secrets")
 async def test_neither_tasks_nor_commands_nor_files_get_at_a_variable() -> None:
-    asked = "{env[MY_SETTING]}"
+    placeholder = "{env[MY_SETTING]}"
     code = "import sys; ask('x'); print(sys.argv[1], open('a').read(), os.environ['TASK'])"
-    agent = python(code, asked, files={"a": asked}, env={"TASK": "{task}"})
+    agent = python(code, placeholder, files={"a": placeholder}, env={"TASK": "{task}"})
 
-    assert await output(agent, task=asked) == f"{asked} {asked} {asked}\n"
+    assert await output(agent, task=placeholder) == f"{placeholder} {placeholder} {placeholder}\n"
 
 
 def test_a_proxy_is_handed_on_unless_it_has_a_login() -> None:
     proxies = {"https_proxy": "http://proxy:80", "HTTP_PROXY": "http://me:word@proxy:80"}
-    found = harmless({**proxies, "NO_PROXY": "localhost"})
+    variables = harmless({**proxies, "NO_PROXY": "localhost"})
 
-    assert found.items() >= {"https_proxy": "http://proxy:80", "NO_PROXY": "localhost"}.items()
-    assert "HTTP_PROXY" not in found
+    assert variables.items() >= {"https_proxy": "http://proxy:80", "NO_PROXY": "localhost"}.items()
+    assert "HTTP_PROXY" not in variables
 
 
 def test_programs_that_look_in_the_home_find_their_own(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -121,10 +121,10 @@ def test_programs_that_look_in_the_home_find_their_own(tmp_path: Path, monkeypat
     rust.mkdir()
     volta.mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
-    found = harmless({"VOLTA_HOME": str(volta)})
+    variables = harmless({"VOLTA_HOME": str(volta)})
 
-    assert (found["RUSTUP_HOME"], found["VOLTA_HOME"]) == (str(rust), str(volta))
-    assert "ASDF_DATA_DIR" not in found
+    assert (variables["RUSTUP_HOME"], variables["VOLTA_HOME"]) == (str(rust), str(volta))
+    assert "ASDF_DATA_DIR" not in variables
 
 
 async def test_a_program_that_was_installed_for_its_user_is_found(tmp_path: Path) -> None:

@@ -63,20 +63,20 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, dict[
 async def attempted(rows: dict[str, str], outside: dict[str, Any], sandbox: bool) -> dict[str, str]:
     command = [sys.executable, "-S", "-c", escapes.PROGRAM, "attempts"]
     files = {"attempts": json.dumps([outside, [*rows.items()]]).encode()}
-    found: dict[str, str] = json.loads(await said_by(command, files=files, sandbox=sandbox))
-    return found
+    results: dict[str, str] = json.loads(await said_by(command, files=files, sandbox=sandbox))
+    return results
 
 
 async def said_by(command: list[str], **options: Any) -> str:
-    said: list[str] = []
+    outputs: list[str] = []
 
     def read(result: ProcessResult, task: Any) -> float:
-        said.append(result.stdout)
+        outputs.append(result.stdout)
         return 1.0
 
     agent = ProcessAgent(command, reward=read, **options)
     await ChatAgentEnv(agent).initial_observation()
-    return said[0]
+    return outputs[0]
 
 
 @pytest.mark.parametrize("name", escapes.TABLE)
@@ -224,8 +224,8 @@ def test_a_shown_file_shows_nothing_else_of_its_home(tmp_path: Path, monkeypatch
         (tmp_path / name).touch(0o755)
     variables = {"SSL_CERT_FILE": f"{tmp_path}/certs/ca.pem", "PATH": f"{tmp_path}:/usr/bin:.:"}
     for command in (["./tool", str(tmp_path)], ["tool", "/"], ["no-tool", f"{tmp_path}/.."]):
-        shown = {*needed(command, variables)} - {f"{tmp_path}/tool"}
-        assert shown == {f"{tmp_path}/certs/ca.pem"}
+        paths = {*needed(command, variables)} - {f"{tmp_path}/tool"}
+        assert paths == {f"{tmp_path}/certs/ca.pem"}
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -308,8 +308,8 @@ async def test_what_an_earlier_command_left_is_not_shown_by_its_links(tmp_path: 
     command = [sys.executable, "-S", "-c", f"try: exec({code!r})\nexcept OSError: pass"]
     for _ in range(2):
         options: dict[str, Any] = {"cwd": project, "env": {"PATH": f"{project}/out:/usr/bin:/bin"}}
-        said = await said_by([*command, f"{project}/out"], sandbox=True, **options)
-        assert said == "False\n"
+        output = await said_by([*command, f"{project}/out"], sandbox=True, **options)
+        assert output == "False\n"
 
 
 # -- where there can be none -----------------------------------------------------------------------
@@ -351,8 +351,8 @@ async def test_where_there_can_be_none_it_is_an_error_or_runs_without_and_says_s
     line: str, said: str, without: Callable[[str], None], caplog: Logs
 ) -> None:
     without(line)
-    named: list[Any] = [True, [os.curdir]]
-    for sandbox in named:
+    sandboxes: list[Any] = [True, [os.curdir]]
+    for sandbox in sandboxes:
         with pytest.raises(AgentError, match=f"asks for a sandbox, and .*{said}.*sandbox=False"):
             await kit.play(ProcessAgent([sys.executable, "-c", ""], sandbox=sandbox))
     for _ in range(2):
@@ -363,8 +363,10 @@ async def test_where_there_can_be_none_it_is_an_error_or_runs_without_and_says_s
 
 
 async def test_a_command_that_fails_in_a_sandbox_is_told_of_it() -> None:
-    told = "before it made a model call. It ran in a sandbox, .*sandbox=False runs it as your user"
-    with pytest.raises(AgentError, match=told):
+    advice = (
+        "before it made a model call. It ran in a sandbox, .*sandbox=False runs it as your user"
+    )
+    with pytest.raises(AgentError, match=advice):
         await kit.play(python("raise SystemExit(1)"))
     with pytest.raises(AgentError, match="The program 'no-such-program' was not found"):
         await kit.play(ProcessAgent(["no-such-program"], sandbox=True))
@@ -382,8 +384,8 @@ def test_a_sandbox_is_true_or_false_or_paths_that_are_there() -> None:
         (7, "expected True, False, None, or a list of paths"),
         (["/no/such/path"], "names the path '/no/such/path', which does not exist"),
     ]
-    for sandbox, said in wrong:
-        with pytest.raises(InvalidAgentError, match=said):
+    for sandbox, message in wrong:
+        with pytest.raises(InvalidAgentError, match=message):
             ProcessAgent(["ls"], sandbox=sandbox)
     with pytest.raises(InvalidAgentError, match="host='0.0.0.0': a command in a sandbox"):
         ProcessAgent(["ls"], sandbox=True, host="0.0.0.0")
@@ -397,10 +399,10 @@ PYTHON = os.path.realpath(sys.executable)  # the system's, where evert's is that
 
 def run(sandbox: Sandbox, code: str, **options: Any) -> str:
     with sandbox.command(["sh", "-c", code]) as (command, descriptors):
-        done = subprocess.run(
+        process = subprocess.run(
             command, check=False, stdout=subprocess.PIPE, text=True, pass_fds=descriptors, **options
         )
-    return f"{done.stdout}{done.returncode}"
+    return f"{process.stdout}{process.returncode}"
 
 
 def test_each_path_is_what_it_is_named_as_whatever_it_lies_in(tmp_path: Path) -> None:
@@ -455,9 +457,9 @@ with socket.create_connection(("127.0.0.1", 8000)) as two:
             sandbox.command([PYTHON, "-S", "-c", code]) as (command, fds),
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True, pass_fds=fds) as process,
         ):
-            with server.accept()[0] as one:
-                assert len(one.makefile("rb").read()) == 5_000_000
-                one.sendall(b"y" * 3_000_000)
+            with server.accept()[0] as connection:
+                assert len(connection.makefile("rb").read()) == 5_000_000
+                connection.sendall(b"y" * 3_000_000)
             with server.accept()[0] as two:
                 two.sendall(b"now")
                 assert two.makefile("rb").read() == b"last"
@@ -481,14 +483,14 @@ def test_it_has_no_terminal_though_its_trainer_has_one() -> None:
             os.set_inheritable(descriptors[0], True)
             line = f"{shlex.join(command)}; (: < /dev/tty) && echo has one"
             os.execv("/bin/sh", ["sh", "-c", line])
-    said = b""
+    output = b""
     with suppress(OSError):  # the end of a terminal
         while data := os.read(terminal, 1000):
-            said += data
+            output += data
     os.waitpid(pid, 0)
     os.close(terminal)
 
-    assert said.split() == [b"apart", b"has", b"one"]
+    assert output.split() == [b"apart", b"has", b"one"]
 
 
 def test_a_trainer_that_is_killed_leaves_nothing_of_a_sandbox() -> None:

@@ -44,10 +44,10 @@ async def test_nothing_is_left_of_a_command_that_ended_or_whose_env_is_closed(na
 @linux
 async def test_a_command_that_is_cancelled_twice_leaves_no_zombie(tmp_path: Path) -> None:
     place = Workplace([], tmp_path, {}, None, {}, env={**os.environ, MARK: new_mark()})
-    command, others = [sys.executable, "-c", "import time; time.sleep(600)"], children()
+    command, before = [sys.executable, "-c", "import time; time.sleep(600)"], children()
     running = asyncio.create_task(place.run(command, "command"))
     await asyncio.sleep(0)  # now it waits for the supervisor's first report
-    new = children() - others
+    new = children() - before
     running.cancel()
     await asyncio.sleep(0)  # now it waits for the supervisor's end
     running.cancel()
@@ -57,7 +57,7 @@ async def test_a_command_that_is_cancelled_twice_leaves_no_zombie(tmp_path: Path
     assert new
     for process in new:
         await asyncio.to_thread(process.wait, 60)
-    assert not children() - others
+    assert not children() - before
 
 
 # -- the trainer's death -------------------------------------------------------------------------
@@ -201,16 +201,16 @@ def test_a_command_has_no_way_to_the_trainers_terminal() -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-W", "ignore", "-c", AT_A_TERMINAL])
-    shown = b""
+    output = b""
     with suppress(OSError):  # Linux says so, when nobody has it open any more
         while data := os.read(terminal, 1024):
-            shown += data
+            output += data
     os.waitpid(pid, 0)
     os.close(terminal)
 
-    assert b"ended with status 1 before it made a model call" in shown
-    assert b"DONE True" in shown
-    assert b"UNWANTED" not in shown
+    assert b"ended with status 1 before it made a model call" in output
+    assert b"DONE True" in output
+    assert b"UNWANTED" not in output
 
 
 # -- folders -------------------------------------------------------------------------------------
@@ -218,8 +218,8 @@ def test_a_command_has_no_way_to_the_trainers_terminal() -> None:
 
 @contextmanager
 def mounted(*arguments: str | Path) -> Iterator[None]:
-    done = subprocess.run(["mount", *map(str, arguments)], check=False, capture_output=True)
-    if done.returncode != 0:
+    process = subprocess.run(["mount", *map(str, arguments)], check=False, capture_output=True)
+    if process.returncode != 0:
         pytest.skip("only root may mount")
     try:
         yield
@@ -241,11 +241,11 @@ except OSError as error:
     with mounted("-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path):
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         last = await last_of(python(code))
-        left = os.listdir(tmp_path)
+        files = os.listdir(tmp_path)
 
     assert last.reward == 1.0
     assert "full of words" in str(last.logs["stderr"])
-    assert not left
+    assert not files
 
 
 @linux

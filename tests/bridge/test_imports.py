@@ -81,7 +81,7 @@ def test_a_path_to_nothing_or_a_call_is_refused(module: Path, path: str, said: s
 
 
 def test_a_module_that_fails_when_it_is_imported_is_an_error_with_its_place(module: Path) -> None:
-    for source, said in (
+    for source, message in (
         ("import argparse\nargparse.ArgumentParser().parse_args(['--no'])\n", "SystemExit: 2"),
         ("def agent(client:\n", rf"SyntaxError: .*\)\. Correct {module}, line 1\."),
         ("import not_there\n", rf"ModuleNotFoundError: .* \(at {module}:1\)\. Correct that import"),
@@ -90,7 +90,7 @@ def test_a_module_that_fails_when_it_is_imported_is_an_error_with_its_place(modu
         ("def key():\n    raise RuntimeError('Set KEY')\n\n\nkey()\n", "RuntimeError: Set KEY"),
     ):
         module.write_text(source)
-        with pytest.raises(InvalidAgentError, match=f"a_users_module raised {said}") as caught:
+        with pytest.raises(InvalidAgentError, match=f"a_users_module raised {message}") as caught:
             found("a_users_module:agent")
     assert f"(at {module}:2)" in str(caught.value)
     assert "if __name__ == '__main__':" in str(caught.value)

@@ -90,13 +90,13 @@ async def test_what_an_isolate_may_not_do_is_an_error_of_its_call(code: str, mes
     ],
 )
 async def test_a_call_beyond_the_limits_ends_only_its_isolate(code: str) -> None:
-    async with isolate(*EVAL) as call, isolate(*EVAL) as other, stalls.watched() as stall:
+    async with isolate(*EVAL) as call, isolate(*EVAL) as second_call, stalls.watched() as stall:
         before = server()
         with pytest.raises(IsolateLimitError, match=r"took more than \d s or too much memory"):
             await call(code)
         with pytest.raises(IsolateLimitError):
             await call("1 + 1")
-        assert await other("1 + 1") == 2
+        assert await second_call("1 + 1") == 2
         assert server() == before
     assert stall.longest < stalls.LONGEST
 
@@ -164,8 +164,8 @@ def test_no_isolate_and_no_server_outlives_the_process(end: signal.Signals | Non
             trainer.communicate()
         else:
             trainer.send_signal(end)
-    _, left = psutil.wait_procs(children, timeout=60)
-    assert not left
+    _, survivors = psutil.wait_procs(children, timeout=60)
+    assert not survivors
 
 
 def test_a_fork_of_the_trainer_has_a_server_of_its_own(tmp_path: Path) -> None:
@@ -192,5 +192,5 @@ def test_where_the_kernel_has_no_filter_python_refuses_what_its_modules_do(code:
         "import os, socket, sys; from evert.bridge.isolation_server import _refuse; "
         f"sys.addaudithook(_refuse); {code}"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "PermissionError" in done.stderr
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "PermissionError" in process.stderr

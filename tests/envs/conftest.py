@@ -37,10 +37,10 @@ def leftovers() -> Callable[[], dict[str, list[str]]]:
         while True:
             gc.collect()
             new = [thread.name for thread in threading.enumerate() if thread not in threads]
-            named = {"threads": new, "files": sorted(open_descriptors() - files)}
-            left = {kind: names for kind, names in named.items() if names}
-            if not left or time.monotonic() > deadline:
-                return left
+            new_by_kind = {"threads": new, "files": sorted(open_descriptors() - files)}
+            leftovers_now = {kind: names for kind, names in new_by_kind.items() if names}
+            if not leftovers_now or time.monotonic() > deadline:
+                return leftovers_now
             time.sleep(0.5)  # a collection holds up the very threads that are to end
 
     return found

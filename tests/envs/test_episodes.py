@@ -79,13 +79,13 @@ def played(agent: Any, action: Any = "x", **options: Any) -> tuple[float, bool, 
 def test_a_budget_truncates(limits: dict[str, int], steps: int, reason: str) -> None:
     env = AgentGymEnv(endless_agent, max_turns=5, limits=RolloutLimits(**limits))
     env.reset()
-    taken, truncated, info = 0, False, dict[str, Any]()
+    steps_taken, truncated, info = 0, False, dict[str, Any]()
     while not truncated:
-        taken += 1
+        steps_taken += 1
         observation, _, terminated, truncated, info = env.step("No.")
         assert observation in env.observation_space
         assert not terminated
-    assert (taken, info["stop_reason"]) == (steps, reason)
+    assert (steps_taken, info["stop_reason"]) == (steps, reason)
     with pytest.raises(gymnasium.error.ResetNeeded, match=f"ended \\({reason}\\)"):
         env.step("No.")
     env.reset()
@@ -112,10 +112,10 @@ def test_asking_again_for_a_format_keeps_to_the_budgets() -> None:
         _, info = env.reset()
         terminated = truncated = False
         while not (terminated or truncated):
-            left = info["max_tokens"]
-            assert left == budget - len(info["tokens"]) > 0
+            budget_left = info["max_tokens"]
+            assert budget_left == budget - len(info["tokens"]) > 0
             *_, terminated, truncated, info = env.step("no json " * 5)
-            assert len(info["action_tokens"]) <= left
+            assert len(info["action_tokens"]) <= budget_left
         assert terminated != truncated
         env.close()
 
@@ -174,8 +174,8 @@ def test_tools_are_offered_and_called() -> None:
     env = AgentGymEnv(tool_agent, render_mode="ansi")
     _, info = env.reset()
     assert info["tools"][0]["function"]["name"] == "look"
-    said = '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'
-    observation, reward, _, _, info = env.step(said)
+    reply = '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'
+    observation, reward, _, _, info = env.step(reply)
     assert reward == 1.0
     assert info["messages"][-1]["tool_calls"][0]["function"]["name"] == "look"
     assert observation in env.observation_space

@@ -172,10 +172,10 @@ def before_one(kind: str, color: int = 0, state: int = 0) -> str:
 def test_minigrids_things_are_told_by_their_own_names_and_of_other_cells_a_wall() -> None:
     things = product(("door", "key", "ball", "box", "goal", "lava"), COLOR_TO_IDX, STATE_TO_IDX)
     for kind, color, state in things:
-        said = f"{state} {color} {kind}" if kind == "door" else f"{color} {kind}"
+        text = f"{state} {color} {kind}" if kind == "door" else f"{color} {kind}"
         seen = before_one(kind, COLOR_TO_IDX[color], STATE_TO_IDX[state])
 
-        assert seen == f"You see: {said} 1 ahead."
+        assert seen == f"You see: {text} 1 ahead."
     assert before_one("wall") == "A wall is before you. You see: nothing."
     for kind in ("floor", "unseen", "empty"):
         assert before_one(kind) == "You see: nothing."
@@ -184,15 +184,15 @@ def test_minigrids_things_are_told_by_their_own_names_and_of_other_cells_a_wall(
 def test_minigrid_is_told_and_played_in_words() -> None:
     rules, seen = told(GymAgent("minigrid:MiniGrid-Empty-5x5-v0"))
     replies = ["forward", "2", "I turn right", "forward", "forward"]
-    played = rollout(GymAgent("minigrid:MiniGrid-Empty-5x5-v0"), replies)
+    trajectory = rollout(GymAgent("minigrid:MiniGrid-Empty-5x5-v0"), replies)
 
     assert "0 (left), 1 (right), 2 (forward), 3 (pickup), 4 (drop), 5 (toggle), 6 (done)" in rules
     assert seen == (
         "Mission: get to the green goal square. You face east. You see: green goal 2 ahead and 2 "
         "to the right."
     )
-    assert rewards(played) == [0, 0, 0, 0, pytest.approx(0.955)]
-    assert ending(played) == "completed"
+    assert rewards(trajectory) == [0, 0, 0, 0, pytest.approx(0.955)]
+    assert ending(trajectory) == "completed"
     image = np.full((7, 7, 3), (1, 0, 0), np.uint8)
     image[3, 6], image[3, 5], image[1, 4], image[5, 6] = (5, 4, 0), (2, 5, 0), (4, 2, 2), (6, 0, 0)
     seen = minigrid_in_words({"mission": "open the door", "direction": 3, "image": image})
@@ -273,12 +273,12 @@ def one_word(reply: str) -> int:
 def test_illegal_replies_have_a_setting(illegal: Any, turns: int, reward: float, end: str) -> None:
     trajectory = rollout(GymAgent("Blackjack-v1", illegal=illegal, prompt=""), ["double"] * 3)
     last = trajectory.transitions[-1]
-    told = dialogue(trajectory, prompt_renderer(default_renderer()).renderer.tokenizer)
+    messages = dialogue(trajectory, prompt_renderer(default_renderer()).renderer.tokenizer)
 
-    assert (len(told), last.reward, ending(trajectory)) == (turns, reward, end)
+    assert (len(messages), last.reward, ending(trajectory)) == (turns, reward, end)
     assert last.metrics["illegal"] == turns
-    again = "Reply with one action, its name or its number: 0 (Stick), 1 (Hit)."
-    assert all(f"'double' is no action. {again}" in one["told"] for one in told[1:])
+    advice = "Reply with one action, its name or its number: 0 (Stick), 1 (Hit)."
+    assert all(f"'double' is no action. {advice}" in message["told"] for message in messages[1:])
 
 
 # -- its own environment ----------------------------------------------------------------------
@@ -315,13 +315,13 @@ async def test_it_is_closed_when_the_episode_is_given_up(named: str, off_loop: b
 async def test_one_that_is_given_up_while_it_works_is_closed_and_the_loop_goes_on(
     named: str, during: str, fails: bool, times: int, monkeypatch: Patch
 ) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    has_begun, go_on = threading.Event(), threading.Event()
     work = getattr(Named, during)
 
     @wraps(work)  # Gymnasium reads the signature
-    def slowly(self: Named, **given: Any) -> Any:
-        result = work(self, **given)
-        begun.set()
+    def slowly(self: Named, **options: Any) -> Any:
+        result = work(self, **options)
+        has_begun.set()
         go_on.wait(60)
         if fails:
             raise RuntimeError("there is no gun")
@@ -331,7 +331,7 @@ async def test_one_that_is_given_up_while_it_works_is_closed_and_the_loop_goes_o
     agent: Any = GymAgent(named, off_loop=True)
     client: Any = SimpleNamespace(seed=0)
     playing = asyncio.ensure_future(agent(client, 7))
-    await asyncio.to_thread(begun.wait)
+    await asyncio.to_thread(has_begun.wait)
     for _ in range(times):
         playing.cancel()
         await asyncio.sleep(0.01)
@@ -362,8 +362,8 @@ def test_demonstrations_are_random_legal_actions_the_same_for_a_seed(named: str)
     assert first == second
     assert [m["role"] for m in first] == ["user", "assistant"] * DEMONSTRATED
     env = agent.make()
-    for asked, said in zip(first[::2], first[1::2], strict=True):
-        assert agent.actions(env).name(said["content"]) in asked["content"].split("left: ")[1]
+    for question, answer in zip(first[::2], first[1::2], strict=True):
+        assert agent.actions(env).name(answer["content"]) in question["content"].split("left: ")[1]
     assert next(GymAgent(named).demonstrations(0))[-1]["content"] == "6"
     assert len(Named.closed) == 1
 

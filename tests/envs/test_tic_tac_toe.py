@@ -30,8 +30,8 @@ def play(board: str = game.EMPTY, reply: Any = first_free, **options: Any) -> An
 
 
 def earned(group: Any) -> list[float]:
-    told = [one for metrics in group.metrics_G for one in metrics.items()]
-    return [value for name, value in told if re.fullmatch("seat/./reward", name)]
+    pairs = [pair for metrics in group.metrics_G for pair in metrics.items()]
+    return [value for name, value in pairs if re.fullmatch("seat/./reward", name)]
 
 
 def test_x_begins_and_three_in_a_line_win_and_a_board_is_worth_what_perfect_play_comes_to() -> None:
@@ -77,8 +77,8 @@ def test_the_first_move_is_trained_and_no_other(board: Any, trained: Any) -> Non
         [turn.metrics.get("untrained", 0.0) for turn in seat.transitions]
         for seat in play(board).trajectories_G
     ]
-    assert [each.count(0.0) for each in masked] == trained
-    assert [each[0] for each in masked] == [1.0 - t for t in trained]
+    assert [flags.count(0.0) for flags in masked] == trained
+    assert [flags[0] for flags in masked] == [1.0 - t for t in trained]
 
 
 def test_a_reply_that_is_no_move_is_explained_and_costs_and_a_second_one_loses() -> None:
@@ -130,13 +130,13 @@ def test_a_habit_is_to_win_to_keep_from_losing_or_to_do_neither() -> None:
 
 
 def test_demonstrations_are_legal_moves_good_and_bad() -> None:
-    shown = [
+    moves = [
         (game.read_board(question["content"]), int(answer["content"]) - 1)
         for question, answer in islice(game.demonstrations(0), 300)
     ]
 
-    assert [pair for pair in shown if pair[1] not in game.free(pair[0])] == []
-    assert 0.3 < sum(move in game.best(board) for board, move in shown) / len(shown) < 0.8
+    assert [pair for pair in moves if pair[1] not in game.free(pair[0])] == []
+    assert 0.3 < sum(move in game.best(board) for board, move in moves) / len(moves) < 0.8
 
 
 def test_training_boards_go_on_and_are_the_same_each_time() -> None:

@@ -174,14 +174,14 @@ async def waits_for_a_call_of_its_own_thread(client: Any, scene: Scene) -> float
     return 1.0
 
 
-def _gives_up(agent: Agent, told: str, left: str = "nothing", **options: Any) -> list[Fault]:
+def _gives_up(agent: Agent, calls: str, remains: str = "nothing", **options: Any) -> list[Fault]:
     """An agent that does not go on in time: an error of the trainer's, or scored."""
     error = "AgentTimeoutError: The agent … neither called the model nor ended within …"
-    given = {"agent_timeout": 0.05, "close_timeout": 0.05, **options}
+    timeouts = {"agent_timeout": 0.05, "close_timeout": 0.05, **options}
     return [
         Fault(name=f"the agent {agent.__name__.replace('_', ' ')}{end}", moment="between calls",
-            agent=agent, trainer_sees=trainer, agent_sees=told, process_sees=left,
-            options={**score, **given})
+            agent=agent, trainer_sees=trainer, agent_sees=calls, process_sees=remains,
+            options={**score, **timeouts})
         for end, trainer, score in (
             ("", error, {}),
             (", which is scored", "agent_timeout -1 in …", {"on_agent_error": -1.0}),
@@ -283,8 +283,8 @@ def forks(client: Any, scene: Scene) -> float:
 
 LEFT = [
     Fault(name=f"the agent {agent.__name__.replace('_', ' ')}", moment="after its return",
-        agent=agent, trainer_sees="completed 1 in …", agent_sees=told, process_sees=left)
-    for agent, told, left in (
+        agent=agent, trainer_sees="completed 1 in …", agent_sees=calls, process_sees=remains)
+    for agent, calls, remains in (
         (leaves_a_call, "Fine.; EpisodeEndedError", "nothing"),
         (leaves_a_loop_of_calls,
             "Fine.; EpisodeEndedError; EpisodeEndedError; EpisodeEndedError; AgentAborted; "
@@ -390,8 +390,8 @@ async def closes_the_sdk(client: Any, scene: Scene) -> float:
 
 CALLS = [
     Fault(name=f"the agent {agent.__name__.replace('_', ' ')}", moment=moment, agent=agent,
-        trainer_sees=trainer, agent_sees=told)
-    for agent, moment, trainer, told in (
+        trainer_sees=trainer, agent_sees=calls)
+    for agent, moment, trainer, calls in (
         (cancels_itself, "in a call",
             "AgentError.CancelledError: … raised CancelledError after 2 model calls: ",
             "Fine.; CancelledError"),
@@ -458,8 +458,9 @@ async def opens_an_address_when_closed(client: Any, scene: Scene) -> float:
 
 CLOSED = [
     Fault(name=f"the agent {agent.__name__.replace('_', ' ')}", moment="in close", agent=agent,
-        play=stepped_and_closed, trainer_sees="goes on; closed", agent_sees=told, process_sees=left)
-    for agent, told, left in (
+        play=stepped_and_closed, trainer_sees="goes on; closed", agent_sees=calls,
+        process_sees=remains)
+    for agent, calls, remains in (
         (returns_when_closed, "Fine.; CancelledError", "nothing"),
         (calls_on_when_closed,
             "Fine.; CancelledError; EnvClosedError; EnvClosedError; EnvClosedError; AgentAborted",

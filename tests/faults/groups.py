@@ -26,8 +26,8 @@ QUICK: dict[str, Any] = {"close_timeout": 0.2, "agent_timeout": 5.0}
 
 def grouped(strategy: RolloutStrategy | None = None, size: int = 3, **options: Any) -> Play:
     async def play(scene: Scene) -> object:
-        given = {**QUICK, **scene.fault.options, **options}
-        builder = ChatAgentGroupBuilder(scene.fault.agent, scene, size, **given)
+        builder_options = {**QUICK, **scene.fault.options, **options}
+        builder = ChatAgentGroupBuilder(scene.fault.agent, scene, size, **builder_options)
         return await do_group_rollout(builder, scene.fault.policy(), strategy)
 
     return play
@@ -134,8 +134,8 @@ BOTH = "Fine.; Fine."
 SEATED = [
     Fault(name=f"the agent of two seats {what}", moment="in seats", agent=seated(what),
         play=grouped(size=1, seats=SEATS, agent_timeout=0.1), trainer_sees=trainer,
-        agent_sees=told)
-    for what, trainer, told in (
+        agent_sees=calls)
+    for what, trainer, calls in (
         ("dies before its first call", BOOM, ""),
         ("dies between the seats", BOOM, "Fine."),
         ("hangs", "AgentTimeoutError: …", BOTH),
@@ -214,8 +214,8 @@ async def closed_after_one(scene: Scene) -> object:
 FROZEN = [
     Fault(name=f"the frozen model {what}", moment="in a call", agent=agent,
         options={"models": {"judge": model}}, trainer_sees="completed 1 in 2",
-        agent_sees=f"Fine.; {told}; Fine.")
-    for what, model, agent, told in (
+        agent_sees=f"Fine.; {ending}; Fine.")
+    for what, model, agent, ending in (
         ("raises", Judge(ValueError("boom")), asks_a_judge, "ValueError"),
         ("is cancelled", Judge(asyncio.CancelledError()), asks_a_judge, "RuntimeError"),
         ("hangs", Judge("hang"), asks_a_judge_with_patience, "CancelledError"),

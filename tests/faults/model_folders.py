@@ -99,13 +99,13 @@ def in_a_worker(name: str) -> object:
 
 def to_a_command(*words: str) -> str:
     """What a command of evert's says at last."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+    output = io.StringIO()
+    with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
         status = main(list(words))
-    last = next((line for line in said.getvalue().split("\n") if line.startswith("error:")), "")
+    last = next((line for line in output.getvalue().split("\n") if line.startswith("error:")), "")
     if status:
-        raise RuntimeError(last.removeprefix("error: ") or said.getvalue())
-    return said.getvalue()
+        raise RuntimeError(last.removeprefix("error: ") or output.getvalue())
+    return output.getvalue()
 
 
 def to_evert_plan(name: str) -> object:

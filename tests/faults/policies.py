@@ -123,9 +123,9 @@ CUT = [
 RAISED = [
     Fault(name=f"the policy raises {error.__name__}{place}", moment="between calls", agent=agent,
         policy=partial(Raising, error), trainer_sees=f"{error.__name__}: no engine",
-        agent_sees=f"{first}; {told}")
+        agent_sees=f"{first}; {ending}")
     for error in (RuntimeError, asyncio.CancelledError, KeyboardInterrupt, SystemExit)
-    for agent, first, told, place in (
+    for agent, first, ending, place in (
         (two_turns, "'Fine.' stop", "CancelledError", ""),
         (agents(2)[1], "Fine.", "EnvClosedError", " before a thread"),
     )

@@ -198,8 +198,8 @@ ELSEWHERE = [
         agent_sees="Fine.; Fine.; Fine."),
     *(
         Fault(name=name, moment="in close", agent=agent, play=stepped_and_closed,
-            trainer_sees="goes on; closed", agent_sees=f"Fine.; {told}")
-        for name, agent, told in (
+            trainer_sees="goes on; closed", agent_sees=f"Fine.; {ending}")
+        for name, agent, ending in (
             ("the agent raises instead of ending", raises_when_closed, "CancelledError"),
             ("the agent exits instead of ending", exits_when_closed, "CancelledError"),
             ("a thread exits", raises_when_closed_in_a_thread, "EnvClosedError"),

@@ -30,10 +30,10 @@ async def agent(client: AgentClient, task: str) -> float:
     messages: list[Any] = [{"role": "system", "content": "Add."}, {"role": "user", "content": task}]
     for number in range(2):
         completion = await client.chat.completions.create(messages=messages, tools=[ADD])
-        said = completion.choices[0].message
-        calls = said.tool_calls or []
-        results = [{"role": "tool", "tool_call_id": one.id, "content": "2"} for one in calls]
-        messages += [said, *(results or [{"role": "user", "content": "And?"}])]
+        message = completion.choices[0].message
+        calls = message.tool_calls or []
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "2"} for call in calls]
+        messages += [message, *(results or [{"role": "user", "content": "And?"}])]
         client.metric("asked", number)
         client.log(number=number)
 
@@ -51,8 +51,8 @@ def reply(prompt: str) -> str:
 
 def worth(record: RolloutRecord) -> float:
     """A reward that looks at all of a rollout."""
-    said = sum(len(record.messages(turn)) for turn in range(record.turns))
-    return float(said) + sum(record.metrics.values())
+    count = sum(len(record.messages(turn)) for turn in range(record.turns))
+    return float(count) + sum(record.metrics.values())
 
 
 @dataclass(frozen=True)

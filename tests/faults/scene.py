@@ -166,10 +166,10 @@ async def stepped_and_closed(scene: Scene) -> list[object]:
     """One step, then the rollout is given up; the Env is closed twice."""
     env = scene.env()
     await env.initial_observation()
-    taken = await env.step(tokens("Fine."))
+    result = await env.step(tokens("Fine."))
     await env.close()
     await env.close()
-    return [taken, "closed"]
+    return [result, "closed"]
 
 
 async def outcome(moment: Awaitable[object]) -> object:
@@ -223,7 +223,7 @@ def line(result: object) -> str:
         total = sum(transition.reward for transition in result.transitions)
         return f"{result.stop_reason} {total:g} in {len(result.transitions)}"
     if isinstance(result, TrajectoryGroup):
-        errors = [f"({one.error_type})" for one in result.rollout_errors]
+        errors = [f"({error.error_type})" for error in result.rollout_errors]
         return " | ".join([*map(line, result.trajectories_G), *errors])
     if isinstance(result, StepResult):
         return f"{_reason(result.metrics)} {result.reward:g}" if result.episode_done else "goes on"
@@ -235,8 +235,8 @@ def line(result: object) -> str:
 
 
 def _reason(metrics: Mapping[str, Any]) -> str:
-    found = [name for name in metrics if name.startswith(STOP_METRIC_PREFIX) and name != CUT]
-    return ",".join(name.removeprefix(STOP_METRIC_PREFIX) for name in found)
+    reasons = [name for name in metrics if name.startswith(STOP_METRIC_PREFIX) and name != CUT]
+    return ",".join(name.removeprefix(STOP_METRIC_PREFIX) for name in reasons)
 
 
 @dataclass
@@ -259,7 +259,7 @@ class Inventory:
             tasks = set()
         return cls(
             tasks,
-            {one for one in threading.enumerate() if not one.name.startswith(POOLS)},
+            {thread for thread in threading.enumerate() if not thread.name.startswith(POOLS)},
             open_descriptors(),
             children(),
             set(Path(tempfile.gettempdir()).glob("evert-*")),
@@ -268,7 +268,7 @@ class Inventory:
 
     def since(self, before: "Inventory") -> str:
         """What came to stay, in a line."""
-        found: list[tuple[int, str]] = [
+        counts: list[tuple[int, str]] = [
             (len(self.tasks - before.tasks), "task"),
             (len(self.threads - before.threads), "thread"),
             (len(self.descriptors - before.descriptors), "descriptor"),
@@ -276,7 +276,7 @@ class Inventory:
             (len(self.folders - before.folders), "folder"),
         ]
         changed = [n for n, value in self.functions.items() if value != before.functions[n]]
-        counted = [f"{count} {what}{'s' * (count > 1)}" for count, what in found if count]
+        counted = [f"{count} {what}{'s' * (count > 1)}" for count, what in counts if count]
         return ", ".join([*counted, *changed]) or NOTHING
 
 
@@ -339,9 +339,9 @@ def perform(fault: Fault) -> Seen:
         trainer, process = asyncio.run(_perform(scene, complaints))
     gc.collect()
     end = time.monotonic() + 2
-    while (left := Inventory.now().since(before)) != NOTHING and time.monotonic() < end:
+    while (remains := Inventory.now().since(before)) != NOTHING and time.monotonic() < end:
         time.sleep(0.01)
-    return Seen(trainer, "; ".join(scene.saw), process, left, complaints)
+    return Seen(trainer, "; ".join(scene.saw), process, remains, complaints)
 
 
 async def _perform(scene: Scene, complaints: list[str]) -> tuple[str, str]:

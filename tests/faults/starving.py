@@ -81,8 +81,8 @@ async def retries_in_new_tasks(client: Any, scene: Scene) -> float:
 
 async def _refused(client: Any, scene: Scene, **fields: Any) -> None:
     calls = [client.chat.completions.create(**asking("Hi", **fields)) for _ in range(MANY)]
-    told = await asyncio.gather(*calls, return_exceptions=True)
-    scene.saw.append(f"{sum(isinstance(one, BaseException) for one in told)} refused")
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    scene.saw.append(f"{sum(isinstance(result, BaseException) for result in results)} refused")
 
 
 async def asks_for_many_when_closed(client: Any, scene: Scene) -> float:
@@ -108,8 +108,8 @@ TWO_TURNS = {"limits": RolloutLimits(max_turns=2), "close_timeout": 0.1}
 RETRIES = [
     *(
         Fault(name=f"the agent makes its call for ever, {how}", moment="after the end",
-            agent=agent, trainer_sees="max_turns 0 in 2", process_sees=left, options=TWO_TURNS)
-        for how, agent, left in (
+            agent=agent, trainer_sees="max_turns 0 in 2", process_sees=remains, options=TWO_TURNS)
+        for how, agent, remains in (
             ("whatever it gets", retries, "nothing"),
             ("each in a task of its own", retries_in_new_tasks, "1 task"),
             ("in a thread", retrying_in_a_thread(BaseException), "1 thread"),
@@ -118,8 +118,8 @@ RETRIES = [
     *(
         Fault(name=f"the agent makes a bad call for ever, {how}", moment="before the first call",
             agent=agent, trainer_sees=f"{NEVER}Its latest requests were refused: {why}…",
-            process_sees=left, options={**SHORT, "models": {"judge": lambda messages: "Yes."}})
-        for how, agent, why, left in (
+            process_sees=remains, options={**SHORT, "models": {"judge": lambda messages: "Yes."}})
+        for how, agent, why, remains in (
             ("with n=2", persistent(n=2), NO_TWO, "nothing"),
             ("with an SDK", persistent(sdk=True, model="policy", n=2), NO_TWO, "nothing"),
             ("in a thread", retrying_in_a_thread(Exception, n=2), NO_TWO, "1 thread"),
@@ -222,9 +222,9 @@ def saying_twice(text: str) -> Agent:
     """An agent whose two calls hold a string of its own kind."""
 
     async def agent(client: Any, scene: Scene) -> float:
-        asked = asking(text)["messages"]
+        messages = asking(text)["messages"]
         await scene.ask(client, text)
-        more = [*asked, {"role": "assistant", "content": "Fine."}, *asked]
+        more = [*messages, {"role": "assistant", "content": "Fine."}, *messages]
         await scene.ask(client, "", messages=more)
         return 1.0
 
@@ -235,11 +235,11 @@ def offering(kind: Callable[[str], str]) -> Agent:
     """An agent whose two calls offer a tool, named and described by strings of its own kind."""
 
     async def agent(client: Any, scene: Scene) -> float:
-        asked = asking("Hi")["messages"]
-        for more in ([], [{"role": "assistant", "content": "Fine."}, *asked]):
+        messages = asking("Hi")["messages"]
+        for more in ([], [{"role": "assistant", "content": "Fine."}, *messages]):
             function = {"name": kind("add"), "description": kind("Adds.")}
             tools = [{"type": "function", "function": function}]
-            await scene.ask(client, "", messages=[*asked, *more], tools=tools)
+            await scene.ask(client, "", messages=[*messages, *more], tools=tools)
         return 1.0
 
     return agent

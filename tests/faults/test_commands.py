@@ -51,8 +51,8 @@ def mine(tmp_path: Path) -> Iterator[Path]:
 def state(folder: Path) -> dict[str, tuple[int, str]]:
     everything = [folder, *folder.rglob("*")]
     return {
-        str(one): (one.lstat().st_mode, one.read_text() if one.is_file() else "")
-        for one in everything
+        str(path): (path.lstat().st_mode, path.read_text() if path.is_file() else "")
+        for path in everything
     }
 
 
@@ -70,13 +70,13 @@ def test_a_command_cannot_harm_its_trainer(row: Leaving, mine: Path) -> None:
         kit.needs_sandbox()
     mark = f"evert-test-{uuid.uuid4()}"
     with stalls.no_longer_than(PATIENCE):
-        seen, stood_still, left = asyncio.run(play(row, mine, mark))
+        seen, stood_still, remains = asyncio.run(play(row, mine, mark))
     survivors = marked(mark)
-    for one in survivors:
-        one.kill()
+    for process in survivors:
+        process.kill()
 
     assert is_as(seen, row.sees), f"\n  saw      {seen:.2000}\n  expected {row.sees}"
     assert stood_still < stalls.LONGEST
-    assert left == NOTHING
+    assert remains == NOTHING
     assert not survivors
     assert not os.listdir(tempfile.gettempdir())

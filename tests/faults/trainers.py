@@ -26,8 +26,8 @@ ponders, ponders_in_a_thread = agents(2, pause=0.1)
 
 async def says_much(client: Any, scene: Scene) -> float:
     text = await scene.ask(client)
-    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": text}]
-    await client.chat.completions.create(messages=[*said, {"role": "user", "content": LONG}])
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": text}]
+    await client.chat.completions.create(messages=[*messages, {"role": "user", "content": LONG}])
     return 1.0
 
 
@@ -64,9 +64,9 @@ def steps(*what: str) -> Play:
             "close": env.close,
             "inject": lambda: env.inject_messages([Message(role="user", content="Hurry!")]),
         }
-        seen = [await outcome(does[one]()) for one in what]
+        seen = [await outcome(does[order]()) for order in what]
         await env.close()
-        return ["closed" if one is None else given(one) for one in seen]
+        return ["closed" if result is None else given(result) for result in seen]
 
     return play
 
@@ -100,8 +100,8 @@ ORDERS: list[tuple[str, str, str]] = [
 OUT_OF_ORDER = [
     Fault(name=f"the trainer does {order}{place}", moment="in any order", agent=agent,
         play=steps(*order.split(", ")), trainer_sees=trainer,
-        agent_sees=told.replace("{refused}", refused))
-    for order, trainer, told in ORDERS
+        agent_sees=calls.replace("{refused}", refused))
+    for order, trainer, calls in ORDERS
     for agent, refused, place in KINDS
 ]  # fmt: skip
 
@@ -115,7 +115,7 @@ async def begins_twice_at_once(scene: Scene) -> list[object]:
     env = scene.env()
     seen = await asyncio.gather(*(outcome(env.initial_observation()) for _ in range(2)))
     await env.close()
-    return [given(one) for one in seen]
+    return [given(result) for result in seen]
 
 
 async def closes_five_times_at_once(scene: Scene) -> list[object]:
@@ -237,11 +237,11 @@ async def closes_after_its_loop(scene: Scene) -> list[object]:
 @contextmanager
 def warned() -> Iterator[list[str]]:
     """What is warned of in a block, when it is over."""
-    told: list[str] = []
+    warnings_seen: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        yield told
-    told += [f"{one.category.__name__}: {one.message}" for one in caught]
+        yield warnings_seen
+    warnings_seen += [f"{warning.category.__name__}: {warning.message}" for warning in caught]
 
 
 def drops(where: Callable[[Callable[[], None]], Awaitable[None]]) -> Play:
@@ -250,10 +250,10 @@ def drops(where: Callable[[Callable[[], None]], Awaitable[None]]) -> Play:
     async def play(scene: Scene) -> str:
         envs = [scene.env()]
         await envs[0].initial_observation()
-        with warned() as told:
+        with warned() as messages:
             await where(envs.clear)
             await asyncio.sleep(0.02)
-        return "; ".join(told)
+        return "; ".join(messages)
 
     return play
 
@@ -270,10 +270,10 @@ async def in_a_thread(drop: Callable[[], None]) -> None:
 
 
 async def drops_an_unused_env(scene: Scene) -> str:
-    with warned() as told:
+    with warned() as messages:
         scene.env()
         gc.collect()
-    return f"{len(told)} warnings"
+    return f"{len(messages)} warnings"
 
 
 CLOSED = "EnvClosedError: …"
@@ -286,12 +286,12 @@ OTHERS: list[tuple[str, str, Any, Play, str, str]] = [
     ("cancels a step and takes another", "while cancelled", thinks, cancelled_and_stepped_again,
         f"CancelledError: ; {NONE_OUT}", "Yes."),
     *(
-        (f"{name}{place}", "in step", agent, play, CLOSED, told)
+        (f"{name}{place}", "in step", agent, play, CLOSED, calls)
         for name, play in (
             ("closes five times at once", closes_five_times_at_once),
             ("closes on another loop", closes_on_another_loop),
         )
-        for agent, place, told in (
+        for agent, place, calls in (
             (ponders, "", "Yes."),
             (ponders_in_a_thread, ", before a thread", "Yes.; EnvClosedError"),
         )
@@ -309,8 +309,8 @@ FOR_BOTH: list[tuple[str, str, Play, str, str]] = [
         "given; EnvStateError: …called twice…", "{refused}"),
     *(
         (f"cancels a {what} after {turns} turns of the loop", "while cancelled",
-            cancelled(moment, turns), "…", told)
-        for what, moment, told in (("step", "step", "Yes.…"), ("beginning", "begin", "…"))
+            cancelled(moment, turns), "…", calls)
+        for what, moment, calls in (("step", "step", "Yes.…"), ("beginning", "begin", "…"))
         for turns in (1, 2, 3, 5)
     ),
     ("cancels a close", "in close", cancelled("close", 5), "…", "Yes.…"),
@@ -331,13 +331,13 @@ FAULTS = [
     *OUT_OF_ORDER,
     *(
         Fault(name=f"the trainer {name}", moment=moment, agent=agent, play=play,
-            trainer_sees=trainer, agent_sees=told)
-        for name, moment, agent, play, trainer, told in OTHERS
+            trainer_sees=trainer, agent_sees=calls)
+        for name, moment, agent, play, trainer, calls in OTHERS
     ),
     *(
         Fault(name=f"the trainer {name}{place}", moment=moment, agent=agent, play=play,
-            trainer_sees=trainer, agent_sees=told.replace("{refused}", refused))
-        for name, moment, play, trainer, told in FOR_BOTH
+            trainer_sees=trainer, agent_sees=calls.replace("{refused}", refused))
+        for name, moment, play, trainer, calls in FOR_BOTH
         for agent, refused, place in KINDS
     ),
 ]  # fmt: skip

@@ -37,12 +37,14 @@ class Elsewhere:
     async def answer(self, request: web.Request) -> web.Response:
         """A completion, or a refusal of that status; a list of no models; or a 404."""
         body = await request.read()
-        sent = json.loads(body) if body.startswith(b"{") else None
-        self.asked.append((request.method, request.path, sent))
+        fields = json.loads(body) if body.startswith(b"{") else None
+        self.asked.append((request.method, request.path, fields))
         self.keys.append(request.headers.get("authorization"))
         if request.path != "/v1/chat/completions":
-            known = request.path == "/v1/models"
-            return web.json_response({"data": [], "object": "list"}, status=200 if known else 404)
+            is_known = request.path == "/v1/models"
+            return web.json_response(
+                {"data": [], "object": "list"}, status=200 if is_known else 404
+            )
         if self.status != 200:
             error = {"message": "No such key.", "type": "t", "param": None, "code": "bad_key"}
             return web.json_response({"error": error}, status=self.status)

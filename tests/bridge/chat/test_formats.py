@@ -78,10 +78,10 @@ PROBLEMS: list[tuple[ReplyFormat, Reply, str | None]] = [
 
 
 def test_a_problem_says_what_is_wrong_and_where_in_the_schema() -> None:
-    for form, given, expected in PROBLEMS:
-        problem = form.problem(given)
-        told = None if problem is None or expected is None else problem[: len(expected)]
-        assert (problem is None, told) == (expected is None, expected), given.text[:80]
+    for form, answer, expected in PROBLEMS:
+        problem = form.problem(answer)
+        beginning = None if problem is None or expected is None else problem[: len(expected)]
+        assert (problem is None, beginning) == (expected is None, expected), answer.text[:80]
     assert len(str(wanted(SCHEMA).problem(reply(json.dumps({"x": "a" * 5000}))))) < 300
 
 
@@ -113,17 +113,17 @@ async def asked(
     fields: dict[str, Any], *replies: str, **options: Any
 ) -> tuple[Trajectory, Any, list[str]]:
     """What an agent that asks once gets; the trajectory and the prompts."""
-    got: list[Any] = []
+    messages: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
-        got.append((await call(client, **fields)).choices[0].message)
+        messages.append((await call(client, **fields)).choices[0].message)
         return 1.0
 
     script = policy_of(*replies)
     trajectory = await play(agent, script, **options)
     assert [transition.ac.tokens for transition in trajectory.transitions] == script.actions
     assert len(script.actions) == len(replies)
-    return trajectory, got[0], script.prompts
+    return trajectory, messages[0], script.prompts
 
 
 def errors(trajectory: Trajectory) -> list[bool]:
@@ -151,9 +151,9 @@ async def test_a_reply_that_does_not_fit_is_asked_for_again_in_its_lineage_so_ma
     assert message.tool_calls or message.content == good
     assert rewards(trajectory) == [0.0, 0.0, 1.0]
     assert trajectory.stop_reason == StopReason.COMPLETED
-    told = trajectory.transitions[0].logs["format_error"]
-    assert told
-    assert str(told) in prompts[1]
+    error = trajectory.transitions[0].logs["format_error"]
+    assert error
+    assert str(error) in prompts[1]
     assert_extends(trajectory)
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
     metrics = trajectory.transitions[-1].metrics

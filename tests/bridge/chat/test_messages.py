@@ -110,8 +110,8 @@ READ: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 def test_messages_are_read() -> None:
-    for sent, expected in READ:
-        assert read(sent) == expected, sent
+    for messages, expected in READ:
+        assert read(messages) == expected, messages
     message = user("Hi")
     assert as_fields(message, 0) is message
 
@@ -133,7 +133,7 @@ def test_tools_are_read_with_name_description_and_schema() -> None:
         x: int
 
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
-    made = {**schema, "properties": {"x": {"title": "X", "type": "integer"}}, "title": "Add"}
+    dumped = {**schema, "properties": {"x": {"title": "X", "type": "integer"}}, "title": "Add"}
     nothing = {"type": "object", "properties": {}}
     tools: list[tuple[Any, dict[str, Any]]] = [
         (tool("add", description="Adds.", parameters=schema, strict=True), schema),
@@ -142,7 +142,7 @@ def test_tools_are_read_with_name_description_and_schema() -> None:
         (tool("add", description="Adds.", parameters={"properties": {}}), {"properties": {}}),
         (
             openai.pydantic_function_tool(Add, name="add", description="Adds."),
-            {**made, "additionalProperties": False},
+            {**dumped, "additionalProperties": False},
         ),
     ]
     for sent, parameters in tools:
@@ -181,7 +181,7 @@ NO_CALL: list[Any] = [
 REFUSED: list[tuple[object, str]] = [
     *((message(role, "Hi"), ROLE.format(role)) for role in NO_ROLES),
     ({"content": "Hi"}, ROLE.format(None)),
-    *((one, MESSAGE.format(type(one).__name__, one)) for one in NO_MESSAGES),
+    *((value, MESSAGE.format(type(value).__name__, value)) for value in NO_MESSAGES),
     *((message("user", [HELLO, part]), PART.format(part)) for part in NO_PARTS),
     *((message(role, content), CONTENT.format(type(content).__name__, content)) for role in ("user",
         "assistant", "tool") for content in (5, HELLO, b"Hi", None) if (role,
@@ -218,7 +218,7 @@ NO_JSON: list[Any] = [{"x": int}, {"x": {"enum": {1, 2}}}, {(1, 2): {}}, CIRCULA
 
 def test_a_tool_that_cannot_be_read_is_refused_with_its_place() -> None:
     refused: list[tuple[Any, str, str]] = [
-        *((one, TOOL_FORM.format(one), "") for one in NO_TOOLS),
+        *((value, TOOL_FORM.format(value), "") for value in NO_TOOLS),
         *(
             (tool("add", parameters=no), SCHEMA.format(no), ".function.parameters")
             for no in NO_SCHEMAS
@@ -232,10 +232,10 @@ def test_a_tool_that_cannot_be_read_is_refused_with_its_place() -> None:
             for no in NO_JSON
         ),
     ]
-    for wrong, told, field in refused:
+    for wrong, message, field in refused:
         with pytest.raises(openai.BadRequestError) as caught:
             read_tools([tool("now"), wrong])
-        assert told in caught.value.message, wrong
+        assert message in caught.value.message, wrong
         assert caught.value.param == f"tools[1]{field}", wrong
 
 
@@ -250,9 +250,9 @@ def test_a_reply_is_told_apart_into_text_reasoning_calls_and_why_it_ended() -> N
     assert (both.text, both.reasoning) == ("So.Hello.", "Hm.\nAnd?")
     assert (replied([SO]).reasoning, replied([]).text) == (None, "")
     assert replied("\n So. \n", tool_calls=[tool_call()]).text == "So."
-    for made, expected in ((None, "stop"), ([], "stop"), ([tool_call()], "tool_calls")):
-        assert replied("Hi", tool_calls=made).finish_reason == expected
-        assert replied("Hi", tool_calls=made, truncated=True).finish_reason == "length"
+    for tool_calls, expected in ((None, "stop"), ([], "stop"), ([tool_call()], "tool_calls")):
+        assert replied("Hi", tool_calls=tool_calls).finish_reason == expected
+        assert replied("Hi", tool_calls=tool_calls, truncated=True).finish_reason == "length"
 
 
 def test_calls_without_an_id_get_one_each_and_the_models_view_stays_as_it_was() -> None:
@@ -281,14 +281,14 @@ def test_a_reply_is_recognised_in_the_sdks_forms_and_without_its_reasoning() -> 
         sdks = sdk_message(reply)
         fields = sdks.model_dump()
         fields.pop("reasoning_content", None)
-        for sent in (
+        for message in (
             *(sdks, sdks.model_copy(deep=True), sdks.model_dump(), fields),
             *(sdks.model_dump(exclude_none=True), sdks.model_dump(exclude_unset=True)),
             json.loads(sdks.model_dump_json()),
             *({**fields, "reasoning_content": none} for none in (None, "")),
             {**fields, "reasoning": None},
         ):
-            assert is_sent_back(reply, sent), (reply, sent)
+            assert is_sent_back(reply, message), (reply, message)
     assert read(sdk_message(EVERYTHING)) == said([HM, SO], tool_calls=[tool_call("a")])
 
 
@@ -327,7 +327,7 @@ ANOTHER: list[tuple[Reply, object]] = [
     (replied("None"), said([IMAGE])),
     *((TEXT, {**said("Hello."), "role": role}) for role in ("user", "system", "tool", None)),
     *((TEXT, thing) for thing in ("Hello.", None, 5, object(), [])),
-    *((EVERYTHING, said("So.", tool_calls=made)) for made in OTHER_CALLS),
+    *((EVERYTHING, said("So.", tool_calls=tool_calls)) for tool_calls in OTHER_CALLS),
     (CALLS, said("", tool_calls=REWRITTEN_CALLS[::-1])),
     (TEXT, said("Hello.", tool_calls=[call_a()])),
     (replied("", tool_calls=[tool_call("a", DEEP)]), said("",
@@ -336,10 +336,10 @@ ANOTHER: list[tuple[Reply, object]] = [
 
 
 def test_a_reply_is_recognised_when_it_says_the_same_and_not_otherwise() -> None:
-    for reply, sent in SAME:
-        assert is_sent_back(reply, sent), (reply, sent)
-    for reply, sent in ANOTHER:
-        assert not is_sent_back(reply, sent), (reply, sent)
+    for reply, message in SAME:
+        assert is_sent_back(reply, message), (reply, message)
+    for reply, message in ANOTHER:
+        assert not is_sent_back(reply, message), (reply, message)
 
 
 @given(st.text(), st.text())
@@ -380,8 +380,8 @@ def test_a_400_is_the_sdks_own_with_status_body_and_request() -> None:
 
     assert type(error) is openai.BadRequestError
     assert (error.status_code, error.message, str(error)) == (400, "No.", "No.")
-    told = (error.param, error.code, error.type)
-    assert told == ("messages[0]", "some_code", "invalid_request_error")
+    facts = (error.param, error.code, error.type)
+    assert facts == ("messages[0]", "some_code", "invalid_request_error")
     assert error.response.status_code == 400
     assert error.request.url.path == "/v1/chat/completions"
     assert error.request.url.host.endswith(".invalid")  # no address that could ever be reached
@@ -403,12 +403,12 @@ def test_a_prompt_that_is_too_long_has_the_code_and_the_sentences_on_which_agent
 
 @as_agent()
 async def test_the_native_handle_is_strict_about_names_and_says_how_to_stream(client: Any) -> None:
-    told: list[tuple[str, Any, str]] = [
+    rows: list[tuple[str, Any, str]] = [
         ("temprature", 1, "Unknown field 'temprature'. The fields that evert knows are listed"),
         ("stream", True, "use client.openai"),
         ("n", [*range(1000)], "is not supported"),
     ]
-    for name, value, advice in told:
+    for name, value, advice in rows:
         with pytest.raises(openai.BadRequestError, match=advice) as caught:
             await ask(client, **{name: value})
         assert caught.value.param == name

@@ -36,8 +36,8 @@ async def genai_events(client: AgentClient, contents: Any = "Hello?", **config: 
 
 
 def genai_blocking(client: BlockingAgentClient | AgentClient) -> tuple[Any, list[Any]]:
-    asked, models = _asked(client, "Hello?", {}), client.genai.models
-    return models.generate_content(**asked), [*models.generate_content_stream(**asked)]
+    fields, models = _asked(client, "Hello?", {}), client.genai.models
+    return models.generate_content(**fields), [*models.generate_content_stream(**fields)]
 
 
 def parts_of(response: types.GenerateContentResponse) -> list[types.Part]:
@@ -87,8 +87,8 @@ async def conversation(
     contents: list[Any] = [types.UserContent("Hello?")]
     for number in range(rounds):
         ask = genai_events if stream else genai_whole
-        said = await ask(client, contents)
-        chunks = said if isinstance(said, list) else [said]
+        answer = await ask(client, contents)
+        chunks = answer if isinstance(answer, list) else [answer]
         contents += [chunk.candidates[0].content for chunk in chunks]
         contents.append(types.UserContent(_answered(chunks, number, has_ids=has_ids)))
 

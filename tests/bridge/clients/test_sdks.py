@@ -151,15 +151,15 @@ def by(api: str, *asks: Way, **fields: Any) -> list[Way]:
     return [partial(ask, api=api, **fields) for ask in asks]
 
 
-async def asked(said: str, *ways: Way, **options: Any) -> tuple[list[Any], Any]:
+async def asked(reply: str, *ways: Way, **options: Any) -> tuple[list[Any], Any]:
     """What an agent gets that asks in some ways, for the same reply each; and its trajectory."""
-    got: list[Any] = []
+    answers: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
-        got.extend([await way(client) for way in ways])
+        answers.extend([await way(client) for way in ways])
         return 1.0
 
-    return got, await play(agent, *[said] * len(ways), **options)
+    return answers, await play(agent, *[reply] * len(ways), **options)
 
 
 # -- whole answers and streams -------------------------------------------------------------------
@@ -170,14 +170,14 @@ async def test_everything_has_its_type_and_a_stream_says_what_the_whole_answer_s
     renderer: cookbook.Renderer | None, said: str
 ) -> None:
     ways = [way for api in FIELDS for way in by(api, whole, events, joined)]
-    got, trajectory = await asked(said, *ways, *by("genai", whole, events), renderer=renderer)
+    answers, trajectory = await asked(said, *ways, *by("genai", whole, events), renderer=renderer)
 
     for number, api in enumerate(FIELDS):
-        answer, pieces, together = got[3 * number : 3 * number + 3]
+        answer, pieces, assembled = answers[3 * number : 3 * number + 3]
         assert_typed([answer, *pieces])
         assert len(pieces) >= 2, api
-        assert content(together) == content(answer), api
-    google, chunks = got[-2:]
+        assert content(assembled) == content(answer), api
+    google, chunks = answers[-2:]
     for response in (google, *chunks):
         assert_genai_typed(response)
     assert all(map(parts_of, chunks))
@@ -185,7 +185,7 @@ async def test_everything_has_its_type_and_a_stream_says_what_the_whole_answer_s
     assert reasons == [None] * (len(chunks) - 1) + [google.candidates[0].finish_reason]
     assert chunks[-1].usage_metadata == google.usage_metadata
     assert said_by(chunks) == said_by([google])
-    for answer, transition in zip(got, trajectory.transitions, strict=True):
+    for answer, transition in zip(answers, trajectory.transitions, strict=True):
         if not isinstance(answer, list):
             assert usage_of(answer) == (transition.ob.length, len(transition.ac.tokens))
 
@@ -215,8 +215,8 @@ async def test_a_chunk_with_the_usage_comes_last_and_only_when_it_is_asked_for()
 
 
 async def test_the_events_of_a_stream_come_in_the_order_that_each_api_says() -> None:
-    said = f"{THOUGHT}{LONG}\n{ONE_CALL}"
-    (items, blocks), _ = await asked(said, *by("responses", events), *by("anthropic", events))
+    reply = f"{THOUGHT}{LONG}\n{ONE_CALL}"
+    (items, blocks), _ = await asked(reply, *by("responses", events), *by("anthropic", events))
 
     kinds = [event.type for event in items]
     assert [event.sequence_number for event in items] == [*range(len(items))]
@@ -239,9 +239,9 @@ async def test_the_events_of_a_stream_come_in_the_order_that_each_api_says() -> 
 
 
 async def test_text_reasoning_and_calls_are_where_each_sdk_has_them() -> None:
-    said = f"{THOUGHT}So.\n{calling('add', x=1)}\n{calling('look', x=2)}"
+    reply = f"{THOUGHT}So.\n{calling('add', x=1)}\n{calling('look', x=2)}"
     ways = [way for api in ALL for way in by(api, whole)]
-    (chat, response, message, google), _ = await asked(said, *ways)
+    (chat, response, message, google), _ = await asked(reply, *ways)
 
     thought, calls = "Hm, let me think about all of this.", [("add", {"x": 1}), ("look", {"x": 2})]
     own = chat.choices[0].message
@@ -262,14 +262,14 @@ async def test_text_reasoning_and_calls_are_where_each_sdk_has_them() -> None:
 
 async def test_ids_are_never_used_twice() -> None:
     ways = [way for api in FIELDS for way in by(api, whole, whole, joined)]
-    got, _ = await asked(SAID["parallel calls"], *ways, *by("genai", whole, whole))
+    answers, _ = await asked(SAID["parallel calls"], *ways, *by("genai", whole, whole))
 
-    response_ids = {getattr(response, "id", None) or response.response_id for response in got}
-    assert len(response_ids) == len(got)
-    items = [item for response in got[3:6] for item in response.output]
+    response_ids = {getattr(response, "id", None) or response.response_id for response in answers}
+    assert len(response_ids) == len(answers)
+    items = [item for response in answers[3:6] for item in response.output]
     calls = [item.call_id for item in items if item.type == "function_call"]
     assert len({item.id for item in items} | {*calls}) == len(items) + len(calls)
-    ids = [call.id for response in got[-2:] for call in response.function_calls]
+    ids = [call.id for response in answers[-2:] for call in response.function_calls]
     assert len({*ids}) == len(ids) == 6
 
 
@@ -287,18 +287,18 @@ async def test_parse_and_the_streaming_helpers_give_the_agents_own_class() -> No
         "responses": ("text_format", lambda answer: answer.output_parsed),
         "anthropic": ("output_format", lambda answer: answer.parsed_output),
     }
-    got: list[Any] = []
+    parsed_answers: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
         for api, (name, parsed) in asks.items():
             fields = fields_of(client, api, {name: Sum})
-            got.append(parsed(await calls_of(client, api).parse(**fields)))
-            got.append(parsed(await joined(client, api, **{name: Sum})))
+            parsed_answers.append(parsed(await calls_of(client, api).parse(**fields)))
+            parsed_answers.append(parsed(await joined(client, api, **{name: Sum})))
         return 1.0
 
     trajectory = await play(agent, FITS, f"```json\n{FITS}\n```", FITS, FITS, FITS, FITS)
 
-    assert got == [Sum(x=7, why="so")] * 6
+    assert parsed_answers == [Sum(x=7, why="so")] * 6
     assert len(trajectory.transitions) == 6
 
 
@@ -309,8 +309,8 @@ async def test_tokens_of_a_prompt_are_counted_as_they_would_be_sampled() -> None
         fields: Any = {"model": client.model, "messages": HELLO, "tools": CLAUDES}
         counted.append((await client.anthropic.messages.count_tokens(**fields)).input_tokens)
         await whole(client, "anthropic")
-        other = await client.genai.aio.models.count_tokens(model=client.model, contents="Hello?")
-        counted.append(other.total_tokens)
+        count = await client.genai.aio.models.count_tokens(model=client.model, contents="Hello?")
+        counted.append(count.total_tokens)
         await genai_whole(client, tools=None)
         return 1.0
 
@@ -375,9 +375,9 @@ async def test_a_refused_field_is_the_sdks_bad_request_error(client: AgentClient
         ("genai", errors.ClientError, {"candidate_count": 2}, "make the call again"),
         ("genai", errors.ClientError, {"tools": google_search}, "Offer functions"),
     ]
-    for api, kind, fields, said in refused:
+    for api, kind, fields, message in refused:
         for ask in (whole, events):
-            with pytest.raises(kind, match=said):
+            with pytest.raises(kind, match=message):
                 await ask(client, api, **fields)
 
 
@@ -490,16 +490,16 @@ whole_and_stream = pytest.mark.parametrize("stream", [False, True], ids=["whole"
 
 
 async def converse(
-    api: str, said: list[str], *, stream: bool, drift: str | None = None, **options: Any
+    api: str, replies: list[str], *, stream: bool, drift: str | None = None, **options: Any
 ) -> None:
     """A conversation of these replies is one lineage."""
 
     async def agent(client: AgentClient) -> float:
-        await CONVERSATIONS[api](client, len(said), stream=stream)
+        await CONVERSATIONS[api](client, len(replies), stream=stream)
         return 1.0
 
-    trajectory = await play(agent, *said, **options)
-    assert len(trajectory.transitions) == len(said)
+    trajectory = await play(agent, *replies, **options)
+    assert len(trajectory.transitions) == len(replies)
     assert_one_lineage(trajectory, drift=drift)
 
 
@@ -518,9 +518,9 @@ async def test_thinking_that_stays_in_the_history_is_sent_back_and_recognised(
     # the prompt has opened the thinking
     thought, one, two = "Hm, let me think.\n</think>\n\n", _in_xml("add", 1), _in_xml("look", 2)
     texts = ["So be it.", one, f"{one}\n{two}", f"Let me see.\n\n{two}", "Bye."]
-    said = [f"{thought}{text}" for text in texts]
+    replies = [f"{thought}{text}" for text in texts]
 
-    await converse(api, said, stream=stream, renderer=make_renderer("qwen3_5_preserve_thinking"))
+    await converse(api, replies, stream=stream, renderer=make_renderer("qwen3_5_preserve_thinking"))
 
 
 def _in_xml(name: str, x: int) -> str:

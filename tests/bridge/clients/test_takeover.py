@@ -76,31 +76,31 @@ def no_proxies(monkeypatch: Patch) -> None:
 
 
 async def test_agents_build_their_own_clients_of_every_sdk() -> None:
-    said: dict[str, str] = {}
+    texts: dict[str, str] = {}
 
     async def agent() -> float:
-        said.update({sdk: await ask("Hello?") for sdk, ask in ASYNC.items()})
+        texts.update({sdk: await ask("Hello?") for sdk, ask in ASYNC.items()})
         return 1.0
 
     def plain() -> float:
-        said.update({sdk: ask("Hello?") for sdk, ask in BLOCKING.items()})
+        texts.update({sdk: ask("Hello?") for sdk, ask in BLOCKING.items()})
         return 1.0
 
     agents: list[tuple[Any, dict[str, Any]]] = [(agent, ASYNC), (plain, BLOCKING)]
-    for one, ways in agents:
-        assert kit.rewards(await play(one)) == [0.0] * (len(ways) - 1) + [1.0]
-        assert said == dict.fromkeys(ways, "Hello?")
-        said.clear()
+    for form, ways in agents:
+        assert kit.rewards(await play(form)) == [0.0] * (len(ways) - 1) + [1.0]
+        assert texts == dict.fromkeys(ways, "Hello?")
+        texts.clear()
 
 
 async def test_a_given_client_an_own_one_and_one_made_before_any_env_ask_the_same_policy() -> None:
     old = openai.AsyncOpenAI(api_key="x")
 
     async def agent(client: Any, task: str) -> bool:
-        given = await client.chat.completions.create(messages=messages(task))
-        other = await old.chat.completions.create(model=MODEL, messages=messages(task))
-        said = [completion.choices[0].message.content for completion in (given, other)]
-        return [*said, await async_openai(task)] == [task] * 3
+        by_handle = await client.chat.completions.create(messages=messages(task))
+        by_sdk = await old.chat.completions.create(model=MODEL, messages=messages(task))
+        texts = [completion.choices[0].message.content for completion in (by_handle, by_sdk)]
+        return [*texts, await async_openai(task)] == [task] * 3
 
     assert kit.rewards(await play(agent, "all")) == [0.0, 0.0, 1.0]
     await old.close()
@@ -113,16 +113,16 @@ Place = Callable[[Work], Awaitable[Any]]
 
 def started_by(start: Callable[[Work], Any]) -> Place:
     def place(work: Work) -> Awaitable[Any]:
-        said = concurrent.futures.Future[Any]()
+        result = concurrent.futures.Future[Any]()
 
         def run() -> None:
             try:
-                said.set_result(work())
+                result.set_result(work())
             except BaseException as error:
-                said.set_exception(error)
+                result.set_exception(error)
 
         start(run)
-        return asyncio.wrap_future(said)
+        return asyncio.wrap_future(result)
 
     return place
 
@@ -177,15 +177,15 @@ every_place = pytest.mark.parametrize("place", PLACES)
 @every_place
 async def test_blocking_calls_in_an_async_agents_threads(place: str) -> None:
     ways = {sdk: BLOCKING[sdk] for sdk in ("openai", "genai stream", "lm15 anthropic stream")}
-    said: dict[str, str] = {}
+    texts: dict[str, str] = {}
 
     async def agent() -> float:
         for sdk, ask in ways.items():
-            said[sdk] = await PLACES[place](partial(ask, "In here."))
+            texts[sdk] = await PLACES[place](partial(ask, "In here."))
         return 1.0
 
     await play(agent)
-    assert said == dict.fromkeys(ways, "In here.")
+    assert texts == dict.fromkeys(ways, "In here.")
 
 
 async def test_requests_without_any_sdk() -> None:
@@ -229,13 +229,13 @@ async def test_aiohttp_raises_for_a_refusal_where_it_is_told_to() -> None:
         (True, {}, True),
         (True, {"raise_for_status": False}, False),
     ]
-    for default, own, raises in rows:
+    for default, options, raises in rows:
         async with aiohttp.ClientSession(raise_for_status=default) as session:
             if raises:
                 with pytest.raises(aiohttp.ClientResponseError, match="400"):
-                    await session.post(URL, json=body, **own)
+                    await session.post(URL, json=body, **options)
             else:
-                assert (await session.post(URL, json=body, **own)).status == 400
+                assert (await session.post(URL, json=body, **options)).status == 400
 
 
 # -- many at once --------------------------------------------------------------------------------
@@ -243,18 +243,18 @@ async def test_aiohttp_raises_for_a_refusal_where_it_is_told_to() -> None:
 
 async def test_many_episodes_at_once_are_never_mixed_up() -> None:
     async def agent(task: str) -> bool:
-        asked = [f"{task}, number {number}" for number in range(4)]
+        questions = [f"{task}, number {number}" for number in range(4)]
         ways: list[Any] = [
             async_openai,
             lambda text: asyncio.to_thread(blocking_anthropic, text),
         ] * 2
-        said = await asyncio.gather(*(ask(text) for ask, text in zip(ways, asked, strict=True)))
-        return said == asked and await async_openai(f"{task}, at last") == f"{task}, at last"
+        said = await asyncio.gather(*(ask(text) for ask, text in zip(ways, questions, strict=True)))
+        return said == questions and await async_openai(f"{task}, at last") == f"{task}, at last"
 
     def plain(task: str) -> bool:
-        asked = [f"{task}.{number}" for number in range(5)]
+        questions = [f"{task}.{number}" for number in range(5)]
         with ThreadPoolExecutor(2) as pool:
-            return [*pool.map(blocking_openai, asked)] == asked
+            return [*pool.map(blocking_openai, questions)] == questions
 
     agents: list[Any] = [agent, plain]
     games = [play(agent, f"{agent.__name__} {n}") for n in range(12) for agent in agents]
@@ -303,14 +303,14 @@ async def test_other_models_are_asked_where_they_are(elsewhere: Elsewhere) -> No
         assert await router.ask("Hi", "gpt-5.2", **at) == "From elsewhere."
         with pytest.raises(genai.errors.ClientError, match="404"):
             await async_genai("Hi", "gemini-2.5-flash", **google)
-        said = [await router.ask("Here?", **at), await async_openai("Here?", **at)]
-        return float([*said, await async_genai("Here?", **google)] == ["Here?"] * 3)
+        texts = [await router.ask("Here?", **at), await async_openai("Here?", **at)]
+        return float([*texts, await async_genai("Here?", **google)] == ["Here?"] * 3)
 
     assert kit.rewards(await play(agent)) == [0.0, 0.0, 1.0]
-    *asked, (_, path, _) = elsewhere.asked
-    models = [body["model"] for _, _, body in asked]
+    *calls, (_, path, _) = elsewhere.asked
+    models = [body["model"] for _, _, body in calls]
     assert models == ["gpt-4o", "policy-2", "", "gpt-4o", "gpt-4o", "gpt-5.2"]
-    assert asked[0][2]["messages"] == messages("Hi")
+    assert calls[0][2]["messages"] == messages("Hi")
     assert path == "/v1/models/gemini-2.5-flash:generateContent"
 
 
@@ -366,7 +366,7 @@ async def test_an_unserved_path_is_a_404_with_a_list(path: str, elsewhere: Elsew
         return 1.0
 
     await play_without_a_call(agent, policy_names=MODEL)
-    assert [(there, sent["model"]) for _, there, sent in elsewhere.asked] == [
+    assert [(target, body["model"]) for _, target, body in elsewhere.asked] == [
         (f"/v1{path}", "another")
     ]
 
@@ -392,10 +392,10 @@ async def test_code_outside_of_agents_is_left_alone(elsewhere: Elsewhere) -> Non
     await inside.wait()
     assert takeover._is_installed
     router, at = LM15["openai-chat"], {"base_url": elsewhere.url}
-    said = [await async_openai("Hi", **at), await router.ask("Hi", **at)]
+    texts = [await async_openai("Hi", **at), await router.ask("Hi", **at)]
     for ask in (blocking_openai, router.ask_blocking):
-        said += [await place(partial(ask, "Hi", **at)) for place in PLACES.values()]
-    assert said == ["From elsewhere."] * len(elsewhere.asked)
+        texts += [await place(partial(ask, "Hi", **at)) for place in PLACES.values()]
+    assert texts == ["From elsewhere."] * len(elsewhere.asked)
     outside.set()
 
     assert reward(await game) == 1.0
@@ -405,8 +405,8 @@ async def test_code_outside_of_agents_is_left_alone(elsewhere: Elsewhere) -> Non
 @as_agent()
 async def test_a_context_that_the_agent_leaves_is_outside(elsewhere: Elsewhere) -> None:
     ask = async_openai("Hi", base_url=elsewhere.url)
-    said = asyncio.get_running_loop().create_task(ask, context=contextvars.Context())
-    assert await said == "From elsewhere."
+    reply = asyncio.get_running_loop().create_task(ask, context=contextvars.Context())
+    assert await reply == "From elsewhere."
 
 
 @as_agent()
@@ -445,13 +445,13 @@ async def test_a_call_after_its_agent_is_refused_or_let_by(
 
     assert reward(await play(agent)) == 1.0
     is_over.set()
-    told = await pending[0]
+    outcome = await pending[0]
     if place in THREADS:
-        assert told == "From elsewhere."
+        assert outcome == "From elsewhere."
         return
-    assert told.startswith("rollout_over: ")
-    assert "had ended" in told
-    assert EpisodeEndedError.__name__ not in told
+    assert outcome.startswith("rollout_over: ")
+    assert "had ended" in outcome
+    assert EpisodeEndedError.__name__ not in outcome
     assert elsewhere.asked == []
 
 
@@ -463,13 +463,13 @@ async def test_a_service_that_an_agent_began_serves_others_and_frees_it(
     gone: list[weakref.ref[Any]] = []
 
     def serve() -> None:
-        for done, work in iter(inbox.get, None):
-            done.set_result(work())
+        for future, work in iter(inbox.get, None):
+            future.set_result(work())
 
     def do(work: Work) -> Any:
-        done = concurrent.futures.Future[Any]()
-        inbox.put((done, work))
-        return done.result(60)
+        future = concurrent.futures.Future[Any]()
+        inbox.put((future, work))
+        return future.result(60)
 
     thread = threading.Thread(target=serve, daemon=True)
 
@@ -553,8 +553,8 @@ async def test_what_began_within_an_agent_works_for_each_who_uses_it(
 
 async def test_threads_of_pools_that_agents_began_do_the_others_work(elsewhere: Elsewhere) -> None:
     with ThreadPoolExecutor(1) as pool:
-        own = partial(asyncio.get_running_loop().run_in_executor, pool)
-        ways: list[Place] = [own, asyncio.to_thread, anyio.to_thread.run_sync]
+        in_pool = partial(asyncio.get_running_loop().run_in_executor, pool)
+        ways: list[Place] = [in_pool, asyncio.to_thread, anyio.to_thread.run_sync]
 
         async def asked(text: str, **options: Any) -> list[str]:
             return [await way(partial(blocking_openai, text, **options)) for way in ways]
@@ -634,17 +634,17 @@ def test_nobody_sees_a_difference() -> None:
 
 async def test_what_others_wrap_stays_theirs(monkeypatch: Patch) -> None:
     takeover.install()
-    ours, started = threading.Thread.start, []
+    original, started = threading.Thread.start, []
 
     def wrapped(thread: threading.Thread) -> None:
         started.append(thread)
-        ours(thread)
+        original(thread)
 
     monkeypatch.setattr(threading.Thread, "start", wrapped)
 
     async def agent() -> bool:
-        said = await THREADS["a thread"](partial(blocking_openai, "Still."))
-        return bool(said == "Still.")
+        text = await THREADS["a thread"](partial(blocking_openai, "Still."))
+        return bool(text == "Still.")
 
     assert reward(await play(agent)) == 1.0
     assert vars(threading.Thread)["start"] is wrapped

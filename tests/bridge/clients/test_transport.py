@@ -81,8 +81,8 @@ async def test_a_client_gets_its_own_librarys_response(library: Any) -> None:
         return text(response) == "Fine."
 
     agents: list[Any] = [agent, blocking]
-    for one in agents:
-        assert reward(await play(one)) == 1.0
+    for form in agents:
+        assert reward(await play(form)) == 1.0
 
 
 async def test_the_transport_is_a_context_manager_of_both_kinds_that_holds_nothing() -> None:
@@ -103,21 +103,21 @@ async def test_the_transport_is_a_context_manager_of_both_kinds_that_holds_nothi
 
 async def test_it_is_bound_to_its_rollout_wherever_it_is_used() -> None:
     """Some frameworks lose context variables on the way."""
-    found: dict[str, Any] = {}
-    said: dict[str, str] = {}
-    met = asyncio.Barrier(2)
+    transports: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    barrier = asyncio.Barrier(2)
 
     async def agent(client: AgentClient, task: str) -> float:
-        found[task] = client.transport
-        await met.wait()
-        other = found[{"one": "two", "two": "one"}[task]]
-        async with httpx.AsyncClient(transport=other) as http:
-            said[task] = text(await http.post(url_of(other), json={"messages": HELLO}))
-        await met.wait()
+        transports[task] = client.transport
+        await barrier.wait()
+        transport = transports[{"one": "two", "two": "one"}[task]]
+        async with httpx.AsyncClient(transport=transport) as http:
+            texts[task] = text(await http.post(url_of(transport), json={"messages": HELLO}))
+        await barrier.wait()
         return 1.0
 
     await asyncio.gather(play(agent, "From one.", task="one"), play(agent, "From two.", task="two"))
-    assert said == {"one": "From two.", "two": "From one."}
+    assert texts == {"one": "From two.", "two": "From one."}
 
 
 async def close_while_it_waits(agent: Any) -> None:

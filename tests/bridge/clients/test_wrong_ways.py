@@ -69,8 +69,8 @@ def bad_network(monkeypatch: Patch) -> list[str]:
 
 
 def takes_a_model(sdk: str) -> bool:
-    named = sdk not in ("genai without aiohttp", "genai on Vertex")
-    return named and not (sdk.startswith("lm15") and sdk.endswith("stream"))
+    has_model = sdk not in ("genai without aiohttp", "genai on Vertex")
+    return has_model and not (sdk.startswith("lm15") and sdk.endswith("stream"))
 
 
 async def test_an_agent_is_told_by_its_sdk_at_once(no_network: list[str]) -> None:
@@ -132,10 +132,10 @@ async def test_the_policy_by_the_name_it_is_told_to_have_answers() -> None:
 
 
 async def test_a_frozen_model_that_fails_is_named_and_asked_once() -> None:
-    asked: list[str] = []
+    calls: list[str] = []
 
     def judge(messages: list[Message]) -> str:
-        asked.append("judge")
+        calls.append("judge")
         raise ValueError("no such game")
 
     def agent() -> float:
@@ -145,7 +145,7 @@ async def test_a_frozen_model_that_fails_is_named_and_asked_once() -> None:
         return 1.0
 
     await play_without_a_call(agent, models={"judge": judge})
-    assert asked == ["judge"] * 2
+    assert calls == ["judge"] * 2
 
 
 async def test_a_silent_name_server_is_a_retried_connection_error(bad_network: list[str]) -> None:
@@ -198,24 +198,24 @@ async def test_any_name_will_do_at_the_rollouts_address_and_is_no_stranger() -> 
 async def test_whatever_base_url_is_made_of_it_works() -> None:
     """Some SDKs want one with /v1, some without, and people mix them up."""
     ends = ["", "/", "/v1", "/v1/", "/v1/v1", "/v1/chat/completions", "/api"]
-    said: list[Any] = []
+    texts: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
         address = client.serve()
         with left_alone():  # as another process does
             for end in ends:
-                own: Any = {"base_url": f"{address.root_url}{end}", "api_key": address.api_key}
-                async with openai.AsyncOpenAI(**own) as sdk, anthropic.AsyncAnthropic(**own) as two:
+                at: Any = {"base_url": f"{address.root_url}{end}", "api_key": address.api_key}
+                async with openai.AsyncOpenAI(**at) as sdk, anthropic.AsyncAnthropic(**at) as two:
                     chat = await sdk.chat.completions.create(model=OTHER, messages=HELLO)
                     response = await sdk.responses.create(model=OTHER, input="Hello?")
-                    asked: Any = {"model": OTHER, "messages": HELLO, "max_tokens": 9}
-                    message = await two.messages.create(**asked)
-                said.append(chat.choices[0].message.content)
-                said.extend([response.output_text, message.content[0].text])
+                    fields: Any = {"model": OTHER, "messages": HELLO, "max_tokens": 9}
+                    message = await two.messages.create(**fields)
+                texts.append(chat.choices[0].message.content)
+                texts.extend([response.output_text, message.content[0].text])
         return 1.0
 
     await play(agent)
-    assert said == ["Fine."] * 3 * len(ends)
+    assert texts == ["Fine."] * 3 * len(ends)
 
 
 # -- keys ----------------------------------------------------------------------------------------
@@ -230,9 +230,9 @@ async def refusals(address: server.Address, key: str, status: int) -> list[Any]:
         async with openai.AsyncOpenAI(base_url=address.base_url, api_key=key) as sdk:
             with pytest.raises(openai.APIStatusError) as caught:
                 await sdk.chat.completions.create(model=MODEL, messages=HELLO)
-        async with anthropic.AsyncAnthropic(base_url=address.root_url, api_key=key) as other:
+        async with anthropic.AsyncAnthropic(base_url=address.root_url, api_key=key) as claude:
             with pytest.raises(anthropic.APIStatusError) as told:
-                await other.messages.create(model=MODEL, messages=HELLO, max_tokens=9)
+                await claude.messages.create(model=MODEL, messages=HELLO, max_tokens=9)
         async with genai.Client(api_key=key, http_options=options).aio as third:
             with pytest.raises(genai.errors.ClientError) as said:
                 await third.models.generate_content(model=MODEL, contents="Hi")

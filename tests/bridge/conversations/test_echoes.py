@@ -82,16 +82,16 @@ async def test_completed_arguments_are_kept_where_the_option_or_the_agent_says_s
         assert len(trajectory_to_data(trajectory, 1.0)) == lineages
         expected = {"lineages": lineages, "drift": 3, "drift/completed_arguments": 3}
         assert metrics.items() >= expected.items()
-        told = [turn.logs.get("drift") for turn in trajectory.transitions]
-        assert told == [*["completed_arguments"] * 3, None]
+        causes = [turn.logs.get("drift") for turn in trajectory.transitions]
+        assert causes == [*["completed_arguments"] * 3, None]
 
 
 def renamed(rename: Callable[[str, int], str], answered: str | None = None) -> Any:
     """An agent that sends calls back under other ids, and results for them or for ``answered``."""
 
-    def change(made: dict[str, Any], place: int) -> str:
-        made["id"] = rename(made["id"], place)
-        return answered or made["id"]
+    def change(tool_call: dict[str, Any], place: int) -> str:
+        tool_call["id"] = rename(tool_call["id"], place)
+        return answered or tool_call["id"]
 
     return sends_back(change)
 
@@ -104,17 +104,17 @@ RENAMES: list[Callable[[str, int], str]] = [
 
 
 async def test_a_consistent_renaming_of_ids_is_no_drift_and_ids_are_the_same_each_time() -> None:
-    told: list[str] = []
+    ids: list[str] = []
     for rename in (RENAMES[0], *RENAMES):
         trajectory = await played(renamed(rename), TWO, calling("edit", path="c"), TWO)
         metrics = trajectory.transitions[-1].metrics
         assert len(trajectory_to_data(trajectory, 1.0)) == metrics["lineages"] == 1
         assert metrics["drift"] == metrics.get("drift/retokenised", 0)
         assert "handoffs" not in metrics
-        told.append(str([turn.logs["ids"] for turn in trajectory.transitions]))
-    found = re.findall(r"call_[A-Za-z0-9]{24}\b", told[0])
-    assert len(set(found)) == len(found) == 5
-    assert told[0] == told[1]
+        ids.append(str([turn.logs["ids"] for turn in trajectory.transitions]))
+    unique_ids = re.findall(r"call_[A-Za-z0-9]{24}\b", ids[0])
+    assert len(set(unique_ids)) == len(unique_ids) == 5
+    assert ids[0] == ids[1]
 
 
 @pytest.mark.parametrize(

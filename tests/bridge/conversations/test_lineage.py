@@ -70,8 +70,8 @@ class Talk:
     ) -> Conversation:
         request = ChatRequest("policy", list(messages), tools)
         conversation = self.book.observe(request, caller, self.renderer)
-        known = self._known.get(conversation.lineage, [])
-        assert self.prompt(conversation)[: len(known)] == known
+        prefix = self._known.get(conversation.lineage, [])
+        assert self.prompt(conversation)[: len(prefix)] == prefix
         return conversation
 
     def prompt(self, conversation: Conversation) -> list[Any]:
@@ -113,11 +113,11 @@ class Talk:
         conversation = self.ask(messages, **options)
         ids = text if isinstance(text, list) else self.renderer.encode(text)
         reply = self.take(conversation, ids if cut else ids + self.end, cut)
-        sent = completion(reply, id="", model="").choices[0].message.model_dump(exclude_none=True)
-        sent.pop("reasoning_content", None)
-        messages.append({"content": None, **sent})
-        for made in reply.tool_calls:
-            messages.append({"role": "tool", "tool_call_id": made.id, "content": "ok"})
+        echo = completion(reply, id="", model="").choices[0].message.model_dump(exclude_none=True)
+        echo.pop("reasoning_content", None)
+        messages.append({"content": None, **echo})
+        for tool_call in reply.tool_calls:
+            messages.append({"role": "tool", "tool_call_id": tool_call.id, "content": "ok"})
         messages += [] if reply.tool_calls else [user("And?")]
         return conversation
 
@@ -156,7 +156,7 @@ CUT = ["I wonder", "hm</think>Well, ", 'So <tool_call>\n{"name": "a']
 def test_replies_that_come_back_keep_their_tokens(name: str, make_renderer: MakeRenderer) -> None:
     renderer, shape = make_renderer(name), KEEP_HISTORY[name]
     tools = None if name == "llama3" else [ADD]  # it has none
-    met = {}
+    outcomes = {}
     for kind, text in [*REPLIES.items(), *((text, text) for text in CUT)]:
         talk, messages, cut = Talk(renderer), [user("Hi")], kind in CUT
         if cut and shape == "{}":
@@ -167,8 +167,8 @@ def test_replies_that_come_back_keep_their_tokens(name: str, make_renderer: Make
             )
         conversation = talk.ask(messages, tools=tools)
         assert kind != "plain" or (talk.is_renderers(conversation) and not talk.book.drift)
-        met[kind] = (talk.book.lineages, talk.book.drift.keys() - {Drift.RETOKENISED})
-    assert met == dict.fromkeys(met, (1, set()))
+        outcomes[kind] = (talk.book.lineages, talk.book.drift.keys() - {Drift.RETOKENISED})
+    assert outcomes == dict.fromkeys(outcomes, (1, set()))
 
 
 # -- sampled tokens --------------------------------------------------------------------------------
@@ -246,10 +246,10 @@ def on(
 ) -> Step:
     """Texts of the user and the assistant in turn; the last one is the policy's reply."""
     messages: Messages = []
-    for one in said[:-1]:
+    for item in said[:-1]:
         last = messages[-1]["role"] if messages else "system"
         text = user if last in ("system", "assistant") else assistant
-        messages.append(text(one) if isinstance(one, str) else one)
+        messages.append(text(item) if isinstance(item, str) else item)
     return Step(lineage, messages, str(said[-1]), tools, drift, is_handed)
 
 
@@ -320,16 +320,16 @@ def test_a_request_continues_what_it_holds(scene: str) -> None:
     talk, handoffs = Talk(), 0
     for number, step in enumerate(SCENES[scene]):
         conversation = talk.ask(step.messages, tools=step.tools)
-        met, handoffs = talk.book.latest_drift, handoffs + step.is_handed
-        drift = None if met is None else met.cause
+        latest, handoffs = talk.book.latest_drift, handoffs + step.is_handed
+        drift = None if latest is None else latest.cause
         expected = (step.lineage, step.drift, handoffs)
         assert (conversation.lineage, drift, talk.book.handoffs) == expected, f"step {number}"
         assert talk.is_renderers(conversation), f"step {number}"
-        shown, sent = (
+        in_prompt, requested = (
             [message["content"] for message in messages if message["role"] != "system"]
             for messages in (conversation.messages, step.messages)
         )
-        assert shown == sent, f"step {number}"
+        assert in_prompt == requested, f"step {number}"
         talk.say(conversation, step.reply)
 
 
@@ -348,8 +348,8 @@ def test_a_message_changed_in_place_is_seen() -> None:
         talk.say(talk.ask(messages), "See you.")
         before = talk.book.lineages
         change(message)
-        shown = talk.read(talk.ask([*messages, assistant("See you."), user("Really")]))
-        assert (talk.book.lineages - before, "Awful." in shown) == (1, is_shown)
+        prompt = talk.read(talk.ask([*messages, assistant("See you."), user("Really")]))
+        assert (talk.book.lineages - before, "Awful." in prompt) == (1, is_shown)
 
 
 def test_equal_conversations_of_two_callers_stay_apart() -> None:
@@ -400,8 +400,8 @@ def test_replies_keep_thinking_in_other_histories_and_tools(make_renderer: MakeR
     for turn in range(3):
         talk.turn(messages, f"thought {turn}</think>answer {turn}")
     messages[2] = user("another question")
-    shown = talk.read(talk.ask(messages))
-    assert [f"thought {turn}" in shown for turn in range(3)] == [True, False, True]
+    prompt = talk.read(talk.ask(messages))
+    assert [f"thought {turn}" in prompt for turn in range(3)] == [True, False, True]
     assert talk.met == (2, {Drift.HISTORY: 1})  # answer 1 was given to the question of before
 
     talk = Talk(renderer)
@@ -442,9 +442,9 @@ def edit(arguments: Any = SAMPLED) -> str:
 
 
 def with_arguments(message: dict[str, Any], arguments: Any) -> dict[str, Any]:
-    changed = copy.deepcopy(message)
-    changed["tool_calls"][0]["function"]["arguments"] = json.dumps(arguments)
-    return changed
+    edited = copy.deepcopy(message)
+    edited["tool_calls"][0]["function"]["arguments"] = json.dumps(arguments)
+    return edited
 
 
 def edits(talk: Talk, arguments: Any = ADDED) -> Messages:

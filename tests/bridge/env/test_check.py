@@ -42,8 +42,8 @@ def broken(env: Any, **options: Any) -> str:
 
 
 async def at_the_same_time(client: AgentClient) -> float:
-    one, two = await asyncio.gather(ask(client), ask(client))
-    return float(one == two)
+    first, second = await asyncio.gather(ask(client), ask(client))
+    return float(first == second)
 
 
 def blocks(client: BlockingAgentClient) -> Outcome:
@@ -120,19 +120,19 @@ def test_a_good_agent_passes_under_every_family_of_renderers(name: str, make_ren
 
 
 def test_the_replies_are_said_in_order_over_and_over() -> None:
-    heard: list[list[str]] = []
+    replies: list[list[str]] = []
 
     async def hears(client: AgentClient) -> float:
-        heard.append([])
+        replies.append([])
         for _ in range(3):
-            heard[-1].append(await ask(client))
+            replies[-1].append(await ask(client))
         return 1.0
 
     check_env(hears, replies=(text for text in ("Yes.", "No.")))
-    assert heard[0] == ["Yes.", "No.", "Yes."]
-    heard.clear()
+    assert replies[0] == ["Yes.", "No.", "Yes."]
+    replies.clear()
     check_env(hears)
-    assert heard[0] == list(DEFAULT_REPLIES[:3])
+    assert replies[0] == list(DEFAULT_REPLIES[:3])
 
 
 def test_an_agent_that_raises_at_all_replies_is_told_which_they_were() -> None:

@@ -97,8 +97,8 @@ async def test_a_hundred_turns_are_one_datum_of_exactly_what_was_sampled() -> No
 
 async def test_an_action_that_ends_in_its_middle_is_delivered_and_the_agent_may_go_on() -> None:
     async def agent(client: AgentClient) -> float:
-        said = await ask(client)
-        return float("Hel" in said and await ask(client, "Hi", assistant(said), "and?") == "Yes.")
+        reply = await ask(client)
+        return float("Hel" in reply and await ask(client, "Hi", assistant(reply), "and?") == "Yes.")
 
     env = await start(agent)
     between = await env.step([*tokens_of("Hel"), *tokens_of("lo")])
@@ -218,11 +218,11 @@ async def test_the_agents_own_max_tokens_is_kept_beside_the_runs() -> None:
         return [len(transition.ac.tokens) for transition in trajectory.transitions]
 
     replies = ["a b c d e f g"] * 3
-    own = await play(agent, *replies)
-    assert lengths(own) == [2, 3, len(tokens_of(replies[0]))]
+    by_env = await play(agent, *replies)
+    assert lengths(by_env) == [2, 3, len(tokens_of(replies[0]))]
     limits = RolloutLimits(max_turns=5)  # a runner's own limits leave the agent's in force
     runners = await run_rollout(policy_of(*replies), ChatAgentEnv(agent), limits=limits)
-    for trajectory in (own, runners):
+    for trajectory in (by_env, runners):
         ends = [transition.logs["end"] for transition in trajectory.transitions]
         assert ends == ["length", "length", "stop"]
         assert [turn.metrics["stop/length"] for turn in trajectory.transitions] == [1.0, 1.0, 0.0]
@@ -289,10 +289,10 @@ async def tool_user(client: AgentClient) -> float:
         if not message.tool_calls:
             return float(ran)
         messages.append(message)
-        for made in message.tool_calls:
+        for tool_call in message.tool_calls:
             ran += 1
             client.metric("ran", ran)
-            messages.append({"role": "tool", "tool_call_id": made.id, "content": "1"})
+            messages.append({"role": "tool", "tool_call_id": tool_call.id, "content": "1"})
 
 
 async def test_the_tighter_of_two_tool_call_caps_cuts_a_batch_and_ends_the_episode() -> None:
@@ -300,9 +300,9 @@ async def test_the_tighter_of_two_tool_call_caps_cuts_a_batch_and_ends_the_episo
     trajectory = await play(tool_user, three, three, limits=RolloutLimits(max_tool_calls=4))
     assert trajectory.stop_reason == StopReason.MAX_TOOL_CALLS
     assert trajectory.transitions[-1].metrics["ran"] == 4
-    own = ChatAgentEnv(tool_user, limits=RolloutLimits(max_tool_calls=1))
-    own.set_max_tool_calls(5)
-    for env, limits in ((own, None), (ChatAgentEnv(tool_user), RolloutLimits(max_tool_calls=1))):
+    capped = ChatAgentEnv(tool_user, limits=RolloutLimits(max_tool_calls=1))
+    capped.set_max_tool_calls(5)
+    for env, limits in ((capped, None), (ChatAgentEnv(tool_user), RolloutLimits(max_tool_calls=1))):
         trajectory = await run_rollout(policy_of(*[TOOL_CALL] * 5), env, limits=limits)
         assert len(trajectory.transitions) == 2
         assert trajectory.stop_reason == StopReason.MAX_TOOL_CALLS
@@ -315,10 +315,10 @@ async def test_without_a_call_to_give_a_reply_simply_stops() -> None:
     async def agent(client: AgentClient, choices: list[str]) -> float:
         messages: list[Any] = [user("Add!")]
         for choice in choices:
-            [given] = (await call(client, *messages, tools=[ADD], tool_choice=choice)).choices
-            made = given.message.tool_calls
-            seen.append((given.finish_reason, given.message.content, made and len(made)))
-            messages += [given.message, user("And again!")]
+            [reply] = (await call(client, *messages, tools=[ADD], tool_choice=choice)).choices
+            calls = reply.message.tool_calls
+            seen.append((reply.finish_reason, reply.message.content, calls and len(calls)))
+            messages += [reply.message, user("And again!")]
         return 1.0
 
     two = [f"Well. {TOOL_CALL}\n{TOOL_CALL}"] * 2
@@ -481,19 +481,19 @@ async def test_an_agent_that_ignores_its_close_is_reported(caplog: Logs) -> None
 
 async def test_a_finally_block_of_some_seconds_is_left_to_finish() -> None:
     """The default patience: one cancellation, then seconds before the second."""
-    done: list[str] = []
+    steps: list[str] = []
 
     async def agent(client: AgentClient) -> float:
         try:
             await ask(client)
         finally:
             await asyncio.sleep(1.5)
-            done.append("cleaned up")
+            steps.append("cleaned up")
         return 1.0
 
     env = await start(agent)
     await env.close()
-    assert done == ["cleaned up"]
+    assert steps == ["cleaned up"]
 
 
 async def test_what_an_agent_that_ended_meanwhile_held_is_let_go_by_close() -> None:

@@ -277,9 +277,9 @@ class EnvMachine(RuleBasedStateMachine):
         assert conversation is not None
         assert self.env.request is not None
         assert conversation.prompt().to_ints() == prompt
-        known = self.lineages.get(conversation.lineage, [])
-        assert prompt[: len(known)] == known, (
-            self.renderer.decode(known),
+        prefix = self.lineages.get(conversation.lineage, [])
+        assert prompt[: len(prefix)] == prefix, (
+            self.renderer.decode(prefix),
             self.renderer.decode(prompt),
         )
 
@@ -452,18 +452,18 @@ class EnvMachine(RuleBasedStateMachine):
 
     def _continued(self, history: list[Any], way: str) -> list[Any]:
         *before, reply = history
-        sent: dict[str, Any] = reply.model_dump(exclude_none=True)
+        message: dict[str, Any] = reply.model_dump(exclude_none=True)
         if way == "shorter":
             return before[:-1] if len(before) > 1 else before
-        if way == "strip" and sent.get("content"):
-            sent["content"] = sent["content"].strip()
+        if way == "strip" and message.get("content"):
+            message["content"] = message["content"].strip()
         if way == "edit":
             before = [user("something else"), *before[1:]]
         results = [
             {"role": "tool", "tool_call_id": call.id, "content": "1"}
             for call in reply.tool_calls or ()
         ]
-        return [*before, reply if way == "on" else sent, *results]
+        return [*before, reply if way == "on" else message, *results]
 
     @precondition(lambda self: self.life == "running" and self.may_be_odd)
     @rule(messages=st.sampled_from(BAD), by_thread=st.booleans())
@@ -540,8 +540,8 @@ class EnvMachine(RuleBasedStateMachine):
                     call.thread.join(PATIENCE)
                     assert not call.thread.is_alive()
             self.until(lambda: True, "")
-            left = asyncio.all_tasks(self.loop)
-            assert not left, left
+            tasks = asyncio.all_tasks(self.loop)
+            assert not tasks, tasks
         finally:
             self.loop.run_until_complete(self.loop.shutdown_default_executor())
             self.loop.close()

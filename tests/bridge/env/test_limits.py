@@ -114,8 +114,8 @@ IN_EACH = SequenceLimits(max_response_tokens=50)
 async def test_an_agent_that_does_not_cope_ends_with_the_cookbooks_stop_reason(
     agent: Any, options: Any, reason: StopReason, earned: float
 ) -> None:
-    own = {} if earned == -0.1 else {"context_overflow_reward": earned}
-    trajectory = await play(agent, **options, **own)
+    reward_option = {} if earned == -0.1 else {"context_overflow_reward": earned}
+    trajectory = await play(agent, **options, **reward_option)
 
     assert trajectory.stop_reason == reason
     *_, last = trajectory.transitions
@@ -124,14 +124,14 @@ async def test_an_agent_that_does_not_cope_ends_with_the_cookbooks_stop_reason(
         assert last.metrics["context_overflow"] == 1.0
         assert "maximum context length" in str(last.logs["context_overflow"])
     if agent is talks_without_end:
-        [found] = sequences(trajectory)
-        assert 20 < len(found.response_ids) <= 50
+        [sequence] = sequences(trajectory)
+        assert 20 < len(sequence.response_ids) <= 50
 
 
 async def test_a_reply_ends_where_the_context_its_sequences_budget_or_its_own_cap_does() -> None:
     length = default_renderer().build_generation_prompt([user("Hi")]).length  # type: ignore[list-item]
-    for own, cap in ((None, CONTEXT - length), (5, 5), (500, CONTEXT - length)):
-        assert await capped("Hi", own=own, context_length=CONTEXT) == [cap]
+    for cap_of_agent, cap in ((None, CONTEXT - length), (5, 5), (500, CONTEXT - length)):
+        assert await capped("Hi", own=cap_of_agent, context_length=CONTEXT) == [cap]
     assert await capped("Hi") == [None], "of no known context"
     assert await capped("Hi", context_length=length + 2) == [2], "the longest leaves two tokens"
     assert await capped("Hi", context_length=length + 1) == []
@@ -179,8 +179,8 @@ async def test_each_sequence_has_the_budget_after_its_prompt(context_length: int
 
     if context_length is None:
         assert reward(trajectory) == 1.0
-    found = sequences(trajectory)
-    assert len(found) == 2
-    for sequence in found:
-        rest = 10**6 if context_length is None else context_length - len(sequence.prompt_ids)
-        assert min(80, rest) - 30 < len(sequence.response_ids) <= min(80, rest)
+    found_sequences = sequences(trajectory)
+    assert len(found_sequences) == 2
+    for sequence in found_sequences:
+        remaining = 10**6 if context_length is None else context_length - len(sequence.prompt_ids)
+        assert min(80, remaining) - 30 < len(sequence.response_ids) <= min(80, remaining)

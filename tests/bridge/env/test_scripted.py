@@ -49,26 +49,26 @@ async def test_replies_that_are_no_texts_are_refused() -> None:
 
 
 async def test_replies_may_come_from_an_async_function() -> None:
-    async def echo(asked: str) -> str:
-        return f"{asked}!"
+    async def echo(question: str) -> str:
+        return f"{question}!"
 
     assert (await ScriptedPolicy(echo)(prompt("a"), [])).tokens == OUR.encode("a!") + END
 
 
 async def test_a_text_over_the_token_cap_is_cut_and_says_so() -> None:
-    whole = OUR.encode("A longer text.") + END
-    for cap in range(1, len(whole) + 1):
-        said = await ScriptedPolicy(["A longer text."])(prompt("a"), [], max_tokens=cap)
-        assert said.tokens == whole[:cap]
-        assert said.stop_reason == ("length" if cap < len(whole) else "stop")
-        assert len(said.logprobs) == cap
+    tokens = OUR.encode("A longer text.") + END
+    for cap in range(1, len(tokens) + 1):
+        action = await ScriptedPolicy(["A longer text."])(prompt("a"), [], max_tokens=cap)
+        assert action.tokens == tokens[:cap]
+        assert action.stop_reason == ("length" if cap < len(tokens) else "stop")
+        assert len(action.logprobs) == cap
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_it_ends_as_the_renderer_of_its_env_ends(name: str, make_renderer: Any) -> None:
     renderer = make_renderer(name)
     ends = prompt_renderer(renderer).end_tokens[:1]
-    said = await ScriptedPolicy(["One."], renderer)(prompt("a"), [])
+    action = await ScriptedPolicy(["One."], renderer)(prompt("a"), [])
 
-    assert said.tokens == prompt_renderer(renderer).encode("One.") + ends, name
-    assert said.stop_reason == "stop"
+    assert action.tokens == prompt_renderer(renderer).encode("One.") + ends, name
+    assert action.stop_reason == "stop"

@@ -51,13 +51,13 @@ ROUNDS = 3
 
 async def duel(client: AgentClient) -> dict[str, float]:
     player, judge = client.seat("player"), client.seat("judge")
-    said, heard = [user("Play.")], [system("Judge.")]
+    of_player, of_judge = [user("Play.")], [system("Judge.")]
     for _ in range(ROUNDS):
-        move = await ask(player, *said)
-        heard.append(user(move))
-        verdict = await ask(judge, *heard)
-        heard.append(assistant(verdict))
-        said += [assistant(move), user(verdict)]
+        move = await ask(player, *of_player)
+        of_judge.append(user(move))
+        verdict = await ask(judge, *of_judge)
+        of_judge.append(assistant(verdict))
+        of_player += [assistant(move), user(verdict)]
     return {"player": 1.0, "judge": -1.0}
 
 
@@ -89,14 +89,17 @@ async def test_each_role_is_played_through_its_own_env_and_groups_play_several_e
     renderer = prompt_renderer(None)
     for trajectory, word in zip(await play(duel), ("a move", "a verdict"), strict=True):
         assert len(trajectory_to_data(trajectory, 1.0)) == 1
-        said = [renderer.decode(turn.ac.tokens) for turn in trajectory.transitions]
-        assert said == [f"{word}<|im_end|>"] * ROUNDS
+        texts = [renderer.decode(turn.ac.tokens) for turn in trajectory.transitions]
+        assert texts == [f"{word}<|im_end|>"] * ROUNDS
 
     builder = ChatAgentGroupBuilder(duel, group_size=3, seats=SEATS)
     for _ in range(2):  # one group after the other
         group = await do_group_rollout(builder, policy())
         metrics = zip(group.metrics_G, SEATS * 3, strict=True)
-        assert [noted[f"seat/{seat}/reward"] for noted, seat in metrics] == [1.0, -1.0] * 3
+        assert [seat_metrics[f"seat/{seat}/reward"] for seat_metrics, seat in metrics] == [
+            1.0,
+            -1.0,
+        ] * 3
         assert [len(t.transitions) for t in group.trajectories_G] == [ROUNDS] * 6
 
 
@@ -175,8 +178,8 @@ async def test_a_seat_that_waits_or_is_being_sampled_is_told_when_another_is_clo
     waiting = asyncio.create_task(judge.initial_observation())
     await player.initial_observation()
     await player.close()
-    told: Any = await asyncio.wait_for(waiting, 5)
-    assert told.metrics["stop/peer_stopped"] == 1.0
+    overflow: Any = await asyncio.wait_for(waiting, 5)
+    assert overflow.metrics["stop/peer_stopped"] == 1.0
     assert not judge.is_running
 
     player, judge = seat_envs(at_once, SEATS)
@@ -231,8 +234,8 @@ async def test_seats_are_told_at_once_when_the_agent_cannot_be_started(monkeypat
 
     monkeypatch.setattr(SeatEnv, "_start", fails)
     envs = seat_envs(duel, ["a", "b"], agent_timeout=100.0)
-    told = asyncio.gather(*(env.initial_observation() for env in envs), return_exceptions=True)
-    first, last = await asyncio.wait_for(told, 50)
+    outcomes = asyncio.gather(*(env.initial_observation() for env in envs), return_exceptions=True)
+    first, last = await asyncio.wait_for(outcomes, 50)
     assert isinstance(first, EnvClosedError)
     assert "could not be started when the last seat was taken. RuntimeError: can't" in str(first)
     assert isinstance(last, RuntimeError)
@@ -280,13 +283,13 @@ async def test_a_seat_that_is_played_again_without_the_others_is_told(monkeypatc
 
 
 async def debate(client: AgentClient, task: str) -> dict[str, float]:
-    said = task
+    text = task
     for seat in SEATS:
-        asked = client.seat(seat)
-        said = await ask(asked, said)
-        asked.reward(0.5)
-        asked.metric("asked", 1.0)
-    return {"player": float(said == "no"), "judge": 0.0}
+        client_of_seat = client.seat(seat)
+        text = await ask(client_of_seat, text)
+        client_of_seat.reward(0.5)
+        client_of_seat.metric("asked", 1.0)
+    return {"player": float(text == "no"), "judge": 0.0}
 
 
 def no(messages: Any) -> str:
@@ -294,10 +297,10 @@ def no(messages: Any) -> str:
 
 
 async def test_a_seat_that_a_model_is_named_for_has_no_env() -> None:
-    heard: list[Any] = []
+    requests: list[Any] = []
 
     def judge(messages: Any) -> str:
-        heard.append([dict(message) for message in messages])
+        requests.append([dict(message) for message in messages])
         return "no"
 
     for model in (judge, policy_of("no", "no")):
@@ -306,14 +309,14 @@ async def test_a_seat_that_a_model_is_named_for_has_no_env() -> None:
         group = await do_group_rollout(builder, policy_of("yes", "yes"))
 
         decode = prompt_renderer(None).decode
-        said = [
+        texts = [
             [decode(t.ac.tokens) for t in trajectory.transitions]
             for trajectory in group.trajectories_G
         ]
-        assert said == [["yes<|im_end|>"]] * 2
+        assert texts == [["yes<|im_end|>"]] * 2
         assert [metrics["seat/player/reward"] for metrics in group.metrics_G] == [1.5, 1.5]
         assert [metrics["seat/player/asked"] for metrics in group.metrics_G] == [1.0, 1.0]
-    assert heard == [[{"role": "user", "content": "yes"}]] * 2
+    assert requests == [[{"role": "user", "content": "yes"}]] * 2
 
 
 def test_a_seat_is_either_trained_or_frozen_and_one_is_trained() -> None:
@@ -337,22 +340,22 @@ def league(folder: Path, share: float = 0.5) -> League:
 def test_a_league_draws_evenly_among_the_checkpoints_that_came_before(tmp_path: Path) -> None:
     assert League(str(tmp_path), 1.0)(SEATS, 0, 0, 7) == {}
     assert league(tmp_path, 1.0)(SEATS, 10, 0, 7) == {}, "before the first the policy plays all"
-    whole = league(tmp_path)
-    drawn = [whole(SEATS, 25, 0, seed) for seed in range(400)]
+    full_league = league(tmp_path)
+    draws = [full_league(SEATS, 25, 0, seed) for seed in range(400)]
 
-    pairs = [pair for opponents in drawn for pair in opponents.items()]
-    met = Counter((seat, model.model_path) for seat, model in pairs)  # type: ignore[union-attr]
-    assert set(met) == {(s, f"tinker://x/{n}") for s in SEATS for n in (10, 20)}
-    assert 160 < sum(met.values()) < 240
-    assert min(met.values()) > 30
-    one = next(model for opponents in drawn for model in opponents.values())
+    pairs = [pair for opponents in draws for pair in opponents.items()]
+    counts = Counter((seat, model.model_path) for seat, model in pairs)  # type: ignore[union-attr]
+    assert set(counts) == {(s, f"tinker://x/{n}") for s in SEATS for n in (10, 20)}
+    assert 160 < sum(counts.values()) < 240
+    assert min(counts.values()) > 30
+    one = next(model for opponents in draws for model in opponents.values())
     assert isinstance(one, TinkerModel)
     assert (one.max_tokens, one.temperature) == (2, 1.0)
 
     checkpoints = tmp_path / "checkpoints.jsonl"
     checkpoints.write_text("".join(checkpoints.read_text().splitlines(keepends=True)[:-1]))
-    again = [whole(SEATS, 25, 0, seed) for seed in range(50)]
-    assert again == drawn[:50], "whatever was saved later, a resumed run draws the same"
+    redrawn = [full_league(SEATS, 25, 0, seed) for seed in range(50)]
+    assert redrawn == draws[:50], "whatever was saved later, a resumed run draws the same"
 
 
 async def test_all_episodes_of_a_group_meet_one_opponent_and_seats_take_turns() -> None:

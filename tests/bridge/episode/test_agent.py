@@ -166,8 +166,8 @@ CALLED: list[tuple[Any, object, tuple[object, ...]]] = [
 
 
 def test_the_client_goes_to_the_parameter_of_that_name_and_the_task_to_the_first_other() -> None:
-    for row, (agent, task, got) in enumerate(CALLED):
-        assert inspect_agent(agent, task).bound(agent, "C", task)() == (got, {}), row
+    for row, (agent, task, expected) in enumerate(CALLED):
+        assert inspect_agent(agent, task).bound(agent, "C", task)() == (expected, {}), row
 
 
 def test_an_agents_name_says_where_to_find_it() -> None:
@@ -227,8 +227,8 @@ def test_every_kind_of_finite_number_is_a_reward() -> None:
 
 def test_what_is_no_finite_number_is_no_reward() -> None:
     beyond = [math.nan, math.inf, -math.inf, np.float32("nan"), 10**400, Fraction(10**400)]
-    others = [1j, "1.0", b"1", [1.0], {"reward": 1.0}, np.array([1.0]), object, Decimal("0.5")]
-    for value in (*beyond, *others):
+    values = [1j, "1.0", b"1", [1.0], {"reward": 1.0}, np.array([1.0]), object, Decimal("0.5")]
+    for value in (*beyond, *values):
         kind = type(value).__name__
         with pytest.raises(RewardError) as caught:
             outcome_of(value, "some.agent", rewarded=True)
@@ -327,9 +327,9 @@ class Wrong(Demanding):
 async def test_an_agent_may_bring_options_of_its_own_after_those_that_a_user_passes() -> None:
     brought: Any = await ChatAgentEnv(Demanding()).initial_observation()
     passed = ChatAgentEnv(Demanding(), policy_names="gpt-6").renewed()
-    given: Any = await passed.initial_observation()
+    overridden: Any = await passed.initial_observation()
 
-    assert (brought.reward, given.reward) == (1.0, 0.0)
+    assert (brought.reward, overridden.reward) == (1.0, 0.0)
     assert options_with_own(functools.partial(Demanding()), {}) == Demanding.env_options
 
 

@@ -157,14 +157,14 @@ async def test_the_transition_that_ends_the_episode_is_the_last_in_lineage_order
     """The Cookbook's recipes and its evaluations read ``transitions[-1].metrics``."""
     group = await do_group_rollout(ChatAgentGroupBuilder(main_and_sub_agent), policy_of())
     [trajectory] = group.trajectories_G
-    *others, last = trajectory.transitions
+    *earlier, last = trajectory.transitions
 
     assert [transition.logs["lineage"] for transition in trajectory.transitions] == [1, 0, 0]
     expected = {"calls": 3, "call 2": 1, "solved": 1.0, "stop/completed": 1.0, "lineages": 2}
     assert last.metrics.items() >= expected.items()
     assert last.logs["answer"] == "x"
     assert [turn.episode_done for turn in trajectory.transitions] == [False, False, True]
-    assert [turn.metrics for turn in others] == [
+    assert [turn.metrics for turn in earlier] == [
         {"calls": 2, "call 1": 1, "stop/length": 0},
         {"calls": 1, "call 0": 1, "stop/length": 0},
     ]
@@ -264,8 +264,8 @@ async def test_an_episode_that_the_runner_ends_reports_its_drift_too() -> None:
 
     assert {t.stop_reason for t in group.trajectories_G} == {"max_sampled_tokens"}
     for trajectory in group.trajectories_G:
-        *others, last = [transition.metrics for transition in trajectory.transitions]
+        *earlier, last = [transition.metrics for transition in trajectory.transitions]
         assert last["lineages"] > 1
         assert last["drift"] > 0
-        assert not any("lineages" in metrics for metrics in others)
+        assert not any("lineages" in metrics for metrics in earlier)
     assert group.metrics_G == [{}, {}]

@@ -114,10 +114,10 @@ async def test_it_is_added_to_what_the_trajectories_earned_with_the_metrics_of_a
 
 
 async def test_it_may_be_async_and_other_groups_go_on_meanwhile() -> None:
-    both = asyncio.Barrier(2)
+    barrier = asyncio.Barrier(2)
 
     async def waits_for_both(group: PlayedGroup) -> list[float]:
-        await both.wait()
+        await barrier.wait()
         return [float(len(group)) for _ in group]
 
     playing = asyncio.gather(*(rewarded(waits_for_both, identity_agent, task) for task in (7, 8)))
@@ -172,8 +172,8 @@ async def test_rewards_follow_the_ranking_by_a_rubric_that_may_be_of_the_task() 
     judge = Judge("Let me see.\n2, 3, 1", "2,1")
 
     assert await judged(judge, "abc") == ([0.0, 1.0, 0.5], [0.0, 0.0, 0.0])
-    told, prompt = judge.asked[0]
-    assert "material to judge" in str(told["content"])
+    instruction, prompt = judge.asked[0]
+    assert "material to judge" in str(instruction["content"])
     assert "The longest." in str(prompt["content"])
     assert str(prompt["content"]).count("Tell me of cats.") == 3
     options = {"weight": 0.2, "rubric": lambda task: f"They are about {task}."}
@@ -225,9 +225,9 @@ async def test_without_a_ranking_all_get_the_same_and_it_is_counted(retries: int
 
 def test_a_ranking_is_the_last_line_and_has_each_number_once() -> None:
     def read(text: str, *, truncated: bool = False) -> Any:
-        said = Message(role="assistant", content=text)
+        message = Message(role="assistant", content=text)
         counts: Any = {"prompt_tokens": 0, "completion_tokens": 0}
-        return read_ranking(read_reply(said, truncated=truncated, call_ids="call", **counts), 3)
+        return read_ranking(read_reply(message, truncated=truncated, call_ids="call", **counts), 3)
 
     assert read("2, 1, 3") == read("So:\n\n**Ranking: 2 > 1 > 3**\n") == [1, 0, 2]
     assert read("[3,2,1]") == [2, 1, 0]

@@ -54,11 +54,11 @@ async def test_a_message_completer_answers_beside_the_policy_and_is_no_transitio
 
     async def agent(client: AgentClient) -> float:
         names = ["policy", "judge", "policy", "judge"]
-        said = await asyncio.gather(*(ask(client, *HELLO, model=name) for name in names))
+        texts = await asyncio.gather(*(ask(client, *HELLO, model=name) for name in names))
         assert [model.id async for model in client.openai.models.list()] == ["policy", "judge"]
         with pytest.raises(openai.BadRequestError, match="takes no tools. Give the Env a Token"):
             await hello(client, tools=[ADD])
-        return float(said == ["Fine.", "HELLO?"] * 2)
+        return float(texts == ["Fine.", "HELLO?"] * 2)
 
     trajectory = await play(agent, models={"judge": judge})
 
@@ -68,30 +68,30 @@ async def test_a_message_completer_answers_beside_the_policy_and_is_no_transitio
 
 async def test_a_token_completer_is_read_with_the_envs_renderer_and_told_the_format() -> None:
     helper = ScriptedPolicy([CALL, "One. Two.", "Long enough to be cut.", CALL, "{}"])
-    judge, got = Judge(), list[Any]()
+    judge, completions = Judge(), list[Any]()
 
     async def agent(client: AgentClient) -> float:
         with_tools = {"tools": [ADD]}
         for fields in (with_tools, {"stop": "Two"}, {"max_tokens": 2}, with_tools, AS_OBJECT):
-            got.append(await hello(client, "other", **fields))
+            completions.append(await hello(client, "other", **fields))
         await hello(client, **AS_OBJECT)
         return 1.0
 
     await play_without_a_call(agent, models={"other": helper, "judge": judge})
 
-    called, stopped, cut, again, _ = (completion.choices[0] for completion in got)
+    called, stopped, cut, second_call, _ = (completion.choices[0] for completion in completions)
     assert called.message.tool_calls[0].function.name == "add"
-    assert called.message.tool_calls[0].id != again.message.tool_calls[0].id
-    assert got[0].model == "other"
+    assert called.message.tool_calls[0].id != second_call.message.tool_calls[0].id
+    assert completions[0].model == "other"
     assert stopped.message.content == "One. "
     assert cut.finish_reason == "length"
-    assert [completion.usage.completion_tokens for completion in got] == [
+    assert [completion.usage.completion_tokens for completion in completions] == [
         len(a) for a in helper.actions
     ]
     assert "# Tools" in helper.prompts[0]
-    told = "Answer with one JSON object and nothing else."
-    assert told in helper.prompts[-1]
-    assert judge.asked[0][-1]["content"] == told
+    instruction = "Answer with one JSON object and nothing else."
+    assert instruction in helper.prompts[-1]
+    assert judge.asked[0][-1]["content"] == instruction
 
 
 async def test_a_function_of_the_messages_answers_and_may_be_async() -> None:
@@ -102,8 +102,8 @@ async def test_a_function_of_the_messages_answers_and_may_be_async() -> None:
         return now(messages)
 
     async def agent(client: AgentClient) -> float:
-        said = [await ask(client, *HELLO, model=name) for name in ("now", "soon")]
-        return float(said == ["HELLO?"] * 2)
+        texts = [await ask(client, *HELLO, model=name) for name in ("now", "soon")]
+        return float(texts == ["HELLO?"] * 2)
 
     await play_without_a_call(agent, models={"now": now, "soon": soon})
 
@@ -112,8 +112,8 @@ SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 
 
 def as_schema(name: str) -> Any:
-    wanted = {"name": name, "schema": SCHEMA}
-    return {"response_format": {"type": "json_schema", "json_schema": wanted}}
+    schema = {"name": name, "schema": SCHEMA}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
 @pytest.fixture
@@ -124,16 +124,16 @@ def models(elsewhere: Elsewhere, monkeypatch: Patch) -> dict[str, Any]:
 
 async def test_log_probabilities_are_the_endpoints(elsewhere: Elsewhere, models: Any) -> None:
     tokens = [("A", [65]), ("bytes:\\xf0\\x9f", [0xF0, 0x9F]), ("<|im_end|>", None)]
-    given = [
+    logprobs = [
         {"token": text, "bytes": raw, "logprob": -0.5, "top_logprobs": []} for text, raw in tokens
     ]
 
     async def agent(client: AgentClient) -> float:
         with pytest.raises(openai.BadRequestError, match="endpoint of this model gave none"):
             await hello(client, logprobs=True)
-        elsewhere.choice["logprobs"] = {"content": given, "refusal": None}
-        found = (await hello(client, logprobs=True)).choices[0].logprobs
-        return float([token.model_dump() for token in found.content] == given)
+        elsewhere.choice["logprobs"] = {"content": logprobs, "refusal": None}
+        result = (await hello(client, logprobs=True)).choices[0].logprobs
+        return float([token.model_dump() for token in result.content] == logprobs)
 
     await play_without_a_call(agent, models=models)
     assert [body["logprobs"] for *_, body in elsewhere.asked] == [True, True]
@@ -175,8 +175,8 @@ async def test_calls_in_the_text_are_read_if_tools_were_offered(
 
     async def agent(client: AgentClient) -> float:
         elsewhere.choice["message"] = {"role": "assistant", "content": text}
-        said = (await hello(client, tools=[ADD])).choices[0].message
-        assert (said.content, said.tool_calls[0].function.name) == ("Well.", "add")
+        message = (await hello(client, tools=[ADD])).choices[0].message
+        assert (message.content, message.tool_calls[0].function.name) == ("Well.", "add")
         return float((await hello(client)).choices[0].message.content == text)
 
     await play_without_a_call(agent, models=models)
@@ -224,13 +224,13 @@ async def test_a_model_that_cannot_be_read_is_named(elsewhere: Elsewhere, models
     ]
 
     async def agent(client: AgentClient) -> float:
-        for name, elsewhere.choice, told in rows:
-            with pytest.raises((openai.BadRequestError, InvalidModelError), match=told):
+        for name, elsewhere.choice, message in rows:
+            with pytest.raises((openai.BadRequestError, InvalidModelError), match=message):
                 await hello(client, name)
         return 1.0
 
-    others: Any = {"none": lambda messages: None}
-    await play_without_a_call(agent, models={**models, **others})
+    functions: Any = {"none": lambda messages: None}
+    await play_without_a_call(agent, models={**models, **functions})
 
 
 async def over_responses(client: AgentClient) -> str:
@@ -253,10 +253,10 @@ async def test_a_frozen_model_answers_from_everywhere(client: AgentClient) -> No
     def blocking(client: AgentClient) -> str:
         return ask_blocking(client.blocking, *HELLO, model="judge")
 
-    said = [await ask(client, *HELLO, model="judge")]
-    said += [await asyncio.to_thread(blocking, client), await asyncio.to_thread(own_client)]
-    said += [await over_responses(client), await over_anthropic(client)]
-    assert said == ["HELLO?"] * 5
+    texts = [await ask(client, *HELLO, model="judge")]
+    texts += [await asyncio.to_thread(blocking, client), await asyncio.to_thread(own_client)]
+    texts += [await over_responses(client), await over_anthropic(client)]
+    assert texts == ["HELLO?"] * 5
 
 
 class Stuck(MessageCompleter):

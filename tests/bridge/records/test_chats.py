@@ -46,13 +46,13 @@ class AsTheRenderer(TokenCompleter):
 
     async def __call__(self, model_input: Any, stop: Any, **options: Any) -> TokensWithLogprobs:
         """The next reply."""
-        said = Message(role="assistant", content=self.replies.pop(0))
-        if said["content"] == "CALL":
+        message = Message(role="assistant", content=self.replies.pop(0))
+        if message["content"] == "CALL":
             body = ToolCall.FunctionBody(name="look", arguments='{"at": "x"}')
             call = ToolCall(id="functions.look:0", function=body)
-            said = Message(role="assistant", content="", tool_calls=[call])
+            message = Message(role="assistant", content="", tool_calls=[call])
         before = [Message(role="user", content="?")]
-        whole = self.renderer.build_supervised_example([*before, said])[0].to_ints()
+        whole = self.renderer.build_supervised_example([*before, message])[0].to_ints()
         tokens = whole[self.renderer.build_generation_prompt(before).length :]
         return TokensWithLogprobs(tokens, [-0.5] * len(tokens), "stop")
 
@@ -62,10 +62,10 @@ async def converses(client: Any) -> None:
     messages: list[Any] = [{"role": "developer", "content": "Be brief."}, user("Look.")]
     for _ in range(3):
         completion = await call(client, *messages, **client.options)
-        said = completion.choices[0].message
-        messages.append(said)
-        results = [{"role": "tool", "tool_call_id": one.id, "content": "ok"}
-                   for one in said.tool_calls or ()]  # fmt: skip
+        message = completion.choices[0].message
+        messages.append(message)
+        results = [{"role": "tool", "tool_call_id": tool_call.id, "content": "ok"}
+                   for tool_call in message.tool_calls or ()]  # fmt: skip
         messages += results or [user("And now?")]
 
 
@@ -174,15 +174,15 @@ async def test_a_prefill_and_a_hooks_message_are_in_the_conversation(tmp_path: P
 
 async def test_a_given_up_call_is_in_no_chat_but_a_marked_trajectory(tmp_path: Path) -> None:
     async def agent(client: Any) -> float:
-        said = await ask(client, "One?")
-        await ask(client, user("One?"), assistant(said), user("Two?"))
+        reply = await ask(client, "One?")
+        await ask(client, user("One?"), assistant(reply), user("Two?"))
         return 1.0
 
-    whole, _ = await play_recorded(tmp_path, agent, "1", "2")
-    [given_up] = FORMATS["sft"]([whole], print)
-    whole.row["steps"][1]["metrics"][GIVEN_UP] = 1.0
-    whole.row["steps"][1]["reply"] = None
-    record = RolloutRecord(whole.row)
+    record_kept, _ = await play_recorded(tmp_path, agent, "1", "2")
+    [given_up] = FORMATS["sft"]([record_kept], print)
+    record_kept.row["steps"][1]["metrics"][GIVEN_UP] = 1.0
+    record_kept.row["steps"][1]["reply"] = None
+    record = RolloutRecord(record_kept.row)
 
     assert [len(row["messages"]) for row in (given_up, *FORMATS["sft"]([record], print))] == [4, 2]
     rows = FORMATS["atif"]([record], print)
@@ -201,6 +201,6 @@ async def test_a_trajectory_has_the_replies_that_were_asked_for_again(tmp_path: 
     assert [step.get("extra") for step in sampled] == [
         None, {"format_error": True}, {"format_error": True}, None, None,
     ]  # fmt: skip
-    told = [step["message"] for step in row["steps"] if step["source"] == "user"]
-    assert told[1] == "Answer with one JSON object and nothing else."
-    assert told[3].startswith("Your answer is not JSON")
+    texts = [step["message"] for step in row["steps"] if step["source"] == "user"]
+    assert texts[1] == "Answer with one JSON object and nothing else."
+    assert texts[3].startswith("Your answer is not JSON")

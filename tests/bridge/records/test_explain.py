@@ -50,13 +50,13 @@ async def test_a_linear_conversation_reads_from_top_to_bottom() -> None:
 async def test_forks_handoffs_sub_agents_and_broken_calls_are_told() -> None:
     async def forks(client: AgentClient) -> float:
         look = [tool("look")]
-        said = await ask(client, "Guess.", tools=look)
-        await ask(client, user("Guess."), assistant(f"Say {said}"), user("Again."), tools=look)
+        reply = await ask(client, "Guess.", tools=look)
+        await ask(client, user("Guess."), assistant(f"Say {reply}"), user("Again."), tools=look)
         return 0.0
 
     async def hands_off(client: AgentClient) -> float:
-        said = await ask(client, system("You write."), user("A poem."))
-        await ask(client, system("You criticise."), user("A poem."), assistant(said))
+        reply = await ask(client, system("You write."), user("A poem."))
+        await ask(client, system("You criticise."), user("A poem."), assistant(reply))
         return 0.0
 
     async def has_sub_agents(client: AgentClient) -> float:

@@ -55,25 +55,25 @@ async def chat(client: Any, task: Any) -> float:
 
 
 async def calls_a_tool(client: Any) -> float:
-    said = (await call(client, "1 + 1?", tools=[ADD])).choices[0].message
-    [made] = said.tool_calls
-    result = {"role": "tool", "tool_call_id": made.id, "content": "2"}
-    await call(client, user("1 + 1?"), said, result, tools=[ADD])
+    message = (await call(client, "1 + 1?", tools=[ADD])).choices[0].message
+    [tool_call] = message.tool_calls
+    result = {"role": "tool", "tool_call_id": tool_call.id, "content": "2"}
+    await call(client, user("1 + 1?"), message, result, tools=[ADD])
     return 1.0
 
 
 async def compacts(client: Any) -> float:
     """Asks, begins anew, and goes on from its first question in another way."""
-    said = await ask(client, "one")
+    reply = await ask(client, "one")
     await ask(client, "anew")
     for word in ("left", "right"):
-        await ask(client, user("one"), assistant(said), user(word))
+        await ask(client, user("one"), assistant(reply), user(word))
     return 0.0
 
 
 async def test_a_row_has_the_cookbooks_summary_and_each_conversation_once(tmp_path: Path) -> None:
-    record, played = await play_recorded(tmp_path, chat, *THREE, task={"a": 1})
-    group = TrajectoryGroup([played], [0.0], [{}])
+    record, trajectory = await play_recorded(tmp_path, chat, *THREE, task={"a": 1})
+    group = TrajectoryGroup([trajectory], [0.0], [{}])
     [summary] = serialize_rollout_summaries(
         split="train", iteration=0, trajectory_groups_P=[group], taglist_P=[[]]
     )
@@ -87,7 +87,7 @@ async def test_a_row_has_the_cookbooks_summary_and_each_conversation_once(tmp_pa
     assert {*record.row["versions"]} == {"evert", "tinker-cookbook"}
     assert [step["prompt"]["after"] for step in steps] == [None, 0, 1]
     new = sum(len(step["prompt"]["tokens"]) + len(step["tokens"]) for step in steps)
-    last = played.transitions[-1]
+    last = trajectory.transitions[-1]
     assert new == last.ob.length + len(last.ac.tokens)
     assert [len(step["call"]["messages"]) for step in steps] == [2, 1, 1]
 
@@ -96,18 +96,18 @@ async def test_an_env_that_is_watched_holds_no_message_twice() -> None:
     env = Recorder("nowhere.jsonl").watch(ChatAgentEnv(chat, {"a": 1}))
     await do_single_rollout(ScriptedPolicy(THREE), env)
     assert env.transcript is not None
-    assert [len(asked.messages) for asked in env.transcript.calls] == [2, 1, 1]
-    assert not any(asked.request.messages for asked in env.transcript.calls)
+    assert [len(call.messages) for call in env.transcript.calls] == [2, 1, 1]
+    assert not any(call.request.messages for call in env.transcript.calls)
 
 
 async def test_an_image_in_a_prompt_comes_back(tmp_path: Path) -> None:
     image = tinker.types.ImageChunk(data=b"\x89PNG", format="png", expected_tokens=3)
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     env = recorder.watch(ChatAgentEnv(chat, {"a": 1}))
-    played = await do_single_rollout(ScriptedPolicy(THREE), env)
-    text = played.transitions[0].ob
-    played.transitions[0].ob = tinker.ModelInput(chunks=[*text.chunks, image])
-    recorder.add([played], [env])
+    trajectory = await do_single_rollout(ScriptedPolicy(THREE), env)
+    text = trajectory.transitions[0].ob
+    trajectory.transitions[0].ob = tinker.ModelInput(chunks=[*text.chunks, image])
+    recorder.add([trajectory], [env])
     [record] = read_records(tmp_path)
 
     assert record.prompts[0] == [*text.to_ints(), image]
@@ -115,22 +115,22 @@ async def test_an_image_in_a_prompt_comes_back(tmp_path: Path) -> None:
 
 async def test_tool_calls_come_back_both_ways(tmp_path: Path) -> None:
     record, _ = await play_recorded(tmp_path, calls_a_tool, CALL, "2")
-    asked, called, result, said = record.messages()
+    question, called, result, answer = record.messages()
     prefix, first, sampled, *_ = record.sampled_messages(1)
 
     assert called["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
     assert result["tool_call_id"] == called["tool_calls"][0]["id"]
-    assert said == assistant("2")
+    assert answer == assistant("2")
     assert record.tools(1) == [ADD]
     assert prefix["role"] == "system"
     assert '"name": "add"' in prefix["content"]
-    assert (first, sampled) == (asked, assistant(CALL))
+    assert (first, sampled) == (question, assistant(CALL))
 
 
 async def test_conversations_come_back_as_the_agent_had_them_each_once(tmp_path: Path) -> None:
     record, _ = await play_recorded(tmp_path, chat, *THREE, task={"a": 1})
-    said = [[user(f"1 + {n}?"), assistant(word)] for n, word in enumerate(THREE)]
-    assert record.messages() == [system("Add."), *said[0], *said[1], *said[2]]
+    turns = [[user(f"1 + {n}?"), assistant(word)] for n, word in enumerate(THREE)]
+    assert record.messages() == [system("Add."), *turns[0], *turns[1], *turns[2]]
     assert record.messages(0) == record.messages()[:3]
     assert record.asked(1) == record.messages()[:4]
 
@@ -177,8 +177,8 @@ async def test_what_was_not_kept_is_said(tmp_path: Path) -> None:
 async def test_a_torn_last_line_is_skipped_and_written_behind(tmp_path: Path, caplog: Logs) -> None:
     file = tmp_path / "rollouts.jsonl"
     await play_recorded(tmp_path, chat, *THREE, task={"a": 1})
-    whole = file.read_bytes()
-    file.write_bytes(whole + whole[:-200])
+    content = file.read_bytes()
+    file.write_bytes(content + content[:-200])
 
     assert len([*read_records(tmp_path)]) == 1
     assert "1 lines are skipped" in caplog.text
@@ -244,20 +244,20 @@ async def test_each_seat_has_the_seed_that_its_agent_drew_from(tmp_path: Path) -
 
     recorder = Recorder(tmp_path / "r.jsonl")
     await play_group(agent, seats=("one", "other"), record=recorder)
-    [one, other] = read_records(recorder.path)
-    assert [one.row["seed"], other.row["seed"]] == seen * 2
+    [first, second] = read_records(recorder.path)
+    assert [first.row["seed"], second.row["seed"]] == seen * 2
     with pytest.raises(RecordError, match="is of the seat 'one'.*cannot be replayed"):
-        await replay(one, agent)
+        await replay(first, agent)
     with pytest.raises(RecordError, match="is of the seat 'other'.*branched"):
-        BranchEnv(other, 0, agent)
+        BranchEnv(second, 0, agent)
 
 
 async def test_a_recorder_in_another_process_brings_its_rows_back(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "rollouts.jsonl")
-    there = pickle.loads(pickle.dumps(recorder))
-    await play_group(chat, task={"a": 1}, record=there)
+    received = pickle.loads(pickle.dumps(recorder))
+    await play_group(chat, task={"a": 1}, record=received)
 
     assert not recorder.path.exists()
-    for rows in there.rows:
+    for rows in received.rows:
         recorder.write(rows)
     assert [record.task for record in read_records(recorder.path)] == [{"a": 1}]

@@ -89,17 +89,17 @@ async def draws(client: Any) -> float:
     ],
 )
 async def test_a_replay_is_the_same(tmp_path: Path, agent: Any, replies: list[str]) -> None:
-    record, played = await play_recorded(tmp_path, agent, *replies)
+    record, trajectory = await play_recorded(tmp_path, agent, *replies)
 
-    assert facts(await replay(record, agent)) == facts(played) == facts(record.trajectory())
-    assert record.trajectory().stop_reason == played.stop_reason == "completed"
-    for ours, theirs in zip(record.trajectory().transitions, played.transitions, strict=True):
+    assert facts(await replay(record, agent)) == facts(trajectory) == facts(record.trajectory())
+    assert record.trajectory().stop_reason == trajectory.stop_reason == "completed"
+    for ours, theirs in zip(record.trajectory().transitions, trajectory.transitions, strict=True):
         assert ours.logs == theirs.logs
     if agent is is_cut:
-        assert played.transitions[0].ac.stop_reason == "length"
+        assert trajectory.transitions[0].ac.stop_reason == "length"
     if agent is draws:
         branch = await do_single_rollout(ScriptedPolicy(["no"]), BranchEnv(record, 0, draws))
-        assert rewards(branch) == rewards(played)
+        assert rewards(branch) == rewards(trajectory)
 
 
 async def test_calls_made_side_by_side_are_found_in_whatever_order(tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ async def test_calls_made_side_by_side_are_found_in_whatever_order(tmp_path: Pat
 
     async def gathers(client: Any) -> float:
         calls = (ask(client, f"number {number}") for number in order)
-        said = dict(zip(order, await asyncio.gather(*calls), strict=True))
-        return float(said == {0: "a", 1: "b", 2: "c"})
+        replies = dict(zip(order, await asyncio.gather(*calls), strict=True))
+        return float(replies == {0: "a", 1: "b", 2: "c"})
 
     record = await record_of(tmp_path, gathers, "a", "b", "c")
     order.reverse()
@@ -156,21 +156,23 @@ class Meets:
     async def sub(self, client: Any, name: str) -> None:
         messages = [user(f"I am {name}")]
         for _ in range(2):
-            said = await ask(client, *messages)
+            reply = await ask(client, *messages)
             client.reward(ord(name[0]) - 64)
             client.log(who=name)
             client.metric("replies", len(messages))
-            messages += [assistant(said), user(f"I am {name}!")]
+            messages += [assistant(reply), user(f"I am {name}!")]
 
 
 async def test_calls_that_met_are_played_as_they_were_played_or_named(tmp_path: Path) -> None:
-    record, played = await play_together(tmp_path, agent := Meets("A", "B", "C"), LaterFirst())
-    again = await replay(record, agent)
+    record, trajectory = await play_together(tmp_path, agent := Meets("A", "B", "C"), LaterFirst())
+    replayed = await replay(record, agent)
 
-    assert played.transitions[0].logs["who"] == "C"
-    assert facts(again) == facts(played)
+    assert trajectory.transitions[0].logs["who"] == "C"
+    assert facts(replayed) == facts(trajectory)
     for name in ("who", "lineage"):
-        ours, theirs = ([t.logs[name] for t in each.transitions] for each in (again, played))
+        ours, theirs = (
+            [t.logs[name] for t in rollout.transitions] for rollout in (replayed, trajectory)
+        )
         assert ours == theirs
     with pytest.raises(ReplayError, match=r"turn 0: .*'I am C' within agent_timeout=0\.2 s"):
         await replay(record, Meets("A", "B"), agent_timeout=0.2)
@@ -179,10 +181,10 @@ async def test_calls_that_met_are_played_as_they_were_played_or_named(tmp_path: 
 
 
 async def test_calls_sampled_together_are_replayed_in_the_recorded_order(tmp_path: Path) -> None:
-    record, played = await play_together(tmp_path, agent := Meets("A", "B", "C"), LaterFirst())
-    again = ChatAgentEnv(agent, seed=record.row["seed"])
+    record, trajectory = await play_together(tmp_path, agent := Meets("A", "B", "C"), LaterFirst())
+    env = ChatAgentEnv(agent, seed=record.row["seed"])
 
-    assert facts(await do_parallel_rollout(ReplayPolicy(record, again), again)) == facts(played)
+    assert facts(await do_parallel_rollout(ReplayPolicy(record, env), env)) == facts(trajectory)
 
 
 @pytest.mark.parametrize("play", [do_single_rollout, do_parallel_rollout])
@@ -251,16 +253,16 @@ async def test_a_call_of_a_replay_may_wait_longer_than_a_sample_may_take(tmp_pat
 async def test_a_call_that_was_given_up_is_given_up_again(tmp_path: Path) -> None:
     async def guarded(client: Any) -> float:
         slow, guard = (asyncio.create_task(ask(client, f"I am {name}")) for name in "AC")
-        said = await guard
+        reply = await guard
         for _ in range(20):  # a framework takes this long to react to its guard
             await asyncio.sleep(0)
         slow.cancel()
-        return float(said == "you are C")
+        return float(reply == "you are C")
 
-    record, played = await play_together(tmp_path, guarded, LaterFirst(never="A"))
+    record, trajectory = await play_together(tmp_path, guarded, LaterFirst(never="A"))
 
     assert record.turns == 1
-    assert facts(await replay(record, guarded)) == facts(played)
+    assert facts(await replay(record, guarded)) == facts(trajectory)
 
 
 def asks(*texts: str, tools: Any = None) -> Callable[[Any], Awaitable[float]]:
@@ -386,6 +388,6 @@ async def test_a_batch_of_branches_trains_each_sampled_token_once(tmp_path: Path
 
     assert len(groups) == 2
     assert sampled == Counter(dict.fromkeys(policy.logprobs, 1))
-    again = [*read_records(recorder.path)]
-    assert [record.turns for record in again] == [2] * 6
-    assert [m["content"] for m in again[0].messages(0)][:3] == ["first?", "one", "again?"]
+    branches = [*read_records(recorder.path)]
+    assert [record.turns for record in branches] == [2] * 6
+    assert [m["content"] for m in branches[0].messages(0)][:3] == ["first?", "one", "again?"]

@@ -272,11 +272,11 @@ def tokenizer_of(template: str, *more: str) -> Any:
     """The shipped tokenizer with a template, its control tokens, and ``more`` of them."""
     tokenizer = copy.deepcopy(base_tokenizer())
     marks = dict.fromkeys([*_MARK.findall(template), *more])
-    known = tokenizer.get_vocab()
+    vocabulary = tokenizer.get_vocab()
     new = [
         AddedToken(mark, special=mark[1] == "|", normalized=False)
         for mark in marks
-        if mark not in known
+        if mark not in vocabulary
     ]
     tokenizer.add_tokens(new)
     tokenizer.chat_template, tokenizer.name_or_path = template, "a made-up model"

@@ -143,7 +143,7 @@ def tokenizer_of(template: str) -> Any:
     )
     if "{{ m.role }}_TOKEN" in template:
         roles = tuple(f"<|{role}_TOKEN|>" for role in ("user", "assistant", "system", "tool"))
-    found = {name for name in CONTROL.findall(template) if "{" not in name}
-    tokenizer.add_special_tokens({"additional_special_tokens": sorted({*found, *roles})})
+    marks = {name for name in CONTROL.findall(template) if "{" not in name}
+    tokenizer.add_special_tokens({"additional_special_tokens": sorted({*marks, *roles})})
     tokenizer.chat_template = template
     return tokenizer

@@ -51,8 +51,10 @@ def together(texts: Sequence[str]) -> str:
 def stop_of(name: str) -> str:
     """A literal that ends a turn; of a format without one, that begins a text."""
     stops = make_renderer(name).get_stop_sequences()
-    known = literals(name)
-    return next((one for one, number in known.items() if number in stops), next(iter(known)))
+    tokens = literals(name)
+    return next(
+        (literal for literal, number in tokens.items() if number in stops), next(iter(tokens))
+    )
 
 
 @every_renderer
@@ -93,7 +95,7 @@ def test_no_two_texts_side_by_side_make_a_control_token(name: str) -> None:
     main = [*halves(stop_of(name))]
     pieces = [piece for literal in matrix.literals for piece in halves(literal)]
     if tokens_of(name).fold:
-        main += [piece for one in disguises(stop_of(name)) for piece in halves(one)]
+        main += [piece for disguise in disguises(stop_of(name)) for piece in halves(disguise)]
     for number, (dialect, shape) in enumerate(ONCE):
         for text in [*takes_turns(main, number, 8), *takes_turns(pieces, number, 4)]:
             matrix.try_all(dialect, shape, text, is_read=text == pieces[number * 4 % len(pieces)])
@@ -152,8 +154,8 @@ def test_a_long_text_holds_none_either(name: str) -> None:
     matrix, renderer = Matrix(name), prompt_renderer(name)
     text = f"{'so ' * 2000}{together([*matrix.literals])}{' so' * 2000}{stop_of(name)}"
     here, elsewhere, letters = (
-        text_tokens(ConversationBook(renderer).observe(asked(one), "", way).prompt())
-        for one, way in [(text, renderer), (text, renderer.off_loop), ("so", renderer)]
+        text_tokens(ConversationBook(renderer).observe(asked(content), "", way).prompt())
+        for content, way in [(text, renderer), (text, renderer.off_loop), ("so", renderer)]
     )
     matrix.compare(f"{name} | long", here, matrix.control(letters))
     assert here == elsewhere, name
@@ -173,7 +175,7 @@ def test_texts_around_an_image_hold_none(name: str) -> None:
     image = red_square()
 
     def prompt(first: str, second: str) -> list[int]:
-        parts = [{"type": "text", "text": one} for one in (first, second)]
+        parts = [{"type": "text", "text": text} for text in (first, second)]
         content = [parts[0], image, parts[1], parts[0], parts[1]]
         book = ConversationBook(renderer)
         return text_tokens(book.observe(asked(content), "", renderer).prompt())
@@ -224,7 +226,7 @@ UNSAID = {"@said", "@user_name", "@assistant_name", "@id", "@n"}
 
 @pytest.mark.parametrize("shape", ["texts", "systems", "a stray result"])
 def test_what_frames_a_format_of_words_is_refused_and_control_tokens_are_text(shape: str) -> None:
-    body, known = SHAPES["handle"][shape], literals("role_colon")
+    body, tokens = SHAPES["handle"][shape], literals("role_colon")
 
     def prompt(texts: dict[str, str]) -> list[int] | None:
         return prompt_of("role_colon", "handle", filled(body, texts))
@@ -232,6 +234,6 @@ def test_what_frames_a_format_of_words_is_refused_and_control_tokens_are_text(sh
     for slot, header in itertools.product({*slots(body)} - UNSAID, HEADERS):
         assert prompt({slot: f"Hi{header} Sure."}) is None, slot
         assert prompt({slot: f"Hi{header} Sure.".replace("\n\n", "\n")}), slot
-    found = prompt(dict.fromkeys(slots(body), together([*known]))) or []
-    assert found[0] == known["<s>"]
-    assert not {*found[1:]} & {*known.values()}
+    tokens_found = prompt(dict.fromkeys(slots(body), together([*tokens]))) or []
+    assert tokens_found[0] == tokens["<s>"]
+    assert not {*tokens_found[1:]} & {*tokens.values()}

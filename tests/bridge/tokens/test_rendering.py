@@ -44,12 +44,12 @@ def test_tails_if_any_are_the_end_of_the_whole_prompt(make_renderer: MakeRendere
     messages = conversation("Hi", "Hello.", "How are you?", "Fine.", "Bye")
     for renderer in map(make_renderer, ("qwen3_instruct", "llama3", "deepseekv3")):
         prompts = PromptRenderer(renderer)
-        whole: list[Any] = prompts.full(messages)
+        prompt: list[Any] = prompts.full(messages)
         suffix: list[Any] = prompts.suffix(messages, 4)
         tails = [prompts.tail(messages, start, 4) + suffix for start in range(len(messages))]
         assert prompts.renders_tails
-        assert tails[0] == whole
-        assert [whole[-len(tail) :] for tail in tails] == tails
+        assert tails[0] == prompt
+        assert [prompt[-len(tail) :] for tail in tails] == tails
     assert prompt_renderer(None).renders_tails
     for name, why in {
         "qwen3": "thinking is stripped from history",
@@ -69,9 +69,9 @@ def test_a_text_like_a_header_is_refused_if_headers_are_text(make_renderer: Make
 def test_a_renderer_that_encodes_on_its_own_gets_no_control_tokens_in_texts() -> None:
     class Own(Qwen3InstructRenderer):
         def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-            own = copy.copy(self)
-            own.tokenizer = base_tokenizer()
-            return super(Own, own).render_message(message, ctx)
+            copied = copy.copy(self)
+            copied.tokenizer = base_tokenizer()
+            return super(Own, copied).render_message(message, ctx)
 
     renderer = PromptRenderer(Own(base_tokenizer()))
     renderer.escape(Message(role="user", content="Hi"))
@@ -99,10 +99,10 @@ def test_one_renderer_has_one_prompt_renderer_or_is_refused(make_renderer: MakeR
     for what in wrong:
         with pytest.raises(RendererMismatchError, match="Expected a tinker_cookbook renderer.*got"):
             prompt_renderer(what)
-    other = make_renderer("llama3")
-    del other.tokenizer
+    second = make_renderer("llama3")
+    del second.tokenizer
     with pytest.raises(RendererMismatchError, match="with a tokenizer"):
-        prompt_renderer(other)
+        prompt_renderer(second)
 
 
 END = "<|im_end|>"
@@ -119,9 +119,9 @@ def with_tokens(*added: AddedToken) -> Any:
 
 
 def test_every_added_token_but_white_space_and_characters_is_one_whatever_its_flag() -> None:
-    others = [AddedToken(text, special=False) for text in ("    ", "§", " § ")]
+    tokens = [AddedToken(text, special=False) for text in ("    ", "§", " § ")]
     added = [AddedToken("<plain>", special=False), AddedToken("<s0>", special=True)]
-    names = {*control_of(with_tokens(*added, *others)).names}
+    names = {*control_of(with_tokens(*added, *tokens)).names}
     assert names == {*control_of().names, "<plain>", "<s0>"}
 
 

@@ -77,10 +77,10 @@ class Endpoint:
 
 @pytest_asyncio.fixture
 async def endpoint() -> AsyncIterator[Endpoint]:
-    found = Endpoint()
-    async with served("/v1/chat/completions", found.answer, "POST") as address:
-        found.model = RemoteModel("judge", f"{address}/v1")
-        yield found
+    server = Endpoint()
+    async with served("/v1/chat/completions", server.answer, "POST") as address:
+        server.model = RemoteModel("judge", f"{address}/v1")
+        yield server
 
 
 async def test_an_endpoint_is_asked_for_json_and_its_answer_read(endpoint: Endpoint) -> None:

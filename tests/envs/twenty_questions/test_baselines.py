@@ -76,9 +76,9 @@ async def test_the_random_agent_asks_nothing_twice_and_goes_by_seed_and_category
     def guessed(questions: list[str]) -> set[str]:
         return {noun.category for noun in NOUNS if guess(noun.answer) in questions}
 
-    first, shown = await asked(random_agent(1)), await asked(shown_random_agent(1))
-    assert guessed(shown) == {TEST_TASKS[0]["category"]}
+    first, second = await asked(random_agent(1)), await asked(shown_random_agent(1))
+    assert guessed(second) == {TEST_TASKS[0]["category"]}
     assert len(guessed(first)) > 3
     assert len(set(first)) == len(first) > 10
-    assert len(set(shown)) == len(shown)
+    assert len(set(second)) == len(second)
     assert await asked(random_agent(1)) == first != await asked(random_agent(2))

@@ -38,10 +38,10 @@ def test_nobody_asks_the_same_twice_nor_what_its_lists_do_not_have(asks: Any, gu
 
 
 def test_what_it_may_not_name_it_does_not_name() -> None:
-    named = KNOWN.set_of(noun for noun in NOUNS if noun.split == "train")
+    trained = KNOWN.set_of(noun for noun in NOUNS if noun.split == "train")
     held_out = {guess(noun.answer) for noun in NOUNS if noun.split == "test"}
     for guesses in {*get_args(Guesses)} - {"never"}:
-        player = HabitPlayer("best", guesses, KNOWN, random.Random(0), named)
+        player = HabitPlayer("best", guesses, KNOWN, random.Random(0), trained)
         for noun in NOUNS[:40]:
             game = play(player, noun, HIDDEN)
             assert not held_out & {turn.question for turn in game.turns}, guesses

@@ -73,7 +73,7 @@ NOT_TOLD = [
 def test_a_particular_holds_for_its_nouns_and_no_others() -> None:
     answers = [(question, said(yes, question), said(no, question)) for question, yes, no in TOLD]
 
-    assert [one for one in answers if one[1:] != ("yes", "no")] == []
+    assert [answer for answer in answers if answer[1:] != ("yes", "no")] == []
     assert [one for one in NOT_TOLD if said(*one) != "n/a"] == []
     assert said("banana", "Is it a blue one?") == said("butterfly", "Is it a red vehicle?") == "no"
 
@@ -96,7 +96,7 @@ def test_no_phrase_is_in_two_lines() -> None:
     for phrase in lexicon.phrases[len(load_lexicon().phrases) :]:
         lines.setdefault(phrase.stems, set()).add(phrase.attribute)
 
-    assert [found for found in lines.values() if len(found) > 1] == []
+    assert [questions for questions in lines.values() if len(questions) > 1] == []
 
 
 def test_every_noun_has_a_length_a_weight_and_a_year() -> None:

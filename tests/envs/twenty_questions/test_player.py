@@ -51,8 +51,8 @@ async def test_finding_the_noun_pays_one_and_is_on_record() -> None:
     assert (first.logs["question"], first.logs["answer"]) == ("What?", "n/a")
     assert last.logs["target"] == "zebra"
     assert "found, 3 questions" in str(last.logs["transcript"])
-    wanted = {"found": 1.0, "questions": 3.0, "not_told": 1.0, "searches": 0.0, "asks_first": 0.0}
-    assert {**wanted, "questions_when_won": 3.0}.items() <= last.metrics.items()
+    expected = {"found": 1.0, "questions": 3.0, "not_told": 1.0, "searches": 0.0, "asks_first": 0.0}
+    assert {**expected, "questions_when_won": 3.0}.items() <= last.metrics.items()
 
 
 async def test_twenty_questions_and_no_more_may_be_asked_or_as_many_as_the_task_says() -> None:
@@ -114,10 +114,10 @@ def test_an_agent_with_all_its_parts_passes_the_checks_and_pickles_small() -> No
         TwentyQuestions(answerer=KnowledgeAnswerer(), search=KnowledgeSearch(), style="short"),
         TwentyQuestions(answerer=ModelAnswerer(RemoteModel("judge"))),
     ):
-        sent = pickle.dumps(ChatAgentGroupBuilder(agent, ZEBRA, 2))
+        pickled = pickle.dumps(ChatAgentGroupBuilder(agent, ZEBRA, 2))
 
-        assert len(sent) < 5_000
-        assert isinstance(pickle.loads(sent), ChatAgentGroupBuilder)
+        assert len(pickled) < 5_000
+        assert isinstance(pickle.loads(pickled), ChatAgentGroupBuilder)
 
 
 async def test_a_search_comes_before_a_question_once_and_who_only_searches_loses() -> None:

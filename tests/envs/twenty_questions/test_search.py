@@ -37,17 +37,17 @@ class Encyclopedia(MessageCompleter):
 
 
 async def test_a_model_is_asked_and_its_answer_cut() -> None:
-    found = await ModelSearch(Encyclopedia()).search("zebras")
+    results = await ModelSearch(Encyclopedia()).search("zebras")
 
-    assert found.startswith("zebras zebras")
-    assert len(found) == LONGEST_RESULT
+    assert results.startswith("zebras zebras")
+    assert len(results) == LONGEST_RESULT
 
 
 async def test_an_address_is_asked() -> None:
     async def answer(request: web.Request) -> web.Response:
         query = request.query["q"]
-        said = {"error": web.Response(status=500), "nothing": web.Response(text=" ")}
-        return said.get(query) or web.Response(text=f"about {query}")
+        answers = {"error": web.Response(status=500), "nothing": web.Response(text=" ")}
+        return answers.get(query) or web.Response(text=f"about {query}")
 
     async with served("/", answer) as address:
         search = HttpSearch(f"{address}/?q={{}}")

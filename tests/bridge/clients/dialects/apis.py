@@ -45,10 +45,10 @@ class Api:
     def refusal(self, **fields: Any) -> openai.BadRequestError:
         """The 400 that these fields are answered with."""
         try:
-            read = self.read(**fields)
+            request = self.read(**fields)
         except openai.BadRequestError as error:
             return error
-        pytest.fail(f"{fields} is not refused: {read}")
+        pytest.fail(f"{fields} is not refused: {request}")
 
 
 def parameters(*methods: Any) -> set[str]:

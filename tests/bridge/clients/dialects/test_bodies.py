@@ -57,9 +57,9 @@ def test_a_long_body_is_read_as_the_standard_library_reads_it(
 def test_a_broken_body_is_refused_where_the_standard_library_refuses(
     body: dict[str, Any], place: int, byte: int, cut: bool
 ) -> None:
-    whole = json.dumps(body).encode()
-    place %= len(whole)
-    broken = whole[:place] if cut else whole[:place] + bytes([byte]) + whole[place + 1 :]
+    content = json.dumps(body).encode()
+    place %= len(content)
+    broken = content[:place] if cut else content[:place] + bytes([byte]) + content[place + 1 :]
     try:
         expected = json.loads(broken)
     except (ValueError, RecursionError):
@@ -123,14 +123,14 @@ async def test_the_loop_runs_on_while_a_long_text_is_counted(
     sdk, claude = client.openai, client.anthropic
     if served:
         address = client.serve()
-        own: Any = {"api_key": address.api_key, "timeout": 600}
-        sdk = openai.AsyncOpenAI(base_url=address.base_url, **own)
-        claude = anthropic.AsyncAnthropic(base_url=address.root_url, **own)
-    asked: Any = {"model": "other", "messages": [QUESTION]}
+        options: Any = {"api_key": address.api_key, "timeout": 600}
+        sdk = openai.AsyncOpenAI(base_url=address.base_url, **options)
+        claude = anthropic.AsyncAnthropic(base_url=address.root_url, **options)
+    fields: Any = {"model": "other", "messages": [QUESTION]}
     async with sdk, claude:
         for counted in (
             sdk.responses.input_tokens.count(model="other", input=LONG),
-            claude.messages.count_tokens(**asked),
+            claude.messages.count_tokens(**fields),
         ):
             async with turns_of_the_loop() as turns:
                 assert (await counted).input_tokens > 60_000
@@ -171,8 +171,11 @@ def decoded(stream: bytes, cut: int) -> list[Any]:
 
 def test_events_are_read_as_they_were_written_however_they_are_cut() -> None:
     for cut in (1, 7, 10_000):
-        named, unnamed = decoded(named_events(EVENTS), cut), decoded(bare_events(EVENTS), cut)
-        for events, names in [(named, ["one", "two"]), (unnamed, [None, None])]:
+        named_chunks, unnamed = (
+            decoded(named_events(EVENTS), cut),
+            decoded(bare_events(EVENTS), cut),
+        )
+        for events, names in [(named_chunks, ["one", "two"]), (unnamed, [None, None])]:
             assert [event.event for event in events] == names
             assert [event.json() for event in events] == EVENTS
     assert named_events([]) == b""

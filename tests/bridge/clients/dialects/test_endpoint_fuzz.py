@@ -346,8 +346,8 @@ async def play(bodies: list[tuple[str, bytes]], reply: str) -> None:
 
     async def agent(client: AgentClient) -> float:
         for path, content in bodies:
-            sent = client._endpoint.route("POST", path, content)
-            answers.append(await client._endpoint.answer(sent))
+            request = client._endpoint.route("POST", path, content)
+            answers.append(await client._endpoint.answer(request))
             if answers[-1].status != 200:
                 check_error(answers[-1], path)
                 # else too many refusals in a row would end the episode
@@ -383,16 +383,16 @@ def test_what_passes_is_sampled_for_or_refused(sent: list[tuple[str, bytes]], re
 
 async def test_a_reply_in_parts_that_belongs_to_no_known_conversation_is_sampled_for() -> None:
     parts = {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}
-    other = {"role": "user", "content": "Something else."}
-    bodies = [dumped({"messages": messages}) for messages in ([other], [parts, other])]
+    question = {"role": "user", "content": "Something else."}
+    bodies = [dumped({"messages": messages}) for messages in ([question], [parts, question])]
 
     await play([("/v1/chat/completions", body) for body in bodies], "Fine.")
 
 
 async def test_a_call_nested_too_deeply_to_read_is_delivered_as_text() -> None:
-    said = f'<tool_call>\n{{"name": "add", "arguments": {deep("lists", 3000)}}}\n</tool_call>'
+    text = f'<tool_call>\n{{"name": "add", "arguments": {deep("lists", 3000)}}}\n</tool_call>'
 
-    await play([("/v1/chat/completions", dumped({"messages": CHAT["messages"]}))], said)
+    await play([("/v1/chat/completions", dumped({"messages": CHAT["messages"]}))], text)
 
 
 TWO_PARTS = [{"role": "user", "content": [{"type": "text", "text": text} for text in ("a", "b")]}]
@@ -411,8 +411,8 @@ async def test_what_a_renderer_cannot_render_is_a_400(
     answers: list[ApiResponse] = []
 
     async def agent(client: AgentClient) -> float:
-        sent = client._endpoint.route("POST", "/v1/chat/completions", dumped(body))
-        answers.append(await client._endpoint.answer(sent))
+        request = client._endpoint.route("POST", "/v1/chat/completions", dumped(body))
+        answers.append(await client._endpoint.answer(request))
         return 1.0
 
     renderer = make_renderer(name)

@@ -76,14 +76,14 @@ def google(client: AgentClient) -> genai.client.AsyncClient:
 
 
 def session_of(client: AgentClient) -> aiohttp.ClientSession:
-    own = {"authorization": f"Bearer {client.api_key}"}
-    return aiohttp.ClientSession(f"{client.base_url}/", headers=own)
+    headers = {"authorization": f"Bearer {client.api_key}"}
+    return aiohttp.ClientSession(f"{client.base_url}/", headers=headers)
 
 
 async def post(session: aiohttp.ClientSession, mark: Any = None, **fields: Any) -> str:
     """The text that a completion has."""
-    asked = session.post("chat/completions", json={**ASKED, **fields}, headers=mark)
-    async with asked as response:
+    call = session.post("chat/completions", json={**ASKED, **fields}, headers=mark)
+    async with call as response:
         return str((await response.json())["choices"][0]["message"]["content"])
 
 
@@ -107,8 +107,8 @@ async def test_many_rollouts_share_a_server_and_none_is_mixed_up() -> None:
     def echo(prompt: str) -> str:
         return f"echo of task {prompt.partition('task ')[2].partition('<')[0]}"
 
-    played = [play(agent, echo, task=f"task {number}") for number in range(50)]
-    trajectories = await asyncio.gather(*played)
+    episodes = [play(agent, echo, task=f"task {number}") for number in range(50)]
+    trajectories = await asyncio.gather(*episodes)
 
     assert len(addresses) == 1
     assert [len(trajectory.transitions) for trajectory in trajectories] == [3] * 50
@@ -174,8 +174,8 @@ async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: Patch) -> N
             with pytest.raises(openai.APITimeoutError):
                 await sdk.chat.completions.create(**ASKED)
             await asyncio.sleep(0.2)
-            again: Any = {"model": SERVED, "messages": [user("Again")], "timeout": 30}
-            completion = await sdk.chat.completions.create(**again)
+            fields: Any = {"model": SERVED, "messages": [user("Again")], "timeout": 30}
+            completion = await sdk.chat.completions.create(**fields)
         return float(completion.choices[0].message.content == "second")
 
     env = await start(agent)
@@ -204,12 +204,12 @@ async def test_calls_that_were_given_up_keep_no_other_out(monkeypatch: Patch) ->
         with left_alone():
             async with openai_of(client, timeout=0.2, max_retries=0) as sdk:
                 for text in ("one", "two"):
-                    asked: Any = {"model": "slow", "messages": [user(text)]}
+                    fields: Any = {"model": "slow", "messages": [user(text)]}
                     with pytest.raises(openai.APITimeoutError):
-                        await sdk.chat.completions.create(**asked)
+                        await sdk.chat.completions.create(**fields)
                 await asyncio.sleep(0.2)
-                asked = {"model": "policy", "messages": QUESTION, "timeout": 30}
-                await sdk.chat.completions.create(**asked)
+                fields = {"model": "policy", "messages": QUESTION, "timeout": 30}
+                await sdk.chat.completions.create(**fields)
         return 1.0
 
     assert reward(await play(agent, models={"slow": Slow(60)})) == 1.0
@@ -217,24 +217,24 @@ async def test_calls_that_were_given_up_keep_no_other_out(monkeypatch: Patch) ->
 
 @pytest.mark.usefixtures("often_pinged")
 async def test_a_frozen_model_that_fails_is_named_whole_or_in_a_stream() -> None:
-    told = "The model 'judge' failed: ValueError: no such game"
-    said: list[str] = []
+    message = "The model 'judge' failed: ValueError: no such game"
+    answers: list[str] = []
 
     async def agent(client: AgentClient) -> float:
-        asked = {"model": "judge", "messages": QUESTION}
+        fields = {"model": "judge", "messages": QUESTION}
         async with session_of(client) as session:
             for stream in (False, True):
-                body = {**asked, "stream": stream}
+                body = {**fields, "stream": stream}
                 with left_alone():
                     answer = await session.post("chat/completions", json=body)
-                    said.append(f"{answer.status} {await answer.text()}")
+                    answers.append(f"{answer.status} {await answer.text()}")
         return 1.0
 
     for seconds in (0.0, 0.2):
         await play_without_a_call(agent, models={"judge": Slow(seconds)})
 
-    assert [line[:3] for line in said] == ["400", "400", "400", "200"]
-    assert all(told in line and '"model_failed"' in line for line in said)
+    assert [line[:3] for line in answers] == ["400", "400", "400", "200"]
+    assert all(message in line and '"model_failed"' in line for line in answers)
 
 
 # -- streams -------------------------------------------------------------------------------------
@@ -245,8 +245,8 @@ async def test_a_waiting_stream_is_kept_alive_by_comments() -> None:
     raw: list[bytes] = []
 
     async def agent(client: AgentClient) -> float:
-        asked = {**ASKED, "stream": True}
-        async with session_of(client) as http, http.post("chat/completions", json=asked) as answer:
+        fields = {**ASKED, "stream": True}
+        async with session_of(client) as http, http.post("chat/completions", json=fields) as answer:
             assert answer.content_type == "text/event-stream"
             raw.append(await answer.read())
         return 1.0
@@ -358,10 +358,10 @@ async def test_an_address_asked_for_while_the_last_one_is_let_go_works() -> None
 
 async def test_a_seats_client_taken_twice_goes_on_with_the_same_responses() -> None:
     async def agent(client: AgentClient) -> float:
-        asked: Any = {"model": "evert/p", "input": "Hi"}
-        first = await client.seat("p").openai.responses.create(**asked)
-        asked["previous_response_id"] = first.id
-        second = await client.seat("p").openai.responses.create(**asked)
+        fields: Any = {"model": "evert/p", "input": "Hi"}
+        first = await client.seat("p").openai.responses.create(**fields)
+        fields["previous_response_id"] = first.id
+        second = await client.seat("p").openai.responses.create(**fields)
         ids = {first.id, second.id}
         for name in ("p", "q", "p"):
             ids.add((await client.seat(name).chat.completions.create(messages=QUESTION)).id)

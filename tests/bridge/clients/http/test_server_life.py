@@ -193,10 +193,10 @@ def test_an_interface_is_named_with_its_port_or_without(host: str, named: tuple[
 @pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
 def test_a_run_that_fails_or_is_cancelled_ends_its_server(error: type[BaseException]) -> None:
     addresses: list[Address] = []
-    kept: list[ChatAgentEnv] = []
+    envs: list[ChatAgentEnv] = []
 
     async def trainer() -> None:
-        kept.append(await abandoned(addresses))
+        envs.append(await abandoned(addresses))
         if error is RuntimeError:
             raise error
         asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)  # type: ignore[union-attr]
@@ -260,12 +260,12 @@ def test_a_loop_that_is_stopped_and_goes_on_serves_on() -> None:
     async def agent(client: AgentClient) -> float:
         addresses.append(client.serve())
         await client.chat.completions.create(messages=QUESTION)
-        return float(await asyncio.wrap_future(asked) == "yes")
+        return float(await asyncio.wrap_future(answer) == "yes")
 
     env = ChatAgentEnv(agent)
     with ThreadPoolExecutor(1) as pool, contextlib.closing(asyncio.new_event_loop()) as loop:
         loop.run_until_complete(env.initial_observation())
-        asked = pool.submit(ask, addresses[0])  # while nobody answers
+        answer = pool.submit(ask, addresses[0])  # while nobody answers
         steps = [loop.run_until_complete(env.step(tokens_of("yes"))) for _ in range(2)]
 
     assert [step.episode_done for step in steps] == [False, True]

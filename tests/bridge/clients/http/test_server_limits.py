@@ -43,13 +43,13 @@ async def serving(reply: str = "yes", host: str = "127.0.0.1") -> AsyncIterator[
         return 1.0
 
     async with asyncio.TaskGroup() as tasks:
-        played = tasks.create_task(play(agent, lambda prompt: reply))
+        episode = tasks.create_task(play(agent, lambda prompt: reply))
         try:
             yield await address
         finally:
             over.set()
-            await asyncio.wait({played})
-            played.exception()  # a rollout without a call has no trajectory
+            await asyncio.wait({episode})
+            episode.exception()  # a rollout without a call has no trajectory
 
 
 def the_connections() -> Connections:
@@ -109,10 +109,10 @@ async def one_answer(reader: asyncio.StreamReader) -> bytes:
     return head + await reader.readexactly(length)
 
 
-async def told(address: Address, sent: bytes) -> bytes:
+async def told(address: Address, data: bytes) -> bytes:
     """All that comes back until the server closes the connection."""
     reader, writer = await connect(address)
-    writer.write(sent)
+    writer.write(data)
     try:
         return await asyncio.wait_for(reader.read(), 60)
     except ConnectionResetError:
@@ -129,8 +129,8 @@ def status(answer: bytes) -> int:
 async def test_an_idle_connection_or_endless_headers_are_hung_up_on(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "IDLE_TIME", 0.3)
     async with serving() as address:
-        for sent in (b"", request(address, key="none", close=False), request(address, close=False)):
-            await told(address, sent)
+        for data in (b"", request(address, key="none", close=False), request(address, close=False)):
+            await told(address, data)
         reader, writer = await connect(address)
         writer.write(f"POST {PATH} HTTP/1.1\r\n".encode())
         while not reader.at_eof() and not writer.is_closing():
@@ -155,12 +155,12 @@ def echoed(address: Address) -> bytes:
 async def test_a_client_that_reads_nothing_is_hung_up_on(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "WRITE_TIME", 0.3)
     async with serving() as address:
-        with socket.socket() as own:
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            own.setblocking(False)
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
             loop = asyncio.get_running_loop()
-            await loop.sock_connect(own, place(address))
-            await loop.sock_sendall(own, echoed(address))
+            await loop.sock_connect(client, place(address))
+            await loop.sock_sendall(client, echoed(address))
             await until(lambda: not the_connections().every)
 
 
@@ -213,8 +213,8 @@ async def test_600_idle_strangers_block_no_rollout(opened: Opened, monkeypatch: 
         idle = opened(address, 600)
         await asyncio.sleep(0.2)
         assert status(await told(address, request(address))) == 200
-        own = [told(address, request(address)) for _ in range(20)]
-        assert {status(answer) for answer in await asyncio.gather(*own)} == {200}
+        calls = [told(address, request(address)) for _ in range(20)]
+        assert {status(answer) for answer in await asyncio.gather(*calls)} == {200}
         await until(lambda: not are_crowded())
         idle[0].settimeout(10)
         assert idle[0].recv(1) == b""  # the oldest made room
@@ -263,8 +263,8 @@ async def test_a_rollout_with_too_many_calls_at_once_is_told_to_wait(monkeypatch
         answer = await told(address, request(address))
         assert status(answer) == 429
         assert b"2 waiting calls" in answer
-        async with serving("another's") as other:
-            assert b"another's" in await told(other, request(other))
+        async with serving("another's") as theirs_address:
+            assert b"another's" in await told(theirs_address, request(theirs_address))
         for reader, writer in slow:
             writer.write(BODY[-1:])
             assert status(await reader.read()) == 200
@@ -301,8 +301,8 @@ async def test_requests_to_this_machine_are_answered_and_those_to_foreign_names_
 
 async def test_beyond_loopback_the_machines_own_name_is_a_name_too() -> None:
     async with serving(host="0.0.0.0") as address:
-        own = request(address, host=socket.gethostname())
-        assert status(await told(address, own)) == 200
+        call = request(address, host=socket.gethostname())
+        assert status(await told(address, call)) == 200
         assert status(await told(address, request(address, host="evil.example"))) == 403
 
 
@@ -310,8 +310,8 @@ async def test_no_answer_lets_a_page_of_a_browser_read_it() -> None:
     cors = ["Origin: http://evil.example", "Access-Control-Request-Method: POST"]
     async with serving() as address:
         for method, key in itertools.product(["OPTIONS", "POST", "GET"], [None, "none"]):
-            sent = request(address, BODY, *cors, line=f"{method} {PATH} HTTP/1.1", key=key)
-            assert b"access-control" not in (await told(address, sent)).lower(), method
+            data = request(address, BODY, *cors, line=f"{method} {PATH} HTTP/1.1", key=key)
+            assert b"access-control" not in (await told(address, data)).lower(), method
 
 
 # -- HTTP ----------------------------------------------------------------------------------------
@@ -377,14 +377,14 @@ BAD = {
 
 async def test_unusual_http_is_answered() -> None:
     async with serving() as address:
-        for form, sent in FINE.items():
-            assert status(await told(address, sent(address))) == 200, form
+        for form, make in FINE.items():
+            assert status(await told(address, make(address))) == 200, form
 
 
 async def test_broken_http_is_refused_once(caplog: Logs) -> None:
     async with serving() as address:
-        for form, (sent, expected) in BAD.items():
-            answer = await told(address, sent(address))
+        for form, (make, expected) in BAD.items():
+            answer = await told(address, make(address))
             assert status(answer) == expected, form
             assert answer.count(b"HTTP/1.") == 1, form
             assert address.api_key.encode() not in answer, form
@@ -426,7 +426,7 @@ async def test_no_key_is_shown_or_logged(caplog: Logs) -> None:
     caplog.set_level(logging.DEBUG)
     async with serving() as address:
         key = address.api_key
-        for sent in (
+        for data in (
             request(address, line=f"POST /v1/{key} \0 HTTP/1.1"),
             request(address, BODY, f"x{key} : y"),
             request(address, BODY, f"x: {key}\0"),
@@ -436,7 +436,7 @@ async def test_no_key_is_shown_or_logged(caplog: Logs) -> None:
             request(address, b"{"),
             request(address, host=key),
         ):
-            answer = await told(address, sent)
+            answer = await told(address, data)
             assert 400 <= status(answer) < 500
             assert key.encode() not in answer
     assert key not in caplog.text
