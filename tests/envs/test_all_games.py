@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
+from tests.kit import play_group
 from tinker_cookbook.recipes.multiplayer_rl.guess_number import env as cookbook
-from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from evert import ChatAgentGroupBuilder, ScriptedPolicy
+from evert import ScriptedPolicy
 from evert.bridge.import_paths import resolve
 from evert.bridge.tokens.bases import default_renderer
 from evert.bridge.tokens.renderer import prompt_renderer
@@ -206,8 +206,9 @@ def test_guess_numbers_split_is_the_cookbooks() -> None:
 )
 async def test_seats_earn_for_a_hint_without_the_word(hint: str, guess: str, reward: float) -> None:
     policy = ScriptedPolicy(lambda prompt: hint if "Hint?" in prompt else guess)
-    builder = ChatAgentGroupBuilder(hints.seated_hints_agent, "sun", seats=("hinter", "guesser"))
-    group = await do_group_rollout(builder, policy)
+    group = await play_group(
+        hints.seated_hints_agent, policy, task="sun", seats=("hinter", "guesser")
+    )
 
     is_revealed = hint == "Sunny"
     [hinter, guesser] = group.metrics_G[0], group.metrics_G[-1]

@@ -7,9 +7,9 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from tinker_cookbook.rl.rollouts import do_group_rollout
+from tests.kit import play_group
 
-from evert import ChatAgentGroupBuilder, ScriptedPolicy
+from evert import ScriptedPolicy
 from evert.envs import tic_tac_toe as game
 
 SEATS = game.SEATS
@@ -25,8 +25,16 @@ def first_free(prompt: str) -> str:
 
 def play(board: str = game.EMPTY, reply: Any = first_free, **options: Any) -> Any:
     seats = options.pop("seats", SEATS)
-    builder = ChatAgentGroupBuilder(game.self_play_agent, board, 1, seats=seats, **options)
-    return asyncio.run(do_group_rollout(builder, ScriptedPolicy(reply)))
+    return asyncio.run(
+        play_group(
+            game.self_play_agent,
+            ScriptedPolicy(reply),
+            task=board,
+            group_size=1,
+            seats=seats,
+            **options,
+        )
+    )
 
 
 def earned(group: Any) -> list[float]:

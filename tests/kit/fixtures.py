@@ -20,6 +20,11 @@ async def until(is_so: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
+def assert_says(message: object, *words: str) -> None:
+    """A message has the words that matter: the setting, the value, what to do."""
+    assert [text for text in words if text not in str(message)] == []
+
+
 def needs_sandbox() -> None:
     """Skip a test, or fail it where ``EVERT_SANDBOX=required``, if there can be no sandbox here."""
     if problem := sandbox_problem():

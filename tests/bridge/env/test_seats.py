@@ -14,6 +14,7 @@ from tests.kit import (
     ask_blocking,
     assistant,
     call,
+    play_group,
     policy_of,
     rewards,
     system,
@@ -92,9 +93,8 @@ async def test_each_role_is_played_through_its_own_env_and_groups_play_several_e
         texts = [renderer.decode(turn.ac.tokens) for turn in trajectory.transitions]
         assert texts == [f"{word}<|im_end|>"] * ROUNDS
 
-    builder = ChatAgentGroupBuilder(duel, group_size=3, seats=SEATS)
     for _ in range(2):  # one group after the other
-        group = await do_group_rollout(builder, policy())
+        group = await play_group(duel, policy(), group_size=3, seats=SEATS)
         metrics = zip(group.metrics_G, SEATS * 3, strict=True)
         assert [seat_metrics[f"seat/{seat}/reward"] for seat_metrics, seat in metrics] == [
             1.0,
@@ -155,8 +155,7 @@ async def test_a_seat_that_is_never_called_is_idle_and_gets_its_reward_all_the_s
     assert "no_llm_call" not in waiting.metrics
 
     models = {"evert/player": lambda messages: "yes"}  # also where a frozen one was called alone
-    builder = ChatAgentGroupBuilder(agent, group_size=1, seats=("judge",), models=models)
-    group = await do_group_rollout(builder, policy())
+    group = await play_group(agent, policy(), group_size=1, seats=("judge",), models=models)
     assert group.metrics_G[0]["seat/judge/idle"] == 1.0
 
 
@@ -257,8 +256,13 @@ def fails_once() -> Any:
 
 @pytest.mark.parametrize("group_size", [1, 2])
 async def test_a_failed_episode_is_played_again_at_all_of_its_seats(group_size: int) -> None:
-    builder = ChatAgentGroupBuilder(fails_once(), group_size=group_size, seats=SEATS)
-    rollout = do_group_rollout(builder, policy(), RetryOnFailure(max_retries=2))
+    rollout = play_group(
+        fails_once(),
+        policy(),
+        strategy=RetryOnFailure(max_retries=2),
+        group_size=group_size,
+        seats=SEATS,
+    )
     group = await asyncio.wait_for(rollout, 30)
 
     assert len(group.trajectories_G) == 2 * group_size
@@ -271,8 +275,13 @@ async def test_a_failed_episode_is_played_again_at_all_of_its_seats(group_size: 
 async def test_a_seat_that_is_played_again_without_the_others_is_told(monkeypatch: Patch) -> None:
     """Three of four is enough for this strategy, so it plays one seat again and not the other."""
     monkeypatch.setattr(seats, "LONE_SEAT_PATIENCE", 0.05)
-    builder = ChatAgentGroupBuilder(fails_once(), group_size=2, seats=SEATS)
-    rollout = do_group_rollout(builder, policy(), MinViableGroup(min_successful=3, max_retries=1))
+    rollout = play_group(
+        fails_once(),
+        policy(),
+        strategy=MinViableGroup(min_successful=3, max_retries=1),
+        group_size=2,
+        seats=SEATS,
+    )
 
     with pytest.raises(AllTrajectoriesFailedError):
         await asyncio.wait_for(rollout, 30)
@@ -305,8 +314,9 @@ async def test_a_seat_that_a_model_is_named_for_has_no_env() -> None:
 
     for model in (judge, policy_of("no", "no")):
         models: Any = {"evert/judge": model}
-        builder = ChatAgentGroupBuilder(debate, "a", 2, seats=["player"], models=models)
-        group = await do_group_rollout(builder, policy_of("yes", "yes"))
+        group = await play_group(
+            debate, "yes", "yes", task="a", group_size=2, seats=["player"], models=models
+        )
 
         decode = prompt_renderer(None).decode
         texts = [

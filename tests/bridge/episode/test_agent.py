@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from tests.kit import asks
+from tests.kit import asks, assert_says
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert import (
@@ -251,10 +251,8 @@ def test_none_is_no_reward_unless_the_client_was_given_one() -> None:
     for value in (None, silent):
         with pytest.raises(RewardError) as caught:
             outcome_of(value, "some.agent", rewarded=False)
-        assert str(caught.value) == (
-            f"The agent some.agent ended without a reward: it returned {value!r} and never called "
-            "client.reward(x). Return a number (0.0 if that is meant) or call client.reward."
-        )
+        assert_says(caught.value, f"some.agent ended without a reward: it returned {value!r}")
+        assert_says(caught.value, "never called client.reward(x)", "Return a number (0.0 if")
     assert outcome_of(None, "some.agent", rewarded=True) == Outcome(None)
     assert outcome_of(silent, "some.agent", rewarded=True) == silent
 
@@ -274,10 +272,7 @@ async def test_a_returned_awaitable_is_refused_and_a_coroutine_closed() -> None:
             outcome_of(coroutine, "some.agent", rewarded=True)
         assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
         del coroutine
-    assert str(caught.value) == (
-        "The agent some.agent returned an awaitable, not a reward: it is a plain function that "
-        "calls an async one. Declare it `async def` and `return await ...`."
-    )
+    assert_says(caught.value, "some.agent returned an awaitable", "Declare it `async def`")
     future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     with pytest.raises(RewardError, match="returned an awaitable, not a reward"):
         outcome_of(future, "some.agent", rewarded=True)

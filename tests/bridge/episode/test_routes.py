@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from tests.kit import ask, play, reward
+from tests.kit import ask, assert_says, play, reward
 
 from evert import (
     AgentClient,
@@ -47,11 +47,8 @@ async def test_beside_a_frozen_model_an_unknown_name_is_a_400_with_the_nearest_o
     assert not any(map(routes.knows, unknown))
     with pytest.raises(openai.BadRequestError) as caught:
         routes.find("jugde")
-    assert str(caught.value) == (
-        "There is no model 'jugde' in this episode. Did you mean 'judge'? Models: policy, judge. "
-        "Call one of them (an agent with seats: with client.seat(name)), or give the policy that "
-        "name: policy_names='jugde'."
-    )
+    assert_says(caught.value, "no model 'jugde' in this episode. Did you mean 'judge'?")
+    assert_says(caught.value, "Models: policy, judge.", "client.seat(name)", "policy_names='jugde'")
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError, match=r"episode\. Models: policy, judge\."):
         routes.find("xyz")  # like no other: no guess

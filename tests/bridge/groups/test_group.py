@@ -11,7 +11,7 @@ import pytest
 import tinker
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit import Logs, ask, ask_blocking, asks, assistant, policy_of, user
+from tests.kit import Logs, ask, ask_blocking, asks, assistant, play_group, policy_of, user
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError as AllFailed
 from tinker_cookbook.rl.data_processing import trajectory_to_data
@@ -131,8 +131,7 @@ async def test_a_builder_pickles_whole_and_running_episodes_stay() -> None:
 
 
 async def test_two_alternating_sub_agents_of_three_turns_give_two_datums() -> None:
-    builder = ChatAgentGroupBuilder(two_sub_agents, group_size=2)
-    group = await do_group_rollout(builder, policy_of(lambda prompt: f"Yes, {len(prompt)}."))
+    group = await play_group(two_sub_agents, lambda prompt: f"Yes, {len(prompt)}.", group_size=2)
 
     for trajectory in group.trajectories_G:
         turns = trajectory.transitions
@@ -257,10 +256,12 @@ async def test_an_episode_that_the_runner_ends_reports_its_drift_too() -> None:
         while True:
             messages = [user("Hi"), assistant(f"{await ask(client, *messages)}!"), user("and?")]
 
-    builder = ChatAgentGroupBuilder(
-        rewrites_its_history, group_size=2, limits=RolloutLimits(max_sampled_tokens=12)
+    group = await play_group(
+        rewrites_its_history,
+        lambda prompt: "x y",
+        group_size=2,
+        limits=RolloutLimits(max_sampled_tokens=12),
     )
-    group = await do_group_rollout(builder, policy_of(lambda prompt: "x y"))
 
     assert {t.stop_reason for t in group.trajectories_G} == {"max_sampled_tokens"}
     for trajectory in group.trajectories_G:

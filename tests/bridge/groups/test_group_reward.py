@@ -9,11 +9,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.kit import ask, asks, assistant, policy_of, user
+from tests.kit import ask, asks, assistant, play_group, user
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
-from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import Outcome, PlayedGroup, RewardError
@@ -39,8 +38,9 @@ async def seated(client: Any, task: object) -> float:
 
 
 async def rewarded(reward: GroupReward | None, agent: Any, task: Any, **options: Any) -> Any:
-    builder = ChatAgentGroupBuilder(agent, task, 2, group_reward=reward, **options)
-    return await do_group_rollout(builder, policy_of("I am 7", *["I am 7"] * 20))
+    return await play_group(
+        agent, "I am 7", *["I am 7"] * 20, task=task, group_size=2, group_reward=reward, **options
+    )
 
 
 async def seen(agent: Any = identity_agent, task: Any = 7, **options: Any) -> PlayedGroup:
@@ -163,8 +163,7 @@ async def tell(client: Any, task: str) -> float:
 async def judged(model: Any, says: str, **options: Any) -> Any:
     """The group's further rewards, and whether each could not be judged."""
     reward = judge_group(model, options.pop("rubric", "The longest."), **options)
-    builder = ChatAgentGroupBuilder(tell, "cats", len(says), group_reward=reward)
-    group = await do_group_rollout(builder, policy_of(*says))
+    group = await play_group(tell, *says, task="cats", group_size=len(says), group_reward=reward)
     return group.final_rewards_G, [metrics["judge/failed"] for metrics in group.metrics_G]
 
 
@@ -191,8 +190,17 @@ async def test_each_seat_is_ranked_by_itself() -> None:
         return "1, 2" if "player" in prompt else "2, 1"
 
     reward = judge_group(Judge(by_seat, by_seat), "Any.")
-    builder = ChatAgentGroupBuilder(seated, "x", 2, group_reward=reward, seats=("player", "judge"))
-    group = await do_group_rollout(builder, policy_of("p0", "p1", "j0", "j1"))
+    group = await play_group(
+        seated,
+        "p0",
+        "p1",
+        "j0",
+        "j1",
+        task="x",
+        group_size=2,
+        group_reward=reward,
+        seats=("player", "judge"),
+    )
 
     assert [metrics["seat/player/reward"] for metrics in group.metrics_G[::2]] == [1.0, 0.0]
     assert [metrics["seat/judge/reward"] for metrics in group.metrics_G[1::2]] == [0.0, 1.0]

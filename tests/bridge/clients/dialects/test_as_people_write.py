@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.bridge.clients.dialects.apis import APIS, HI, HI_PARTS, SCHEMA, reply
-from tests.kit import ask, call, calling, play, policy_of, rewards, tool, user
+from tests.kit import ask, assert_says, call, calling, play, policy_of, rewards, tool, user
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
 from tinker_cookbook.rl.rollouts import do_single_rollout
@@ -225,9 +225,7 @@ async def test_the_arguments_of_a_strict_tool_are_asked_for_again_until_they_fit
     trajectory = await play(agent, *replies)
 
     assert rewards(trajectory) == [0.0, 1.0]
-    assert trajectory.transitions[0].logs["format_error"] == (
-        'Your call of add does not fit the schema at $.x: "one" is not of type "integer".'
-    )
+    assert_says(trajectory.transitions[0].logs["format_error"], "call of add", '$.x: "one"')
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
     free = await play(agent, replies[1])
     assert trajectory.transitions[0].ob == free.transitions[0].ob  # nothing is asked for before
