@@ -206,9 +206,8 @@ def test_guess_numbers_split_is_the_cookbooks() -> None:
 )
 async def test_seats_earn_for_a_hint_without_the_word(hint: str, guess: str, reward: float) -> None:
     policy = ScriptedPolicy(lambda prompt: hint if "Hint?" in prompt else guess)
-    group = await play_group(
-        hints.seated_hints_agent, policy, task="sun", seats=("hinter", "guesser")
-    )
+    seats = ("hinter", "guesser")
+    group = await play_group(hints.seated_hints_agent, 1, policy, task="sun", seats=seats)
 
     is_revealed = hint == "Sunny"
     [hinter, guesser] = group.metrics_G[0], group.metrics_G[-1]

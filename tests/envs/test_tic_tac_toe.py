@@ -25,16 +25,9 @@ def first_free(prompt: str) -> str:
 
 def play(board: str = game.EMPTY, reply: Any = first_free, **options: Any) -> Any:
     seats = options.pop("seats", SEATS)
-    return asyncio.run(
-        play_group(
-            game.self_play_agent,
-            ScriptedPolicy(reply),
-            task=board,
-            group_size=1,
-            seats=seats,
-            **options,
-        )
-    )
+    policy = ScriptedPolicy(reply)
+    played = play_group(game.self_play_agent, 1, policy, task=board, seats=seats, **options)
+    return asyncio.run(played)
 
 
 def earned(group: Any) -> list[float]:

@@ -60,10 +60,10 @@ async def play(agent: Any, *script: Reply | TokenCompleter, **options: Any) -> T
 
 
 async def play_group(
-    agent: Any, *script: Reply | TokenCompleter, strategy: Any = None, **options: Any
+    agent: Any, size: int, *script: Reply | TokenCompleter, strategy: Any = None, **options: Any
 ) -> TrajectoryGroup:
     """The same of a group; ``options`` are ``ChatAgentGroupBuilder``'s."""
-    builder = ChatAgentGroupBuilder(agent, **options)
+    builder = ChatAgentGroupBuilder(agent, group_size=size, **options)
     return await do_group_rollout(builder, _completer(script), strategy)
 
 

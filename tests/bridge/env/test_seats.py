@@ -93,8 +93,9 @@ async def test_each_role_is_played_through_its_own_env_and_groups_play_several_e
         texts = [renderer.decode(turn.ac.tokens) for turn in trajectory.transitions]
         assert texts == [f"{word}<|im_end|>"] * ROUNDS
 
+    builder = ChatAgentGroupBuilder(duel, group_size=3, seats=SEATS)
     for _ in range(2):  # one group after the other
-        group = await play_group(duel, policy(), group_size=3, seats=SEATS)
+        group = await do_group_rollout(builder, policy())
         metrics = zip(group.metrics_G, SEATS * 3, strict=True)
         assert [seat_metrics[f"seat/{seat}/reward"] for seat_metrics, seat in metrics] == [
             1.0,
@@ -155,7 +156,7 @@ async def test_a_seat_that_is_never_called_is_idle_and_gets_its_reward_all_the_s
     assert "no_llm_call" not in waiting.metrics
 
     models = {"evert/player": lambda messages: "yes"}  # also where a frozen one was called alone
-    group = await play_group(agent, policy(), group_size=1, seats=("judge",), models=models)
+    group = await play_group(agent, 1, policy(), seats=("judge",), models=models)
     assert group.metrics_G[0]["seat/judge/idle"] == 1.0
 
 
@@ -256,13 +257,8 @@ def fails_once() -> Any:
 
 @pytest.mark.parametrize("group_size", [1, 2])
 async def test_a_failed_episode_is_played_again_at_all_of_its_seats(group_size: int) -> None:
-    rollout = play_group(
-        fails_once(),
-        policy(),
-        strategy=RetryOnFailure(max_retries=2),
-        group_size=group_size,
-        seats=SEATS,
-    )
+    strategy = RetryOnFailure(max_retries=2)
+    rollout = play_group(fails_once(), group_size, policy(), strategy=strategy, seats=SEATS)
     group = await asyncio.wait_for(rollout, 30)
 
     assert len(group.trajectories_G) == 2 * group_size
@@ -275,13 +271,8 @@ async def test_a_failed_episode_is_played_again_at_all_of_its_seats(group_size: 
 async def test_a_seat_that_is_played_again_without_the_others_is_told(monkeypatch: Patch) -> None:
     """Three of four is enough for this strategy, so it plays one seat again and not the other."""
     monkeypatch.setattr(seats, "LONE_SEAT_PATIENCE", 0.05)
-    rollout = play_group(
-        fails_once(),
-        policy(),
-        strategy=MinViableGroup(min_successful=3, max_retries=1),
-        group_size=2,
-        seats=SEATS,
-    )
+    strategy = MinViableGroup(min_successful=3, max_retries=1)
+    rollout = play_group(fails_once(), 2, policy(), strategy=strategy, seats=SEATS)
 
     with pytest.raises(AllTrajectoriesFailedError):
         await asyncio.wait_for(rollout, 30)
@@ -314,9 +305,7 @@ async def test_a_seat_that_a_model_is_named_for_has_no_env() -> None:
 
     for model in (judge, policy_of("no", "no")):
         models: Any = {"evert/judge": model}
-        group = await play_group(
-            debate, "yes", "yes", task="a", group_size=2, seats=["player"], models=models
-        )
+        group = await play_group(debate, 2, "yes", "yes", task="a", seats=["player"], models=models)
 
         decode = prompt_renderer(None).decode
         texts = [

@@ -131,7 +131,7 @@ async def test_a_builder_pickles_whole_and_running_episodes_stay() -> None:
 
 
 async def test_two_alternating_sub_agents_of_three_turns_give_two_datums() -> None:
-    group = await play_group(two_sub_agents, lambda prompt: f"Yes, {len(prompt)}.", group_size=2)
+    group = await play_group(two_sub_agents, 2, lambda prompt: f"Yes, {len(prompt)}.")
 
     for trajectory in group.trajectories_G:
         turns = trajectory.transitions
@@ -256,12 +256,8 @@ async def test_an_episode_that_the_runner_ends_reports_its_drift_too() -> None:
         while True:
             messages = [user("Hi"), assistant(f"{await ask(client, *messages)}!"), user("and?")]
 
-    group = await play_group(
-        rewrites_its_history,
-        lambda prompt: "x y",
-        group_size=2,
-        limits=RolloutLimits(max_sampled_tokens=12),
-    )
+    limits = RolloutLimits(max_sampled_tokens=12)
+    group = await play_group(rewrites_its_history, 2, lambda prompt: "x y", limits=limits)
 
     assert {t.stop_reason for t in group.trajectories_G} == {"max_sampled_tokens"}
     for trajectory in group.trajectories_G:

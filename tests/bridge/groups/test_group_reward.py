@@ -38,9 +38,7 @@ async def seated(client: Any, task: object) -> float:
 
 
 async def rewarded(reward: GroupReward | None, agent: Any, task: Any, **options: Any) -> Any:
-    return await play_group(
-        agent, "I am 7", *["I am 7"] * 20, task=task, group_size=2, group_reward=reward, **options
-    )
+    return await play_group(agent, 2, *["I am 7"] * 21, task=task, group_reward=reward, **options)
 
 
 async def seen(agent: Any = identity_agent, task: Any = 7, **options: Any) -> PlayedGroup:
@@ -163,7 +161,7 @@ async def tell(client: Any, task: str) -> float:
 async def judged(model: Any, says: str, **options: Any) -> Any:
     """The group's further rewards, and whether each could not be judged."""
     reward = judge_group(model, options.pop("rubric", "The longest."), **options)
-    group = await play_group(tell, *says, task="cats", group_size=len(says), group_reward=reward)
+    group = await play_group(tell, len(says), *says, task="cats", group_reward=reward)
     return group.final_rewards_G, [metrics["judge/failed"] for metrics in group.metrics_G]
 
 
@@ -190,17 +188,7 @@ async def test_each_seat_is_ranked_by_itself() -> None:
         return "1, 2" if "player" in prompt else "2, 1"
 
     reward = judge_group(Judge(by_seat, by_seat), "Any.")
-    group = await play_group(
-        seated,
-        "p0",
-        "p1",
-        "j0",
-        "j1",
-        task="x",
-        group_size=2,
-        group_reward=reward,
-        seats=("player", "judge"),
-    )
+    group = await play_group(seated, 2, *"abcd", task="x", group_reward=reward, seats=SEATS)
 
     assert [metrics["seat/player/reward"] for metrics in group.metrics_G[::2]] == [1.0, 0.0]
     assert [metrics["seat/judge/reward"] for metrics in group.metrics_G[1::2]] == [0.0, 1.0]

@@ -214,7 +214,7 @@ async def test_groups_are_numbered_on_in_a_file_and_anew_in_a_folder(tmp_path: P
         for groups in (2, 1):  # the second time as a process that does the batch again
             recorder = Recorder(place)
             for _ in range(groups):
-                await play_group(chat, task={"a": 1}, record=recorder)
+                await play_group(chat, 1, task={"a": 1}, record=recorder)
 
         assert [record.row["group_idx"] for record in read_records(place)] == numbers
 
@@ -243,7 +243,7 @@ async def test_each_seat_has_the_seed_that_its_agent_drew_from(tmp_path: Path) -
         return 1.0
 
     recorder = Recorder(tmp_path / "r.jsonl")
-    await play_group(agent, seats=("one", "other"), record=recorder)
+    await play_group(agent, 1, seats=("one", "other"), record=recorder)
     [first, second] = read_records(recorder.path)
     assert [first.row["seed"], second.row["seed"]] == seen * 2
     with pytest.raises(RecordError, match="is of the seat 'one'.*cannot be replayed"):
@@ -255,7 +255,7 @@ async def test_each_seat_has_the_seed_that_its_agent_drew_from(tmp_path: Path) -
 async def test_a_recorder_in_another_process_brings_its_rows_back(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     received = pickle.loads(pickle.dumps(recorder))
-    await play_group(chat, task={"a": 1}, record=received)
+    await play_group(chat, 1, task={"a": 1}, record=received)
 
     assert not recorder.path.exists()
     for rows in received.rows:
