@@ -126,13 +126,13 @@ NEW_SEQUENCES = [
 """Where the environment shows a reply otherwise than it was sampled, or not at all."""
 
 
-def played(env: Env, say: Sequence[str], renderer: Any = None, **limits: int) -> Trajectory:
+def rollout(env: Env, say: Sequence[str], renderer: Any = None, **limits: int) -> Trajectory:
     policy = ScriptedPolicy(say, renderer)
     run_limits = RolloutLimits(**limits) if limits else None
     return asyncio.run(run_rollout(policy, env, limits=run_limits))
 
 
-def told(transition: Transition, reference: Transition) -> tuple[Any, ...]:
+def facts(transition: Transition, reference: Transition) -> tuple[Any, ...]:
     """What a transition carries, of what the environment's own does."""
     metrics = {key: transition.metrics.get(key) for key in reference.metrics if "stop/" not in key}
     logs = {key: transition.logs.get(key) for key in reference.logs}
@@ -142,14 +142,14 @@ def told(transition: Transition, reference: Transition) -> tuple[Any, ...]:
 
 def check_equal(ours: Trajectory, theirs: Trajectory) -> None:
     pairs = [*zip(ours.transitions, theirs.transitions, strict=True)]
-    assert [told(our, own) for our, own in pairs] == [told(own, own) for _, own in pairs]
+    assert [facts(our, own) for our, own in pairs] == [facts(own, own) for _, own in pairs]
 
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_the_agent_plays_as_the_environment_itself(scene: str) -> None:
     make, say = SCENES[scene]
-    theirs = played(make(default_renderer()), say)
-    ours = played(ChatAgentEnv(CookbookAgent(make)), say)
+    theirs = rollout(make(default_renderer()), say)
+    ours = rollout(ChatAgentEnv(CookbookAgent(make)), say)
 
     check_equal(ours, theirs)
     last = ours.transitions[-1].metrics
@@ -164,7 +164,7 @@ def test_with_a_renderer_of_any_family_the_play_is_the_same(name: str) -> None:
     family = renderer_named(name)
     make, say = SCENES[TWENTY_QUESTIONS]
     theirs, ours = (
-        played(env, say, family)
+        rollout(env, say, family)
         for env in (make(family), ChatAgentEnv(CookbookAgent(make), renderer=family))
     )
 
@@ -176,8 +176,8 @@ def test_with_a_renderer_of_any_family_the_play_is_the_same(name: str) -> None:
 
 
 def test_a_cut_reply_is_one_in_the_environment_too() -> None:
-    theirs = played(calculator(default_renderer()), [CALL], max_turn_tokens=4)
-    ours = played(ChatAgentEnv(CookbookAgent(calculator)), [CALL], max_turn_tokens=4)
+    theirs = rollout(calculator(default_renderer()), [CALL], max_turn_tokens=4)
+    ours = rollout(ChatAgentEnv(CookbookAgent(calculator)), [CALL], max_turn_tokens=4)
 
     check_equal(ours, theirs)
     assert rewards(theirs) == [-0.1]

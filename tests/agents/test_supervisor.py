@@ -91,7 +91,7 @@ asyncio.run(play())
 @linux
 def test_a_fork_of_the_trainer_keeps_no_command_alive() -> None:
     mark = new_mark()
-    trainer = started(FORKED, f"{mark}-trainer")
+    trainer = start(FORKED, f"{mark}-trainer")
     assert wait_for(lambda: len(marked(f"{mark}-trainer")) > 3)  # with the fork, which is one more
     trainer.kill()
     trainer.wait()
@@ -104,7 +104,7 @@ def test_a_fork_of_the_trainer_keeps_no_command_alive() -> None:
     assert len(forks) == 1
 
 
-def started(code: str, mark: str, **variables: str) -> subprocess.Popen[bytes]:
+def start(code: str, mark: str, **variables: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-W", "ignore", "-c", code, mark]
     return subprocess.Popen(command, env={**os.environ, **variables})
 
@@ -123,7 +123,7 @@ asyncio.run(ChatAgentEnv(agent).initial_observation())
 @linux
 def test_a_killed_trainer_leaves_no_supervisor_that_its_command_stopped(tmp_path: Path) -> None:
     mark = new_mark()
-    trainer = started(STOPPED, mark, TMPDIR=str(tmp_path))
+    trainer = start(STOPPED, mark, TMPDIR=str(tmp_path))
     stopped = wait_for(
         lambda: [*map(status_of, marked(f"{mark}-command"))].count(psutil.STATUS_STOPPED) == 1
     )

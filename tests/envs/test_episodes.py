@@ -55,7 +55,7 @@ def endless_blocking_agent(client: BlockingAgentClient) -> float:
         ask_blocking(client)
 
 
-def played(agent: Any, action: Any = "x", **options: Any) -> tuple[float, bool, bool, Any]:
+def step_of(agent: Any, action: Any = "x", **options: Any) -> tuple[float, bool, bool, Any]:
     """What one step of an agent's gives but for its observation."""
     env = AgentGymEnv(agent, **options)
     env.reset()
@@ -100,7 +100,7 @@ async def strict_agent(client: AgentClient) -> float:
 
 
 def test_asking_again_for_a_format_keeps_to_the_budgets() -> None:
-    _, terminated, truncated, info = played(strict_agent, "no json", max_turns=1)
+    _, terminated, truncated, info = step_of(strict_agent, "no json", max_turns=1)
     assert (terminated, truncated, info["stop_reason"]) == (False, True, "max_turns")
 
     first = AgentGymEnv(strict_agent)
@@ -137,9 +137,9 @@ async def failing_agent(client: AgentClient, task: int) -> float:
 def test_an_agent_a_score_and_a_policy_of_parse_errors_end_it_each_in_its_way() -> None:
     policy = ParseErrorPolicy(max_consecutive=0, terminal_reward=-2.0)
     refusing: dict[str, Any] = {"level": "tokens", "parse_error_policy": policy}
-    cut = played(hasty_agent)
-    scored = played(failing_agent, tasks=[1], on_agent_error=-5.0)
-    refused = played(endless_agent, [300, 274], **refusing)  # no end of turn
+    cut = step_of(hasty_agent)
+    scored = step_of(failing_agent, tasks=[1], on_agent_error=-5.0)
+    refused = step_of(endless_agent, [300, 274], **refusing)  # no end of turn
 
     assert [(*step[:3], step[3]["stop_reason"]) for step in (cut, scored, refused)] == [
         (0.5, False, True, "truncated"),
@@ -212,9 +212,9 @@ async def stuck_agent(client: AgentClient) -> float:
 
 def test_an_agent_that_asks_nothing_or_hangs_is_told() -> None:
     with pytest.raises(EnvStateError, match="before the policy was asked anything"):
-        played(silent_agent)
+        step_of(silent_agent)
     with pytest.raises(AgentTimeoutError, match="agent_timeout"):
-        played(stuck_agent, agent_timeout=0.05)
+        step_of(stuck_agent, agent_timeout=0.05)
 
 
 @pytest.mark.parametrize("make", [AgentGymEnv, partial(AgentVectorEnv, 1)], ids=["one", "many"])
@@ -281,7 +281,7 @@ def test_an_agents_own_keyboard_interrupt_ends_its_step_and_not_the_loop() -> No
     other = AgentGymEnv(endless_agent)
     other.reset()
     with pytest.raises(KeyboardInterrupt):
-        played(interrupting_agent)
+        step_of(interrupting_agent)
     assert other.step("x")[1] == 0.5
     other.close()
 
@@ -376,9 +376,9 @@ def test_a_stuck_loop_is_named(leftovers: Leftovers, monkeypatch: Patch, caplog:
     monkeypatch.setattr(loop, "PATIENCE", 0.2)
     may_end.clear()
     with pytest.raises(AgentTimeoutError):
-        played(stubborn_agent, close_timeout=0.05, agent_timeout=0.05)
+        step_of(stubborn_agent, close_timeout=0.05, agent_timeout=0.05)
     assert "evert's event loop did not end within 0.2 s; its thread keeps" in caplog.text
-    assert played(endless_agent)[0] == 0.5
+    assert step_of(endless_agent)[0] == 0.5
     may_end.set()
     assert leftovers() == {}
 

@@ -48,7 +48,7 @@ def rollout(agent: Any, replies: list[str], task: Any = 7) -> Trajectory:
     return asyncio.run(play(agent, *replies, task=task))
 
 
-def told(agent: GymAgent, seed: int = 7) -> list[str]:
+def opening(agent: GymAgent, seed: int = 7) -> list[str]:
     env = agent.make()
     observation, info = env.reset(seed=seed)
     messages = agent.opening(env, agent.actions(env), observation, info)
@@ -108,7 +108,7 @@ def test_the_task_is_the_seed_and_the_options_of_reset() -> None:
 
 
 def test_the_prompt_is_the_docstrings_rules_and_the_actions_by_name() -> None:
-    rules, seen = told(GymAgent("Blackjack-v1"))
+    rules, seen = opening(GymAgent("Blackjack-v1"))
 
     assert rules.startswith("Blackjack is a card game where the goal is to beat the dealer")
     assert "Rewards:\n- win game: +1" in rules
@@ -116,19 +116,19 @@ def test_the_prompt_is_the_docstrings_rules_and_the_actions_by_name() -> None:
     assert "<a" not in rules
     assert "Observation" not in rules  # they are told in other words
     assert seen == "Sum 19, dealer 10."
-    assert any("usable ace" in told(GymAgent("Blackjack-v1"), seed)[1] for seed in range(30))
+    assert any("usable ace" in opening(GymAgent("Blackjack-v1"), seed)[1] for seed in range(30))
 
 
 def test_an_environment_says_what_it_sees_after_a_prompt_of_ones_own_or_none_or_plainly() -> None:
-    lake = told(GymAgent("FrozenLake-v1"))[1]
-    taxi = told(GymAgent(TOY_TEXT[-1]))[1]
+    lake = opening(GymAgent("FrozenLake-v1"))[1]
+    taxi = opening(GymAgent(TOY_TEXT[-1]))[1]
 
     assert lake == "Row 0, column 0. Lake: SFFF FHFH FFFH HFFG."
     assert taxi.startswith("Row 3, column 0. Passenger: Yellow. Destination: Green.")
     assert "\nActions left: Move south (down), Move north (up)" in taxi
-    assert told(GymAgent("CliffWalking-v1", prompt="")) == ["Row 3, column 0."]
-    assert told(GymAgent("CliffWalking-v1", prompt="Walk."))[0] == "Walk."
-    rules, seen = told(GymAgent("CartPole-v1"))
+    assert opening(GymAgent("CliffWalking-v1", prompt="")) == ["Row 3, column 0."]
+    assert opening(GymAgent("CliffWalking-v1", prompt="Walk."))[0] == "Walk."
+    rules, seen = opening(GymAgent("CartPole-v1"))
 
     assert "Observation Space:\n" in rules
     assert "0 (Push cart to the left), 1 (Push cart to the right)" in rules
@@ -182,7 +182,7 @@ def test_minigrids_things_are_told_by_their_own_names_and_of_other_cells_a_wall(
 
 
 def test_minigrid_is_told_and_played_in_words() -> None:
-    rules, seen = told(GymAgent("minigrid:MiniGrid-Empty-5x5-v0"))
+    rules, seen = opening(GymAgent("minigrid:MiniGrid-Empty-5x5-v0"))
     replies = ["forward", "2", "I turn right", "forward", "forward"]
     trajectory = rollout(GymAgent("minigrid:MiniGrid-Empty-5x5-v0"), replies)
 
@@ -239,7 +239,7 @@ def named() -> Iterator[str]:
 
 
 def test_names_are_the_environments_own_where_it_has_some(named: str) -> None:
-    rules, seen = told(GymAgent(named))
+    rules, seen = opening(GymAgent(named))
 
     assert rules.startswith("Names its actions as Atari's environments do.")
     assert "5 (WAIT), 6 (FIRE)." in rules
@@ -250,7 +250,7 @@ def test_names_are_the_environments_own_where_it_has_some(named: str) -> None:
 def test_describe_and_parse_may_be_ones_own() -> None:
     agent = GymAgent("Blackjack-v1", describe=as_sum, parse=f"{__name__}:one_word", prompt="")
 
-    assert told(agent) == ["19 in Blackjack-v1"]
+    assert opening(agent) == ["19 in Blackjack-v1"]
     assert rollout(agent, ["enough"]).transitions[0].reward in (-1.0, 0.0, 1.0)
     assert ending(rollout(agent, ["what", "what", "what"])) == "truncated"
     with pytest.raises(EnvArgumentError, match=r"parse rejects '\d', an action of Blackja"):

@@ -113,12 +113,12 @@ def test_the_perfect_player_does_not_lose_to_one_that_draws_its_moves() -> None:
 def test_players_draw_from_their_seed() -> None:
     messages = [{"role": "user", "content": game.board_text(game.EMPTY)}]
 
-    def said(seed: int) -> list[str]:
+    def moves_of(seed: int) -> list[str]:
         player = game.random_player(seed)
         return [player(messages) for _ in range(20)]
 
-    assert said(1) == said(1) != said(2)
-    assert set(said(1)) <= set("123456789")
+    assert moves_of(1) == moves_of(1) != moves_of(2)
+    assert set(moves_of(1)) <= set("123456789")
     with pytest.raises(ValueError, match="does not begin with a board"):
         game.random_player(0)([{"role": "user", "content": "Your move?"}])
 

@@ -205,11 +205,11 @@ WAITS = [
 
 async def leaves_a_call(client: Any, scene: Scene) -> float:
     await scene.ask(client)
-    scene.kept.append(asyncio.create_task(_told(scene, client)))
+    scene.kept.append(asyncio.create_task(_late_call(scene, client)))
     return 1.0
 
 
-async def _told(scene: Scene, client: Any) -> None:
+async def _late_call(scene: Scene, client: Any) -> None:
     with contextlib.suppress(EpisodeEndedError):
         await scene.ask(client)
 
@@ -440,7 +440,7 @@ async def starts_a_task_when_closed(client: Any, scene: Scene) -> float:
     try:
         await scene.ask(client)
     finally:
-        await asyncio.gather(*(_told(scene, client) for _ in range(2)), return_exceptions=True)
+        await asyncio.gather(*(_late_call(scene, client) for _ in range(2)), return_exceptions=True)
     return 1.0
 
 

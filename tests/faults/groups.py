@@ -103,7 +103,7 @@ REWARDED = [
 ]  # fmt: skip
 
 
-def seated(what: str) -> Any:
+def seats_agent(what: str) -> Any:
     """An agent with two seats, of which something goes wrong."""
 
     async def agent(client: Any, scene: Scene) -> Any:
@@ -132,7 +132,7 @@ def seated(what: str) -> Any:
 
 BOTH = "Fine.; Fine."
 SEATED = [
-    Fault(name=f"the agent of two seats {what}", moment="in seats", agent=seated(what),
+    Fault(name=f"the agent of two seats {what}", moment="in seats", agent=seats_agent(what),
         play=grouped(size=1, seats=SEATS, agent_timeout=0.1), trainer_sees=trainer,
         agent_sees=calls)
     for what, trainer, calls in (
@@ -159,10 +159,10 @@ async def one_seat_alone(scene: Scene) -> object:
 
 
 SEATED += [
-    Fault(name="the policy dies at one seat", moment="in seats", agent=seated(""),
+    Fault(name="the policy dies at one seat", moment="in seats", agent=seats_agent(""),
         policy=partial(Raising, RuntimeError), play=grouped(size=1, seats=SEATS),
         trainer_sees="RuntimeError: no engine", agent_sees="Fine.; CancelledError"),
-    Fault(name="one seat is played alone, and given up", moment="in seats", agent=seated(""),
+    Fault(name="one seat is played alone, and given up", moment="in seats", agent=seats_agent(""),
         play=one_seat_alone, trainer_sees="EnvClosedError: …"),
 ]  # fmt: skip
 

@@ -109,7 +109,7 @@ class Scene:
         try:
             yield
         except BaseException as error:
-            self.saw.append(named(error))
+            self.saw.append(name_of(error))
             raise
 
     def _said(self, completion: Any) -> str:
@@ -209,7 +209,7 @@ def is_as(seen: str, expected: str) -> bool:
 # -- what was seen, as a line ----------------------------------------------------------------------
 
 
-def named(error: BaseException) -> str:
+def name_of(error: BaseException) -> str:
     code = getattr(error, "code", None)
     return f"{type(error).__name__} {code}" if isinstance(code, str) else type(error).__name__
 

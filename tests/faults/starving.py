@@ -255,7 +255,7 @@ def noting(text: str) -> Agent:
     return agent
 
 
-async def written(scene: Scene) -> object:
+async def write_notes(scene: Scene) -> object:
     """The rollout, whose notes a trainer's files can hold."""
     trajectory = await rollout(scene)
     notes = {**trajectory.transitions[-1].logs, **trajectory.transitions[-1].metrics}
@@ -288,7 +288,7 @@ LIES = [
         agent=offering(Unequal), trainer_sees="completed 1 in 2", agent_sees="Fine.; Fine."),
     *(
         Fault(name=f"the agent notes {what}", moment="between calls", agent=noting(text),
-            play=written, trainer_sees="completed 1 in 1", agent_sees="Fine.")
+            play=write_notes, trainer_sees="completed 1 in 1", agent_sees="Fine.")
         for what, text in (
             ("a string that cannot be looked into", Unsearchable("Hi")),
             ("half of a surrogate pair", "\ud800"),

@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     return Path(shutil.copytree(base_path(), tmp_path / "model"))
 
 
-def seen(row: Row, folder: Path) -> str:
+def result_of(row: Row, folder: Path) -> str:
     row.change(folder)
     try:
         row.way(str(folder))
@@ -45,7 +45,7 @@ def seen(row: Row, folder: Path) -> str:
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_a_folder_runs_no_code_and_is_loaded_or_refused(row: Row, folder: Path) -> None:
-    saw = seen(row, folder)
+    saw = result_of(row, folder)
 
     assert is_as(saw, row.says), f"\n  saw      {saw:.2000}\n  expected {row.says}"
     assert not [*folder.parent.rglob(RAN)]
@@ -70,7 +70,9 @@ def test_code_that_is_trusted_is_run_and_said_and_recorded(folder: Path, caplog:
 
 def test_a_command_does_not_trust_because_the_shell_does(folder: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv(pretrained.TRUST, "1")
-    saw = seen(Row("a tokenizer of its own", OWN_TOKENIZER, to_evert_evaluate, TOKENIZER), folder)
+    saw = result_of(
+        Row("a tokenizer of its own", OWN_TOKENIZER, to_evert_evaluate, TOKENIZER), folder
+    )
 
     assert is_as(saw, TOKENIZER)
     assert not (folder / RAN).exists()

@@ -39,13 +39,13 @@ def seen_of(groups: Sequence[Group], mark: Path, monkeypatch: Patch, **options: 
     logger.addHandler(handler)
     try:
         with PoolRollouts(groups_per_worker=1, **options) as executor:
-            lines, stall = asyncio.run(_played(executor, groups))
+            lines, stall = asyncio.run(_play(executor, groups))
     finally:
         logger.removeHandler(handler)
     return Seen(lines, [one.getMessage() for one in handler.buffer], stall, _left(str(mark)))
 
 
-async def _played(executor: PoolRollouts, groups: Sequence[Group]) -> tuple[list[str], float]:
+async def _play(executor: PoolRollouts, groups: Sequence[Group]) -> tuple[list[str], float]:
     over = asyncio.Event()
 
     async def watch() -> float:

@@ -32,14 +32,14 @@ def reply(text: str, *calls: str) -> Reply:
     return Reply(parsed, text, None, tool_calls, (), "stop", 3, 4)
 
 
-def wanted(schema: Any) -> ReplyFormat:
+def fitting(schema: Any) -> ReplyFormat:
     return ReplyFormat(json.dumps(schema))
 
 
 def test_the_instruction_says_what_is_wanted_and_a_correction_what_was_wrong() -> None:
     instruction = OBJECT.instruction()
     assert instruction == "Answer with one JSON object and nothing else."
-    assert wanted({"type": "string"}).instruction() == (
+    assert fitting({"type": "string"}).instruction() == (
         'Answer with JSON and nothing else. It must fit this JSON schema: {"type": "string"}'
     )
     assert ADD.instruction() == "Call the tool add now."
@@ -65,11 +65,11 @@ PROBLEMS: list[tuple[ReplyFormat, Reply, str | None]] = [
     (OBJECT, reply("[" * 5000), NO_JSON),
     (OBJECT, reply('{"x":' * 5000), NO_JSON),
     (OBJECT, reply('{"x": 1e400}'), NO_JSON),
-    (wanted(SCHEMA), reply('{"x": 1}'), None),
-    (wanted(SCHEMA), reply('{"x": "1"}'), f'{NO_FIT}$.x: "1" is not of type "integer".'),
-    (wanted(SCHEMA), reply("{}"), f'{NO_FIT}$: "x" is a required property'),
-    (wanted(SCHEMA), reply('{"x": 1, "y": 2}'), f"{NO_FIT}$: Additional properties are not al"),
-    (wanted(SCHEMA), reply("Let me see.", "add"), None),
+    (fitting(SCHEMA), reply('{"x": 1}'), None),
+    (fitting(SCHEMA), reply('{"x": "1"}'), f'{NO_FIT}$.x: "1" is not of type "integer".'),
+    (fitting(SCHEMA), reply("{}"), f'{NO_FIT}$: "x" is a required property'),
+    (fitting(SCHEMA), reply('{"x": 1, "y": 2}'), f"{NO_FIT}$: Additional properties are not al"),
+    (fitting(SCHEMA), reply("Let me see.", "add"), None),
     (ADD, reply("", "add"), None),
     (ADD, reply("Both.", "look", "add"), None),
     (ADD, reply("", "look"), NO_CALL),
@@ -82,7 +82,7 @@ def test_a_problem_says_what_is_wrong_and_where_in_the_schema() -> None:
         problem = form.problem(answer)
         beginning = None if problem is None or expected is None else problem[: len(expected)]
         assert (problem is None, beginning) == (expected is None, expected), answer.text[:80]
-    assert len(str(wanted(SCHEMA).problem(reply(json.dumps({"x": "a" * 5000}))))) < 300
+    assert len(str(fitting(SCHEMA).problem(reply(json.dumps({"x": "a" * 5000}))))) < 300
 
 
 def test_a_code_fence_around_the_json_is_taken_away() -> None:
@@ -94,9 +94,9 @@ def test_a_code_fence_around_the_json_is_taken_away() -> None:
         ('So:\n```json\n{"x": 1}\n```', 'So:\n```json\n{"x": 1}\n```'),
         ("``````", "``````"),
     ):
-        assert wanted(SCHEMA).cleaned(reply(text)).text == cleaned
+        assert fitting(SCHEMA).cleaned(reply(text)).text == cleaned
     for filling in ("\n", " ", "\n \n", "`", "```\n"):  # looked at once, however long it is
-        assert wanted(SCHEMA).cleaned(reply("```json\n" + filling * 50_000 + "x"))
+        assert fitting(SCHEMA).cleaned(reply("```json\n" + filling * 50_000 + "x"))
     fenced = reply("```\n1\n```")
     assert ADD.cleaned(fenced) is fenced
 
@@ -109,7 +109,7 @@ REQUIRED: dict[str, Any] = {"tools": [tool("add"), tool("look")], "tool_choice":
 NAMED = {**REQUIRED, "tool_choice": {"type": "function", "function": {"name": "look"}}}
 
 
-async def asked(
+async def ask_once(
     fields: dict[str, Any], *replies: str, **options: Any
 ) -> tuple[Trajectory, Any, list[str]]:
     """What an agent that asks once gets; the trajectory and the prompts."""
@@ -142,11 +142,11 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
 async def test_a_reply_that_does_not_fit_is_asked_for_again_in_its_lineage_so_many_times(
     fields: dict[str, Any], bad: str, good: str
 ) -> None:
-    trajectory, message, _ = await asked(fields, good)
+    trajectory, message, _ = await ask_once(fields, good)
     assert errors(trajectory) == [False]
     assert message.tool_calls or message.content == good
 
-    trajectory, message, prompts = await asked(fields, bad, bad, good)
+    trajectory, message, prompts = await ask_once(fields, bad, bad, good)
     assert errors(trajectory) == [True, True, False]
     assert message.tool_calls or message.content == good
     assert rewards(trajectory) == [0.0, 0.0, 1.0]
@@ -160,13 +160,17 @@ async def test_a_reply_that_does_not_fit_is_asked_for_again_in_its_lineage_so_ma
     assert (metrics["lineages"], metrics["drift"]) == (1, 0)
 
     for retries in (0, 1, 4):
-        trajectory, message, _ = await asked(fields, *[bad] * (retries + 1), format_retries=retries)
+        trajectory, message, _ = await ask_once(
+            fields, *[bad] * (retries + 1), format_retries=retries
+        )
         assert errors(trajectory) == [True] * (retries + 1)
         assert message.tool_calls or message.content == bad
 
 
 async def test_a_reply_that_was_cut_is_delivered_and_not_asked_for_again() -> None:
-    trajectory, message, _ = await asked({**JSON_OBJECT, "max_tokens": 2}, '{"x": "a b c d e f"}')
+    trajectory, message, _ = await ask_once(
+        {**JSON_OBJECT, "max_tokens": 2}, '{"x": "a b c d e f"}'
+    )
     assert errors(trajectory) == [False]
     assert message.content != '{"x": "a b c d e f"}'
 

@@ -46,20 +46,20 @@ def message(role: str, content: Any, **fields: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **fields}
 
 
-def said(content: Any, **fields: Any) -> dict[str, Any]:
+def turn(content: Any, **fields: Any) -> dict[str, Any]:
     return message("assistant", content, **fields)
 
 
 def called(*changes: dict[str, Any]) -> dict[str, Any]:
-    return said("", tool_calls=[{**CALL, **change} for change in changes])
+    return turn("", tool_calls=[{**CALL, **change} for change in changes])
 
 
 def tool_call(id: str | None = "call-1", arguments: str = '{"x": 1}') -> ToolCall:
     return ToolCall(id=id, function=ToolCall.FunctionBody(name="add", arguments=arguments))
 
 
-def replied(content: Any = "Hello.", *, truncated: bool = False, **fields: Any) -> Reply:
-    parsed: Any = said(content, **fields)
+def reply_of(content: Any = "Hello.", *, truncated: bool = False, **fields: Any) -> Reply:
+    parsed: Any = turn(content, **fields)
     return read_reply(
         parsed, truncated=truncated, call_ids="call-7", prompt_tokens=11, completion_tokens=3
     )
@@ -76,7 +76,7 @@ SPACED = {"function": {"name": "add", "arguments": '{ "x":1 }'}}
 SDK_CALL = ChatCompletionMessageFunctionToolCall(
     id="call-1", type="function", function=Function(name="add", arguments='{"x": 1}')
 )
-CALLED = said("", tool_calls=[tool_call()])
+CALLED = turn("", tool_calls=[tool_call()])
 NO_CALLS: list[Any] = [None, [], ()]
 NOTHING: list[Any] = [{}, {"content": None}, {"content": ""}]
 IMAGES: list[Any] = [
@@ -100,12 +100,12 @@ READ: list[tuple[dict[str, Any], dict[str, Any]]] = [
     *(({"role": "assistant", **nothing}, assistant("")) for nothing in NOTHING),
     *(({"role": "assistant", "tool_calls": [call], **nothing},
         CALLED) for nothing in NOTHING for call in (CALL, SDK_CALL)),
-    *((said("Hi", tool_calls=none), assistant("Hi")) for none in NO_CALLS),
-    (called(SPACED), said("", tool_calls=[tool_call(arguments='{ "x":1 }')])),
-    (said([HM, SO]), said([HM, SO])),
-    *((said("So.", **{f: "Hm."}), said([HM, SO])) for f in ("reasoning_content", "reasoning")),
-    (said([SO, SO], reasoning="Hm."), said([HM, {"type": "text", "text": "So.So."}])),
-    *((said("So.", reasoning_content=none), said("So.")) for none in (None, "", {"effort": "low"})),
+    *((turn("Hi", tool_calls=none), assistant("Hi")) for none in NO_CALLS),
+    (called(SPACED), turn("", tool_calls=[tool_call(arguments='{ "x":1 }')])),
+    (turn([HM, SO]), turn([HM, SO])),
+    *((turn("So.", **{f: "Hm."}), turn([HM, SO])) for f in ("reasoning_content", "reasoning")),
+    (turn([SO, SO], reasoning="Hm."), turn([HM, {"type": "text", "text": "So.So."}])),
+    *((turn("So.", reasoning_content=none), turn("So.")) for none in (None, "", {"effort": "low"})),
 ]  # fmt: skip
 
 
@@ -186,8 +186,8 @@ REFUSED: list[tuple[object, str]] = [
     *((message(role, content), CONTENT.format(type(content).__name__, content)) for role in ("user",
         "assistant", "tool") for content in (5, HELLO, b"Hi", None) if (role,
         content) != ("assistant", None)),
-    *((said("", tool_calls=[CALL, call]), CALL_FORM.format(call)) for call in NO_CALL),
-    *((said("", tool_calls=no), CALL_LIST.format(no)) for no in (5, True, "add", {"id": "call-1"})),
+    *((turn("", tool_calls=[CALL, call]), CALL_FORM.format(call)) for call in NO_CALL),
+    *((turn("", tool_calls=no), CALL_LIST.format(no)) for no in (5, True, "add", {"id": "call-1"})),
     *((called({"function": {"name": "add", "arguments": arguments}}),
         ARGUMENTS) for arguments in ("{", "x=1", "{'x': 1}", DEEP)),
 ]  # fmt: skip
@@ -243,20 +243,20 @@ def test_a_tool_that_cannot_be_read_is_refused_with_its_place() -> None:
 
 
 def test_a_reply_is_told_apart_into_text_reasoning_calls_and_why_it_ended() -> None:
-    reply = replied("Hello.")
+    reply = reply_of("Hello.")
     assert (reply.parsed, reply.text, reply.reasoning) == (assistant("Hello."), "Hello.", None)
     assert (reply.prompt_tokens, reply.completion_tokens) == (11, 3)
-    both = replied([HM, SO, {"type": "thinking", "thinking": "And?"}, HELLO])
+    both = reply_of([HM, SO, {"type": "thinking", "thinking": "And?"}, HELLO])
     assert (both.text, both.reasoning) == ("So.Hello.", "Hm.\nAnd?")
-    assert (replied([SO]).reasoning, replied([]).text) == (None, "")
-    assert replied("\n So. \n", tool_calls=[tool_call()]).text == "So."
+    assert (reply_of([SO]).reasoning, reply_of([]).text) == (None, "")
+    assert reply_of("\n So. \n", tool_calls=[tool_call()]).text == "So."
     for tool_calls, expected in ((None, "stop"), ([], "stop"), ([tool_call()], "tool_calls")):
-        assert replied("Hi", tool_calls=tool_calls).finish_reason == expected
-        assert replied("Hi", tool_calls=tool_calls, truncated=True).finish_reason == "length"
+        assert reply_of("Hi", tool_calls=tool_calls).finish_reason == expected
+        assert reply_of("Hi", tool_calls=tool_calls, truncated=True).finish_reason == "length"
 
 
 def test_calls_without_an_id_get_one_each_and_the_models_view_stays_as_it_was() -> None:
-    reply = replied("", tool_calls=[tool_call(None), tool_call("own"), tool_call(None)])
+    reply = reply_of("", tool_calls=[tool_call(None), tool_call("own"), tool_call(None)])
     ids = [call.id for call in reply.tool_calls]
     assert ids == [call_id("call-7-0"), "own", call_id("call-7-2")]
     assert [call.id for call in reply.parsed.get("tool_calls", [])] == [None, "own", None]
@@ -265,15 +265,15 @@ def test_calls_without_an_id_get_one_each_and_the_models_view_stays_as_it_was() 
 def test_a_call_that_does_not_parse_stays_visible_once() -> None:
     lost = UnparsedToolCall(raw_text="<tool_call>{</tool_call>", error="Invalid JSON")
     for text in ("Hi.", "Hi.<tool_call>{</tool_call>"):
-        reply = replied(text, unparsed_tool_calls=[lost])
+        reply = reply_of(text, unparsed_tool_calls=[lost])
         assert (reply.text, reply.unparsed) == ("Hi.<tool_call>{</tool_call>", (lost,))
 
 
 # -- sent back -------------------------------------------------------------------------------------
 
-TEXT, EMPTY, THOUGHT = replied("Hello."), replied(""), replied([HM, SO])
-CALLS = replied("", tool_calls=[tool_call("a", '{"x": 1, "y": [2]}'), tool_call("b")])
-EVERYTHING = replied([HM, SO], tool_calls=[tool_call("a")])
+TEXT, EMPTY, THOUGHT = reply_of("Hello."), reply_of(""), reply_of([HM, SO])
+CALLS = reply_of("", tool_calls=[tool_call("a", '{"x": 1, "y": [2]}'), tool_call("b")])
+EVERYTHING = reply_of([HM, SO], tool_calls=[tool_call("a")])
 
 
 def test_a_reply_is_recognised_in_the_sdks_forms_and_without_its_reasoning() -> None:
@@ -289,7 +289,7 @@ def test_a_reply_is_recognised_in_the_sdks_forms_and_without_its_reasoning() -> 
             {**fields, "reasoning": None},
         ):
             assert is_sent_back(reply, message), (reply, message)
-    assert read(sdk_message(EVERYTHING)) == said([HM, SO], tool_calls=[tool_call("a")])
+    assert read(sdk_message(EVERYTHING)) == turn([HM, SO], tool_calls=[tool_call("a")])
 
 
 def call_a(**changes: Any) -> dict[str, Any]:
@@ -312,25 +312,25 @@ OTHER_TEXTS: list[Any] = [
 ]
 
 SAME: list[tuple[Reply, object]] = [
-    *((TEXT, said(form)) for form in ([HELLO], (HELLO,), [{**HELLO, "type": "output_text"}])),
-    (TEXT, said([{"type": "text", "text": text} for text in ("Hel", "lo.")])),
+    *((TEXT, turn(form)) for form in ([HELLO], (HELLO,), [{**HELLO, "type": "output_text"}])),
+    (TEXT, turn([{"type": "text", "text": text} for text in ("Hel", "lo.")])),
     *((EMPTY, {"role": "assistant", **nothing}) for nothing in (*NOTHING, {"content": []})),
-    (CALLS, said("", tool_calls=REWRITTEN_CALLS)),
-    *((THOUGHT, said("So.", **{field: "Hm."})) for field in ("reasoning_content", "reasoning")),
-    (EVERYTHING, said("So.", tool_calls=[call_a()])),
+    (CALLS, turn("", tool_calls=REWRITTEN_CALLS)),
+    *((THOUGHT, turn("So.", **{field: "Hm."})) for field in ("reasoning_content", "reasoning")),
+    (EVERYTHING, turn("So.", tool_calls=[call_a()])),
 ]
 ANOTHER: list[tuple[Reply, object]] = [
-    *((reply, said(reply.text, **{field: "Well."})) for reply in (THOUGHT,
+    *((reply, turn(reply.text, **{field: "Well."})) for reply in (THOUGHT,
         TEXT) for field in ("reasoning_content", "reasoning")),
     (THOUGHT, sdk_message(THOUGHT).model_copy(update={"reasoning_content": "Well."})),
-    *((TEXT, said(content)) for content in OTHER_TEXTS),
-    (replied("None"), said([IMAGE])),
-    *((TEXT, {**said("Hello."), "role": role}) for role in ("user", "system", "tool", None)),
+    *((TEXT, turn(content)) for content in OTHER_TEXTS),
+    (reply_of("None"), turn([IMAGE])),
+    *((TEXT, {**turn("Hello."), "role": role}) for role in ("user", "system", "tool", None)),
     *((TEXT, thing) for thing in ("Hello.", None, 5, object(), [])),
-    *((EVERYTHING, said("So.", tool_calls=tool_calls)) for tool_calls in OTHER_CALLS),
-    (CALLS, said("", tool_calls=REWRITTEN_CALLS[::-1])),
-    (TEXT, said("Hello.", tool_calls=[call_a()])),
-    (replied("", tool_calls=[tool_call("a", DEEP)]), said("",
+    *((EVERYTHING, turn("So.", tool_calls=tool_calls)) for tool_calls in OTHER_CALLS),
+    (CALLS, turn("", tool_calls=REWRITTEN_CALLS[::-1])),
+    (TEXT, turn("Hello.", tool_calls=[call_a()])),
+    (reply_of("", tool_calls=[tool_call("a", DEEP)]), turn("",
         tool_calls=[call_a(function={"name": "add", "arguments": f"{DEEP} "})])),
 ]  # fmt: skip
 
@@ -344,10 +344,10 @@ def test_a_reply_is_recognised_when_it_says_the_same_and_not_otherwise() -> None
 
 @given(st.text(), st.text())
 def test_a_text_is_recognised_if_it_is_equal_but_for_its_margins(text: str, other: str) -> None:
-    reply = replied(text)
-    assert is_sent_back(reply, said(text))
-    assert is_sent_back(reply, said(f"\n {text.strip()} "))
-    assert is_sent_back(reply, said(other)) == (text.strip() == other.strip())
+    reply = reply_of(text)
+    assert is_sent_back(reply, turn(text))
+    assert is_sent_back(reply, turn(f"\n {text.strip()} "))
+    assert is_sent_back(reply, turn(other)) == (text.strip() == other.strip())
 
 
 # -- requests --------------------------------------------------------------------------------------

@@ -21,22 +21,22 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def _asked(client: Any, contents: Any, config: dict[str, Any]) -> Any:
+def _request(client: Any, contents: Any, config: dict[str, Any]) -> Any:
     return {"model": client.model, "contents": contents, "config": {**CONFIG, **config}}
 
 
 async def genai_whole(client: AgentClient, contents: Any = "Hello?", **config: Any) -> Any:
-    return await client.genai.aio.models.generate_content(**_asked(client, contents, config))
+    return await client.genai.aio.models.generate_content(**_request(client, contents, config))
 
 
 async def genai_events(client: AgentClient, contents: Any = "Hello?", **config: Any) -> list[Any]:
     models = client.genai.aio.models
-    chunks = await models.generate_content_stream(**_asked(client, contents, config))
+    chunks = await models.generate_content_stream(**_request(client, contents, config))
     return [chunk async for chunk in chunks]
 
 
 def genai_blocking(client: BlockingAgentClient | AgentClient) -> tuple[Any, list[Any]]:
-    fields, models = _asked(client, "Hello?", {}), client.genai.models
+    fields, models = _request(client, "Hello?", {}), client.genai.models
     return models.generate_content(**fields), [*models.generate_content_stream(**fields)]
 
 
@@ -67,7 +67,7 @@ def said_by(responses: Sequence[Any]) -> tuple[str, str, list[Any]]:
     return "".join(texts), "".join(thoughts), [(call.name, call.args) for call in calls]
 
 
-def _answered(chunks: Sequence[Any], number: int, *, has_ids: bool = True) -> list[Any]:
+def _results(chunks: Sequence[Any], number: int, *, has_ids: bool = True) -> list[Any]:
     """The parts of the user's next message: results, or a text where nothing was called."""
     calls = [call for chunk in chunks for call in chunk.function_calls or ()]
     for call in calls:
@@ -90,7 +90,7 @@ async def conversation(
         answer = await ask(client, contents)
         chunks = answer if isinstance(answer, list) else [answer]
         contents += [chunk.candidates[0].content for chunk in chunks]
-        contents.append(types.UserContent(_answered(chunks, number, has_ids=has_ids)))
+        contents.append(types.UserContent(_results(chunks, number, has_ids=has_ids)))
 
 
 async def chat(client: AgentClient, rounds: int, *, stream: bool) -> None:
@@ -102,7 +102,7 @@ async def chat(client: AgentClient, rounds: int, *, stream: bool) -> None:
             chunks = [chunk async for chunk in await chat.send_message_stream(message)]
         else:
             chunks = [await chat.send_message(message)]
-        message = _answered(chunks, number)
+        message = _results(chunks, number)
 
 
 CONVERSATIONS: dict[str, Any] = {

@@ -151,7 +151,7 @@ def by(api: str, *asks: Way, **fields: Any) -> list[Way]:
     return [partial(ask, api=api, **fields) for ask in asks]
 
 
-async def asked(reply: str, *ways: Way, **options: Any) -> tuple[list[Any], Any]:
+async def ask_by(reply: str, *ways: Way, **options: Any) -> tuple[list[Any], Any]:
     """What an agent gets that asks in some ways, for the same reply each; and its trajectory."""
     answers: list[Any] = []
 
@@ -170,7 +170,7 @@ async def test_everything_has_its_type_and_a_stream_says_what_the_whole_answer_s
     renderer: cookbook.Renderer | None, said: str
 ) -> None:
     ways = [way for api in FIELDS for way in by(api, whole, events, joined)]
-    answers, trajectory = await asked(said, *ways, *by("genai", whole, events), renderer=renderer)
+    answers, trajectory = await ask_by(said, *ways, *by("genai", whole, events), renderer=renderer)
 
     for number, api in enumerate(FIELDS):
         answer, pieces, assembled = answers[3 * number : 3 * number + 3]
@@ -194,7 +194,7 @@ async def test_a_reply_that_was_cut_says_so_whole_and_at_the_end_of_its_stream()
     cut = {"chat": "max_completion_tokens", "responses": "max_output_tokens"}
     cut |= {"anthropic": "max_tokens", "genai": "max_output_tokens"}
     ways = [way for api, cap in cut.items() for way in by(api, whole, events, **{cap: 5})]
-    got, _ = await asked(LONG, *ways)
+    got, _ = await ask_by(LONG, *ways)
 
     assert [got[0].choices[0].finish_reason, got[1][-1].choices[0].finish_reason] == ["length"] * 2
     for response in (got[2], got[3][-1].response):
@@ -207,7 +207,7 @@ async def test_a_reply_that_was_cut_says_so_whole_and_at_the_end_of_its_stream()
 
 async def test_a_chunk_with_the_usage_comes_last_and_only_when_it_is_asked_for() -> None:
     with_usage = by("chat", events, stream_options={"include_usage": True})
-    (answer, plain, counted), _ = await asked(LONG, *by("chat", whole, events), *with_usage)
+    (answer, plain, counted), _ = await ask_by(LONG, *by("chat", whole, events), *with_usage)
 
     assert all(chunk.usage is None for chunk in [*plain, *counted[:-1]])
     assert counted[-1].usage == answer.usage
@@ -216,7 +216,7 @@ async def test_a_chunk_with_the_usage_comes_last_and_only_when_it_is_asked_for()
 
 async def test_the_events_of_a_stream_come_in_the_order_that_each_api_says() -> None:
     reply = f"{THOUGHT}{LONG}\n{ONE_CALL}"
-    (items, blocks), _ = await asked(reply, *by("responses", events), *by("anthropic", events))
+    (items, blocks), _ = await ask_by(reply, *by("responses", events), *by("anthropic", events))
 
     kinds = [event.type for event in items]
     assert [event.sequence_number for event in items] == [*range(len(items))]
@@ -241,7 +241,7 @@ async def test_the_events_of_a_stream_come_in_the_order_that_each_api_says() -> 
 async def test_text_reasoning_and_calls_are_where_each_sdk_has_them() -> None:
     reply = f"{THOUGHT}So.\n{calling('add', x=1)}\n{calling('look', x=2)}"
     ways = [way for api in ALL for way in by(api, whole)]
-    (chat, response, message, google), _ = await asked(reply, *ways)
+    (chat, response, message, google), _ = await ask_by(reply, *ways)
 
     thought, calls = "Hm, let me think about all of this.", [("add", {"x": 1}), ("look", {"x": 2})]
     own = chat.choices[0].message
@@ -262,7 +262,7 @@ async def test_text_reasoning_and_calls_are_where_each_sdk_has_them() -> None:
 
 async def test_ids_are_never_used_twice() -> None:
     ways = [way for api in FIELDS for way in by(api, whole, whole, joined)]
-    answers, _ = await asked(SAID["parallel calls"], *ways, *by("genai", whole, whole))
+    answers, _ = await ask_by(SAID["parallel calls"], *ways, *by("genai", whole, whole))
 
     response_ids = {getattr(response, "id", None) or response.response_id for response in answers}
     assert len(response_ids) == len(answers)
@@ -432,14 +432,14 @@ async def test_blocking_clients_get_the_same_in_a_plain_agent_and_in_a_thread() 
 # -- conversations -------------------------------------------------------------------------------
 
 
-async def answered(client: AgentClient, api: str, stream: bool, **fields: Any) -> Any:
+async def answer_to(client: AgentClient, api: str, stream: bool, **fields: Any) -> Any:
     return await (joined if stream else whole)(client, api, **fields)
 
 
 async def chat_conversation(client: AgentClient, rounds: int, *, stream: bool) -> None:
     messages: list[Any] = [system("You add."), *HELLO]
     for number in range(rounds):
-        answer = await answered(client, "chat", stream, messages=messages)
+        answer = await answer_to(client, "chat", stream, messages=messages)
         message = answer.choices[0].message
         results = [
             {"role": "tool", "tool_call_id": call.id, "content": f"{number}!"}
@@ -453,7 +453,7 @@ async def responses_conversation(
 ) -> None:
     items, state = [*HELLO], {"instructions": "You add."}
     for number in range(rounds):
-        response = await answered(client, "responses", stream, input=items, **state)
+        response = await answer_to(client, "responses", stream, input=items, **state)
         results = [
             {"type": "function_call_output", "call_id": item.call_id, "output": f"{number}!"}
             for item in response.output
@@ -468,7 +468,7 @@ async def responses_conversation(
 async def anthropic_conversation(client: AgentClient, rounds: int, *, stream: bool) -> None:
     messages = [*HELLO]
     for number in range(rounds):
-        message = await answered(client, "anthropic", stream, messages=messages, system="You add.")
+        message = await answer_to(client, "anthropic", stream, messages=messages, system="You add.")
         results = [
             {"type": "tool_result", "tool_use_id": block.id, "content": f"{number}!"}
             for block in message.content

@@ -556,14 +556,14 @@ async def test_threads_of_pools_that_agents_began_do_the_others_work(elsewhere: 
         in_pool = partial(asyncio.get_running_loop().run_in_executor, pool)
         ways: list[Place] = [in_pool, asyncio.to_thread, anyio.to_thread.run_sync]
 
-        async def asked(text: str, **options: Any) -> list[str]:
+        async def ask_all(text: str, **options: Any) -> list[str]:
             return [await way(partial(blocking_openai, text, **options)) for way in ways]
 
         async def agent() -> bool:
-            return await asked("Mine.") == ["Mine."] * 3
+            return await ask_all("Mine.") == ["Mine."] * 3
 
         assert reward(await play(agent)) == 1.0
-        assert await asked("Hi", base_url=elsewhere.url) == ["From elsewhere."] * 3
+        assert await ask_all("Hi", base_url=elsewhere.url) == ["From elsewhere."] * 3
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

@@ -43,7 +43,7 @@ def sends_back(change: Change) -> Callable[[AgentClient], Awaitable[float]]:
     return agent
 
 
-async def played(agent: Any, *replies: str, **options: Any) -> Trajectory:
+async def episode(agent: Any, *replies: str, **options: Any) -> Trajectory:
     trajectory = await play(agent, *replies, "done", **options)
     assert len(trajectory.transitions) == len(replies) + 1
     assert reward(trajectory) == 1.0
@@ -77,7 +77,7 @@ async def test_completed_arguments_are_kept_where_the_option_or_the_agent_says_s
         (Completing(), {}, 1),
         (sends_back(complete), {}, 4),
     ):
-        trajectory = await played(agent, *edits, **options)
+        trajectory = await episode(agent, *edits, **options)
         metrics = trajectory.transitions[-1].metrics
         assert len(trajectory_to_data(trajectory, 1.0)) == lineages
         expected = {"lineages": lineages, "drift": 3, "drift/completed_arguments": 3}
@@ -106,7 +106,7 @@ RENAMES: list[Callable[[str, int], str]] = [
 async def test_a_consistent_renaming_of_ids_is_no_drift_and_ids_are_the_same_each_time() -> None:
     ids: list[str] = []
     for rename in (RENAMES[0], *RENAMES):
-        trajectory = await played(renamed(rename), TWO, calling("edit", path="c"), TWO)
+        trajectory = await episode(renamed(rename), TWO, calling("edit", path="c"), TWO)
         metrics = trajectory.transitions[-1].metrics
         assert len(trajectory_to_data(trajectory, 1.0)) == metrics["lineages"] == 1
         assert metrics["drift"] == metrics.get("drift/retokenised", 0)
@@ -121,7 +121,7 @@ async def test_a_consistent_renaming_of_ids_is_no_drift_and_ids_are_the_same_eac
     "agent", [renamed(lambda id, place: "mine"), renamed(lambda id, place: "mine", "no such")]
 )
 async def test_ids_that_say_something_else_are_drift_and_named(agent: Any) -> None:
-    trajectory = await played(agent, TWO)
+    trajectory = await episode(agent, TWO)
     first = trajectory.transitions[0]
     assert first.logs["drift"] == "history"
     where = r"messages\[1\]\.tool_calls\[0\]\.id of the assistant was "
@@ -136,7 +136,7 @@ async def test_a_renamed_id_that_the_template_shows_is_drift() -> None:
     )
     causes, kimi = list[object](), renderer_named("kimi_k2")
     for rename in RENAMES:
-        trajectory = await played(renamed(rename), called, renderer=kimi)
+        trajectory = await episode(renamed(rename), called, renderer=kimi)
         causes.append(trajectory.transitions[0].logs["drift"])
 
     assert causes == ["retokenised", "history", "history"]
@@ -166,6 +166,6 @@ async def test_drift_names_the_field_and_the_message(change: Any, cause: str, wh
         await call(client, *sent, tools=TOOLS)
         return 1.0
 
-    trajectory = await played(agent, calling("edit", path="a"))
+    trajectory = await episode(agent, calling("edit", path="a"))
     logs = trajectory.transitions[0].logs
     assert (logs["drift"], logs["drift_at"]) == (cause, where)

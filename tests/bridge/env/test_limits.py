@@ -32,7 +32,7 @@ class Talkative(TokenCompleter):
         return TokensWithLogprobs(tokens, [0.0] * count, "length")
 
 
-async def capped(*texts: str, own: int | None = None, **options: Any) -> list[int | None]:
+async def caps(*texts: str, own: int | None = None, **options: Any) -> list[int | None]:
     """What replies to these texts may be of tokens."""
 
     async def agent(client: AgentClient) -> float:
@@ -131,12 +131,12 @@ async def test_an_agent_that_does_not_cope_ends_with_the_cookbooks_stop_reason(
 async def test_a_reply_ends_where_the_context_its_sequences_budget_or_its_own_cap_does() -> None:
     length = default_renderer().build_generation_prompt([user("Hi")]).length  # type: ignore[list-item]
     for cap_of_agent, cap in ((None, CONTEXT - length), (5, 5), (500, CONTEXT - length)):
-        assert await capped("Hi", own=cap_of_agent, context_length=CONTEXT) == [cap]
-    assert await capped("Hi") == [None], "of no known context"
-    assert await capped("Hi", context_length=length + 2) == [2], "the longest leaves two tokens"
-    assert await capped("Hi", context_length=length + 1) == []
+        assert await caps("Hi", own=cap_of_agent, context_length=CONTEXT) == [cap]
+    assert await caps("Hi") == [None], "of no known context"
+    assert await caps("Hi", context_length=length + 2) == [2], "the longest leaves two tokens"
+    assert await caps("Hi", context_length=length + 1) == []
     limits = SequenceLimits(max_response_tokens=7)
-    assert await capped("Hi", "so it goes " * 5, limits=limits) == [7, 7]
+    assert await caps("Hi", "so it goes " * 5, limits=limits) == [7, 7]
 
 
 def test_a_context_that_holds_nothing_is_refused() -> None:

@@ -138,30 +138,30 @@ def test_every_form_of_agent_is_told_apart(
     assert inspect_agent(agent, task) == AgentForm(agent_name(agent), is_async, roles), agent
 
 
-def told(*arguments: object, **options: object) -> tuple[tuple[object, ...], dict[str, object]]:
+def echo(*arguments: object, **options: object) -> tuple[tuple[object, ...], dict[str, object]]:
     """What an agent was called with."""
     return arguments, options
 
 
 CALLED: list[tuple[Any, object, tuple[object, ...]]] = [
-    (lambda client: told(client), NO_TASK, ("C",)),
-    (lambda client, question: told(client, question), 7, ("C", 7)),
-    (lambda question, client: told(question, client), 7, (7, "C")),
-    (lambda question, *, client: told(question, client), 7, (7, "C")),
-    (lambda client, *, task: told(client, task), 7, ("C", 7)),
-    (lambda *, client, task: told(client, task), 7, ("C", 7)),
-    (lambda question, *, name="policy": told(question, name), 7, (7, "policy")),
-    (lambda question, name="policy": told(question, name), 7, (7, "policy")),
-    (lambda client, hint="none", task=0: told(client, hint, task), 7, ("C", "none", 7)),
-    (lambda hint="none", client=None: told(hint, client), NO_TASK, ("none", "C")),
-    (lambda name="policy": told(name), NO_TASK, ("policy",)),
-    (lambda: told(), NO_TASK, ()),
-    (told, 7, ("C", 7)),
-    (lambda *rest, client: told(*rest, client), 7, (7, "C")),
-    (partial(lambda client, task, tone: told(client, task, tone), tone="x"), 7, ("C", 7, "x")),
-    (partial(lambda client, task: told(client, task), client="mine"), 7, ("mine", 7)),
-    (partial(lambda task, *, client: told(task, client), client="mine"), 7, (7, "mine")),
-    (partial(lambda client, task: told(client, task), task=5), NO_TASK, ("C", 5)),
+    (lambda client: echo(client), NO_TASK, ("C",)),
+    (lambda client, question: echo(client, question), 7, ("C", 7)),
+    (lambda question, client: echo(question, client), 7, (7, "C")),
+    (lambda question, *, client: echo(question, client), 7, (7, "C")),
+    (lambda client, *, task: echo(client, task), 7, ("C", 7)),
+    (lambda *, client, task: echo(client, task), 7, ("C", 7)),
+    (lambda question, *, name="policy": echo(question, name), 7, (7, "policy")),
+    (lambda question, name="policy": echo(question, name), 7, (7, "policy")),
+    (lambda client, hint="none", task=0: echo(client, hint, task), 7, ("C", "none", 7)),
+    (lambda hint="none", client=None: echo(hint, client), NO_TASK, ("none", "C")),
+    (lambda name="policy": echo(name), NO_TASK, ("policy",)),
+    (lambda: echo(), NO_TASK, ()),
+    (echo, 7, ("C", 7)),
+    (lambda *rest, client: echo(*rest, client), 7, (7, "C")),
+    (partial(lambda client, task, tone: echo(client, task, tone), tone="x"), 7, ("C", 7, "x")),
+    (partial(lambda client, task: echo(client, task), client="mine"), 7, ("mine", 7)),
+    (partial(lambda task, *, client: echo(task, client), client="mine"), 7, (7, "mine")),
+    (partial(lambda client, task: echo(client, task), task=5), NO_TASK, ("C", 5)),
 ]
 
 

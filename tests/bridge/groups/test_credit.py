@@ -182,13 +182,13 @@ def as_ever(group: Group) -> Any:
     return [0.0] * len(group.rewards)
 
 
-async def played(agent: Any, **options: Any) -> TrajectoryGroup:
+async def play_three(agent: Any, **options: Any) -> TrajectoryGroup:
     builder = ChatAgentGroupBuilder(agent, "task", group_size=3, **options)
     policy: ScriptedPolicy = policy_of(lambda prompt: "x" * (len(policy.actions) % 7 + 1))
     return await do_group_rollout(builder, policy)
 
 
-def trained(group: TrajectoryGroup) -> Counter[tuple[tuple[int, ...], int, float, float]]:
+def token_counts(group: TrajectoryGroup) -> Counter[tuple[tuple[int, ...], int, float, float]]:
     """Each token that is trained on: what stands before it, itself, its log-prob, its advantage."""
     data: list[tinker.Datum]
     data, _ = assemble_training_data([group], compute_advantages([group]))
@@ -211,8 +211,8 @@ async def test_each_token_is_trained_on_once_with_its_advantage(how: Any) -> Non
         groups.append(group)
         return how(group)
 
-    reference = trained(await played(two_speakers))
-    cut = trained(await played(two_speakers, advantages=advantages))
+    reference = token_counts(await play_three(two_speakers))
+    cut = token_counts(await play_three(two_speakers, advantages=advantages))
 
     assert Counter(key[:3] for key in cut.elements()) == Counter(
         key[:3] for key in reference.elements()
@@ -224,7 +224,7 @@ async def test_each_token_is_trained_on_once_with_its_advantage(how: Any) -> Non
             expected.update(turn if isinstance(turn, list) else [round(float(turn), 4)] * count)
     assert Counter(key[3] for key in cut.elements()) == expected
 
-    by_gamma = {key[3] for key in trained(await played(two_speakers, gamma=0.0))}
+    by_gamma = {key[3] for key in token_counts(await play_three(two_speakers, gamma=0.0))}
     assert 0.0 in by_gamma  # every turn of the second speaker
     assert len(by_gamma) > 3
 
@@ -240,7 +240,7 @@ async def test_the_cookbook_gives_one_advantage_wherever_the_reward_came(early: 
     replies = iter(["yes", "no"])
     policy = policy_of(lambda prompt: next(replies) if "Which?" in prompt else "yes")
     group = await do_group_rollout(ChatAgentGroupBuilder(two_turns, 1, group_size=2), policy)
-    advantages = Counter(key[3] for key in trained(group).elements())
+    advantages = Counter(key[3] for key in token_counts(group).elements())
 
     assert sorted(advantages) == [-0.5, 0.5]
     assert advantages.total() == sum(
@@ -251,18 +251,18 @@ async def test_the_cookbook_gives_one_advantage_wherever_the_reward_came(early: 
 
 
 async def test_means_of_rewards_and_turns_stay_what_they_were() -> None:
-    expected = compute_trajectory_metrics([await played(two_speakers)], [[]])
+    expected = compute_trajectory_metrics([await play_three(two_speakers)], [[]])
     for options in ({"advantages": by_token}, {"gamma": 1.0}):
-        cut = compute_trajectory_metrics([await played(two_speakers, **options)], [[]])
+        cut = compute_trajectory_metrics([await play_three(two_speakers, **options)], [[]])
         for name in ("reward/total", "turns_per_episode", "asked", "lineages", "total_ac_tokens"):
             assert cut[f"env/all/{name}"] == pytest.approx(expected[f"env/all/{name}"]), name
 
 
 @pytest.mark.parametrize("options", [{}, {"gamma": 0.9}], ids=["whole", "in pieces"])
 async def test_a_judge_of_constant_reward_has_no_advantage_and_its_own_curve(options: Any) -> None:
-    group = await played(duel, seats=SEATS, **options)
+    group = await play_three(duel, seats=SEATS, **options)
     metrics = compute_trajectory_metrics([group], [[]])
-    player = [key for key in trained(group).elements() if key[3] != 0]
+    player = [key for key in token_counts(group).elements() if key[3] != 0]
 
     assert metrics["env/all/seat/judge/reward"] == 0.5 != metrics["env/all/seat/player/reward"]
     assert metrics["env/all/seat/judge/seen"] == 3.0
@@ -273,7 +273,7 @@ async def test_a_judge_of_constant_reward_has_no_advantage_and_its_own_curve(opt
 
 @pytest.mark.parametrize("options", [{}, {"advantages": as_ever}])
 async def test_a_group_whose_advantages_are_none_or_all_the_same_stays_whole(options: Any) -> None:
-    group = await played(two_speakers, **options)
+    group = await play_three(two_speakers, **options)
 
     assert [len(trajectory.transitions) for trajectory in group.trajectories_G] == [2 * TURNS] * 3
     if options:  # as the Cookbook finds groups to leave out

@@ -178,7 +178,7 @@ async def draws(client: Any, task: object = None) -> Outcome:
     return Outcome(1.0, {"seed": client.seed, "drawn": client.rng.random()})
 
 
-async def noted(group: EnvGroupBuilder, name: str = "seed", strategy: Any = None) -> list[Any]:
+async def notes(group: EnvGroupBuilder, name: str = "seed", strategy: Any = None) -> list[Any]:
     group_played = await do_group_rollout(group, policy_of(), strategy)
     return [trajectory.transitions[-1].metrics[name] for trajectory in group_played.trajectories_G]
 
@@ -190,7 +190,7 @@ def drawing(tasks: Any = "abcd", **options: Any) -> AgentDataset:
 async def noted_by(seed: int) -> list[list[list[Any]]]:
     """What the episodes of each batch and group of a dataset noted."""
     data = drawing(seed=seed)
-    return [[await noted(group) for group in data.get_batch(i)] for i in range(len(data))]
+    return [[await notes(group) for group in data.get_batch(i)] for i in range(len(data))]
 
 
 async def test_the_same_run_gives_the_same_seeds_and_another_gives_others() -> None:
@@ -202,7 +202,7 @@ async def test_the_same_run_gives_the_same_seeds_and_another_gives_others() -> N
     assert len({*flat}) == len(flat) == 16, "members, tasks and steps all differ"
     assert all(0 <= seed < 2**32 for seed in flat)
     resumed = drawing(seed=1).get_batch(3)
-    assert [await noted(group) for group in resumed] == first[3], "also of a resumed run"
+    assert [await notes(group) for group in resumed] == first[3], "also of a resumed run"
     assert seed_of(0, 0, "a") == 3418887292, "on every machine"
 
 
@@ -216,7 +216,7 @@ def test_a_seed_does_not_depend_on_its_place_nor_a_tests_on_the_step() -> None:
 
 async def test_a_group_elsewhere_has_the_same_seeds_and_an_episode_played_again_its_own() -> None:
     group = ChatAgentGroupBuilder(draws, group_size=3, seed=5)
-    assert await noted(pickle.loads(pickle.dumps(group))) == await noted(group)
+    assert await notes(pickle.loads(pickle.dumps(group))) == await notes(group)
 
     async def fails_at_first(client: Any) -> Outcome:
         if client.seed == seed_of(5, 0):
@@ -224,7 +224,7 @@ async def test_a_group_elsewhere_has_the_same_seeds_and_an_episode_played_again_
         return await draws(client)
 
     group = ChatAgentGroupBuilder(fails_at_first, group_size=2, seed=5)
-    seeds = await noted(group, strategy=RetryOnFailure(max_retries=1))
+    seeds = await notes(group, strategy=RetryOnFailure(max_retries=1))
     assert {*seeds} == {seed_of(5, 1), seed_of(5, 2)}
 
 
@@ -242,14 +242,14 @@ async def test_all_clients_of_an_episode_share_its_seed_and_its_generator() -> N
 
     group = ChatAgentGroupBuilder(agent, seats=("player", "judge"), seed=3)
     expected = random.Random(seed_of(3, 0))
-    assert await noted(group, "drawn") == [expected.random(), expected.random()]
+    assert await notes(group, "drawn") == [expected.random(), expected.random()]
 
 
 async def test_an_env_draws_a_seed_unless_it_has_one_and_made_anew_it_has_the_same() -> None:
-    async def played(env: ChatAgentEnv) -> tuple[float, float]:
+    async def play_env(env: ChatAgentEnv) -> tuple[float, float]:
         metrics = (await do_single_rollout(policy_of(), env)).transitions[-1].metrics
         return metrics["seed"], metrics["drawn"]
 
-    assert len({await played(ChatAgentEnv(draws)) for _ in range(3)}) == 3
+    assert len({await play_env(ChatAgentEnv(draws)) for _ in range(3)}) == 3
     env = ChatAgentEnv(draws, seed=9)
-    assert await played(env) == await played(env.renewed()) == (9, random.Random(9).random())
+    assert await play_env(env) == await play_env(env.renewed()) == (9, random.Random(9).random())

@@ -77,7 +77,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-async def played(path: Path, renderer: Renderer, case: str) -> RolloutRecord:
+async def record_of(path: Path, renderer: Renderer, case: str) -> RolloutRecord:
     options, replies = CASES[case]
 
     async def agent(client: Any) -> float:
@@ -89,7 +89,7 @@ async def played(path: Path, renderer: Renderer, case: str) -> RolloutRecord:
     return (await play_recorded(path, agent, policy, renderer=renderer))[0]
 
 
-def rendered(row: dict[str, Any], renderer: Renderer) -> list[int]:
+def tokens_of(row: dict[str, Any], renderer: Renderer) -> list[int]:
     """The prompt of the last reply, by the run's renderer or chat template."""
     *messages, _ = row["messages"]
     if "tools" not in row:
@@ -126,15 +126,15 @@ PLAYED = [
 @pytest.mark.parametrize(("name", "case"), PLAYED)
 async def test_exports_render_to_the_sampled_prompt(tmp_path: Path, name: str, case: str) -> None:
     renderer = template_renderer() if name == "template" else renderer_named(name)
-    record, left_out = await played(tmp_path, renderer, case), list[str]()
+    record, left_out = await record_of(tmp_path, renderer, case), list[str]()
     rows = [*FORMATS["sft"]([record], left_out.append)]
 
     assert bool(left_out) == (name in LEFT_OUT[case])
-    assert [rendered(row, renderer) for row in rows] == [record.prompts[-1]] * (not left_out)
+    assert [tokens_of(row, renderer) for row in rows] == [record.prompts[-1]] * (not left_out)
 
 
 async def test_tools_and_calls_are_fields_for_readers_of_the_chat_template(tmp_path: Path) -> None:
-    record = await played(tmp_path, template_renderer(), "tools")
+    record = await record_of(tmp_path, template_renderer(), "tools")
     [row] = FORMATS["sft"]([record], print)
 
     called, result = row["messages"][2:4]
@@ -191,7 +191,7 @@ async def test_a_given_up_call_is_in_no_chat_but_a_marked_trajectory(tmp_path: P
 
 
 async def test_a_trajectory_has_the_replies_that_were_asked_for_again(tmp_path: Path) -> None:
-    record = await played(tmp_path, template_renderer(), "format")
+    record = await record_of(tmp_path, template_renderer(), "format")
     [row] = FORMATS["atif"]([record], print)
 
     sampled = [step for step in row["steps"] if "metrics" in step]

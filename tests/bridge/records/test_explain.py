@@ -20,7 +20,7 @@ def explained(trajectory: Trajectory, width: int = 200) -> str:
     return out.getvalue()
 
 
-async def shown(agent: Any, *replies: str) -> str:
+async def explanation(agent: Any, *replies: str) -> str:
     return explained(await play(agent, *replies))
 
 
@@ -33,7 +33,7 @@ async def test_a_linear_conversation_reads_from_top_to_bottom() -> None:
             client.metric("tries", len(messages) // 2)
         return 1.0
 
-    text = await shown(agent, "512", "777")
+    text = await explanation(agent, "512", "777")
 
     assert "turn 0  called by evert agent" in text
     assert "lineage 0" in text
@@ -65,16 +65,16 @@ async def test_forks_handoffs_sub_agents_and_broken_calls_are_told() -> None:
                 group.create_task(ask(client, name), name=name)
         return 0.0
 
-    text = await shown(forks, "512", '<tool_call>\n{"name": \n</tool_call>')
+    text = await explanation(forks, "512", '<tool_call>\n{"name": \n</tool_call>')
     assert "begins a new sequence (drift: history); its first " in text
     assert "tokens are those of turn 0" in text
     assert "2 data, drift/history 1" in text
     assert "parse_error=1" in text
     assert "tools/calls_unparsed 1" in text
-    text = await shown(hands_off, "Roses.", "Bad.")
+    text = await explanation(hands_off, "Roses.", "Bad.")
     assert text.rstrip().endswith("2 turns, reward 0, completed; 2 data, handoffs 1")
     assert "handoffs=1" not in text
-    text = await shown(has_sub_agents, "a", "b")
+    text = await explanation(has_sub_agents, "a", "b")
     assert "called by writer" in text
     assert "called by critic" in text
 
@@ -87,7 +87,7 @@ async def test_nobodys_words_are_markup_or_steer_the_terminal() -> None:
         client.log(note=f"a{clear}b")
         return 1.0
 
-    text = await shown(agent, f"[red]Yes[/red]{clear}")
+    text = await explanation(agent, f"[red]Yes[/red]{clear}")
 
     assert not any(unicodedata.category(letter) == "Cc" for letter in text if letter != "\n")
     assert text.count("\N{SYMBOL FOR ESCAPE}[2J") == 3  # of the prompt, the reply and the log

@@ -145,7 +145,7 @@ def test_no_disguise_of_a_control_token_becomes_one(name: str) -> None:
     matrix.report()
 
 
-def asked(text: Any) -> ChatRequest:
+def request_of(text: Any) -> ChatRequest:
     return ChatRequest("policy", [{"role": "user", "content": text}])
 
 
@@ -154,7 +154,7 @@ def test_a_long_text_holds_none_either(name: str) -> None:
     matrix, renderer = Matrix(name), prompt_renderer(name)
     text = f"{'so ' * 2000}{together([*matrix.literals])}{' so' * 2000}{stop_of(name)}"
     here, elsewhere, letters = (
-        text_tokens(ConversationBook(renderer).observe(asked(content), "", way).prompt())
+        text_tokens(ConversationBook(renderer).observe(request_of(content), "", way).prompt())
         for content, way in [(text, renderer), (text, renderer.off_loop), ("so", renderer)]
     )
     matrix.compare(f"{name} | long", here, matrix.control(letters))
@@ -178,7 +178,7 @@ def test_texts_around_an_image_hold_none(name: str) -> None:
         parts = [{"type": "text", "text": text} for text in (first, second)]
         content = [parts[0], image, parts[1], parts[0], parts[1]]
         book = ConversationBook(renderer)
-        return text_tokens(book.observe(asked(content), "", renderer).prompt())
+        return text_tokens(book.observe(request_of(content), "", renderer).prompt())
 
     expected = matrix.control(prompt("aa", "aa"))
     for literal in matrix.literals:

@@ -36,7 +36,7 @@ class Numbered(ScriptedPolicy):
         return TokensWithLogprobs(tokens, logprobs, action.stop_reason)
 
 
-async def played(agent: Any, *replies: str) -> Trajectory:
+async def win(agent: Any, *replies: str) -> Trajectory:
     """Play an episode that must earn 1.0."""
     trajectory = await play(agent, Numbered(replies))
     assert trajectory.transitions[-1].reward == 1.0
@@ -72,7 +72,7 @@ async def test_each_sampled_token_is_listed_whatever_becomes_of_it() -> None:
             check((await call(client, logprobs=True, **fields)).choices[0].logprobs.content, reply)
         return 1.0
 
-    await played(agent, *(reply.removesuffix(END) for reply, _ in SAID))
+    await win(agent, *(reply.removesuffix(END) for reply, _ in SAID))
 
 
 async def test_a_reply_that_was_cut_has_those_of_what_is_left() -> None:
@@ -81,7 +81,7 @@ async def test_a_reply_that_was_cut_has_those_of_what_is_left() -> None:
         assert [token.logprob for token in choice.logprobs.content] == numbers([1, 2, 3])
         return 1.0
 
-    await played(agent, SPEECH)
+    await win(agent, SPEECH)
     env = await start(agent)
     tokens = prompt_renderer(None).encode(SPEECH + END)  # of a loop that knows of no cap
     assert (await env.step(SampledTokens(tokens, numbers(tokens)))).reward == 1.0
@@ -105,7 +105,7 @@ async def test_the_handle_and_chat_completions_whole_and_streamed() -> None:
         check(delta.content)
         return 1.0
 
-    await played(agent, *[SPEECH] * 4)
+    await win(agent, *[SPEECH] * 4)
 
 
 async def test_responses_whole_and_streamed_and_sent_back() -> None:
@@ -128,7 +128,7 @@ async def test_responses_whole_and_streamed_and_sent_back() -> None:
         check(final.output[0].content[0].logprobs)
         return 1.0
 
-    assert (await played(agent, SPEECH, SPEECH)).transitions[-1].metrics["lineages"] == 1
+    assert (await win(agent, SPEECH, SPEECH)).transitions[-1].metrics["lineages"] == 1
 
 
 async def test_what_the_cookbooks_own_completer_samples(tmp_path: Path) -> None:

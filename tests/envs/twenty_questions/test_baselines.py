@@ -47,7 +47,7 @@ async def test_the_oracle_goes_by_what_is_left() -> None:
     assert OraclePlayer().question(game) in load_lexicon().questions.values()  # nothing is left
 
 
-async def played(agent: Any, task: Any = TEST_TASKS[0]) -> Trajectory:
+async def play_alone(agent: Any, task: Any = TEST_TASKS[0]) -> Trajectory:
     policy = ScriptedPolicy([])
     trajectory = await play(agent, policy, task=task)
 
@@ -58,7 +58,7 @@ async def played(agent: Any, task: Any = TEST_TASKS[0]) -> Trajectory:
 @pytest.mark.parametrize(("agent", "most"), [(oracle_agent, 13), (shown_oracle_agent, 8)])
 @pytest.mark.parametrize("task", TEST_TASKS[::20])
 async def test_the_oracle_is_an_agent_that_calls_no_model(task: Any, agent: Any, most: int) -> None:
-    trajectory = await played(agent(0), task)
+    trajectory = await play_alone(agent(0), task)
     (only,) = trajectory.transitions
 
     assert reward(trajectory) == 1.0
@@ -69,16 +69,16 @@ async def test_the_oracle_is_an_agent_that_calls_no_model(task: Any, agent: Any,
 
 
 async def test_the_random_agent_asks_nothing_twice_and_goes_by_seed_and_category() -> None:
-    async def asked(agent: Any) -> list[str]:
-        transcript = str((await played(agent)).transitions[0].logs["transcript"])
+    async def questions_of(agent: Any) -> list[str]:
+        transcript = str((await play_alone(agent)).transitions[0].logs["transcript"])
         return re.findall(r"\d+\. (.*?)  ", transcript)
 
     def guessed(questions: list[str]) -> set[str]:
         return {noun.category for noun in NOUNS if guess(noun.answer) in questions}
 
-    first, second = await asked(random_agent(1)), await asked(shown_random_agent(1))
+    first, second = await questions_of(random_agent(1)), await questions_of(shown_random_agent(1))
     assert guessed(second) == {TEST_TASKS[0]["category"]}
     assert len(guessed(first)) > 3
     assert len(set(first)) == len(first) > 10
     assert len(set(second)) == len(second)
-    assert await asked(random_agent(1)) == first != await asked(random_agent(2))
+    assert await questions_of(random_agent(1)) == first != await questions_of(random_agent(2))

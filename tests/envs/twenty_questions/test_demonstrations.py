@@ -25,7 +25,7 @@ from evert.envs.twenty_questions.player import (
 BOTH = pytest.mark.parametrize("shown", [False, True], ids=["hidden", "shown"])
 
 
-def drawn(seed: int, count: int = 100, *, shown: bool = False) -> list[list[dict[str, Any]]]:
+def draw(seed: int, count: int = 100, *, shown: bool = False) -> list[list[dict[str, Any]]]:
     return list(itertools.islice((shown_demonstrations if shown else demonstrations)(seed), count))
 
 
@@ -58,7 +58,7 @@ def test_a_recipe_shows_games_of_its_own_game(shown: bool) -> None:
 def test_conversations_take_turns_and_are_legal_and_the_same_for_a_seed(shown: bool) -> None:
     answerer, noun = KnowledgeAnswerer(), shipped_nouns()[0]
     opening = {f"{noun.category} 1" for noun in shipped_nouns()} if shown else {"20 questions 1"}
-    for messages in drawn(2, 20, shown=shown):
+    for messages in draw(2, 20, shown=shown):
         roles = [message["role"] for message in messages]
         questions = [message["content"] for message in messages[1::2]]
         for question in questions:
@@ -69,13 +69,13 @@ def test_conversations_take_turns_and_are_legal_and_the_same_for_a_seed(shown: b
         assert all(question.endswith("?") for question in questions)
         assert len(questions) <= 20
 
-    same, repeated, different = (drawn(seed, 5, shown=shown) for seed in (3, 3, 4))
+    same, repeated, different = (draw(seed, 5, shown=shown) for seed in (3, 3, 4))
     assert same == repeated != different
 
 
 @BOTH
 def test_they_name_only_nouns_that_are_trained_on_and_win_few_games_or_half(shown: bool) -> None:
-    games = drawn(1, 400, shown=shown)
+    games = draw(1, 400, shown=shown)
     questions = {message["content"] for messages in games for message in messages[1::2]}
     won = [len(messages) < 40 for messages in games]
 

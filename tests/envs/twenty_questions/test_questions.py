@@ -233,8 +233,8 @@ def test_parsing_does_not_depend_on_the_hash_seed() -> None:
     )
     questions, command = "\n".join(dict(DEVELOPMENT)), [sys.executable, "-c", code]
 
-    def said(seed: str) -> str:
+    def question_of(seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         return subprocess.check_output(command, env=environment, input=questions, text=True)
 
-    assert said("1") == said("2") == said("3")
+    assert question_of("1") == question_of("2") == question_of("3")

@@ -399,7 +399,7 @@ CLASSES: dict[str, Any] = {
 THOUGHTS = {"generationConfig": {"thinkingConfig": {"includeThoughts": True}}}
 
 
-def written(name: str, said: Reply, **body: Any) -> Any:
+def answer_of(name: str, said: Reply, **body: Any) -> Any:
     api = APIS[name]
     return api.dialect("policy").write(said, api.read(model="judge"), "1", {**api.least, **body})
 
@@ -418,14 +418,14 @@ ECHOES: list[Callable[[str], str]] = [str, str.strip, "\n\n {} \n".format, str.r
 """What agents do to a text before they send it back."""
 
 
-def echoed(value: Any, echo: Callable[[str], str]) -> Any:
+def echo_of(value: Any, echo: Callable[[str], str]) -> Any:
     """An answer whose texts, but for its thoughts, went through an agent."""
     if isinstance(value, list):
-        return [echoed(item, echo) for item in value]
+        return [echo_of(item, echo) for item in value]
     if not isinstance(value, dict) or value.get("thought") or value.get("type") == "reasoning_text":
         return value
     return {
-        key: echo(one) if key in ("text", "content") and type(one) is str else echoed(one, echo)
+        key: echo(one) if key in ("text", "content") and type(one) is str else echo_of(one, echo)
         for key, one in value.items()
     }
 
@@ -436,7 +436,7 @@ def test_an_answer_is_the_sdks_own_class_and_is_recognised_when_it_is_sent_back(
     row: Any, said: Any, name: str
 ) -> None:
     for body in ({}, THOUGHTS) if name == "gemini" else ({},):
-        whole = written(name, said, **body)
+        whole = answer_of(name, said, **body)
         typed = CLASSES[name].model_validate(whole)
         if name == "gemini":
             dumped = typed.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -444,7 +444,7 @@ def test_an_answer_is_the_sdks_own_class_and_is_recognised_when_it_is_sent_back(
         else:
             dumped = typed.to_dict()
         for answer, echo in itertools.product((whole, dumped), ECHOES):
-            request = APIS[name].read(**history(name, echoed(answer, echo)))
+            request = APIS[name].read(**history(name, echo_of(answer, echo)))
             assert is_sent_back(said, request.messages[1]), row
 
 
@@ -459,7 +459,7 @@ NUMBERS = {
 
 @every_api
 def test_an_answer_has_its_number_its_model_and_its_usage(name: str) -> None:
-    answer, (number, model, usage, *counts) = written(name, reply()), NUMBERS[name]
+    answer, (number, model, usage, *counts) = answer_of(name, reply()), NUMBERS[name]
 
     assert answer[number].rpartition("-")[2].rpartition("_")[2] == "1"
     assert answer[model] == "judge"
@@ -491,20 +491,20 @@ REASON: dict[str, Callable[[Any], Any]] = {
 @every_api
 def test_the_reason_of_the_end_is_the_apis_own(name: str) -> None:
     for end, reason in ENDS[name]:
-        assert REASON[name](written(name, end)) == reason, end
+        assert REASON[name](answer_of(name, end)) == reason, end
 
 
 def test_arguments_that_are_no_object_are_given_whole() -> None:
     for arguments in ("no JSON", "[1]", "5", "[" * 3000):
         call = reply("", calls=(("add", arguments),))
-        [block] = written("anthropic", call)["content"]
-        [part] = written("gemini", call)["candidates"][0]["content"]["parts"]
+        [block] = answer_of("anthropic", call)["content"]
+        [part] = answer_of("gemini", call)["candidates"][0]["content"]["parts"]
         assert block["input"] == part["functionCall"]["args"] == {"arguments": arguments}
 
 
 def test_a_call_keeps_its_id_and_its_arguments_to_the_letter() -> None:
     texts = ['{ "x":1 }', '{"x": 1}']
-    answer = written("chat", reply("", calls=tuple(("add", text) for text in texts)))
+    answer = answer_of("chat", reply("", calls=tuple(("add", text) for text in texts)))
     calls = [called(f"call-{number}", arguments=text) for number, text in enumerate(texts)]
     assert answer["choices"][0]["message"]["tool_calls"] == calls
 

@@ -68,7 +68,7 @@ def offered(*tools: Any) -> Fields:
     return {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools_read}
 
 
-def written(said: Any, **body: Any) -> Fields:
+def answer_of(said: Any, **body: Any) -> Fields:
     body = {"input": "Hi", **body}
     dialect = Responses("policy")
     return dialect.write(said, dialect.read(body), "1", body)
@@ -103,13 +103,13 @@ def test_a_forced_tool_may_be_a_custom_one_or_any_of_several() -> None:
 
 def test_a_custom_tool_is_called_with_its_text_and_one_in_a_namespace_by_both_names() -> None:
     calls = (("run", '{"input": "ls"}'), ("run", '{"cmd": 1}'), ("run", "no JSON"))
-    output = written(reply("", calls=calls), tools=[RUN])["output"]
+    output = answer_of(reply("", calls=calls), tools=[RUN])["output"]
     assert [item["type"] for item in output] == ["custom_tool_call"] * 3
     assert [item["input"] for item in output] == ["ls", '{"cmd": 1}', "no JSON"]
 
     calls = (("run", '{"input": "ls -l"}'), ("math.add", "{}"), ("math.run", '{"input": ""}'))
     answer = reply("", calls=calls)
-    output = written(answer, tools=[ADD, RUN, SPACE])["output"]
+    output = answer_of(answer, tools=[ADD, RUN, SPACE])["output"]
     assert (output[1]["type"], output[1]["name"]) == ("function_call", "add")
     assert [item.get("namespace") for item in output] == [None, "math", "math"]
     assert is_sent_back(answer, RESPONSES.read(input=[HI, *output]).messages[1])

@@ -66,7 +66,7 @@ async def play(agent: Any = asking) -> float:
     return kit.reward(await kit.play(agent, lambda prompt: "yes"))
 
 
-async def abandoned(addresses: list[Address]) -> ChatAgentEnv:
+async def abandon(addresses: list[Address]) -> ChatAgentEnv:
     """An Env that has handed out an address and is left as it is."""
 
     async def agent(client: AgentClient) -> float:
@@ -196,7 +196,7 @@ def test_a_run_that_fails_or_is_cancelled_ends_its_server(error: type[BaseExcept
     envs: list[ChatAgentEnv] = []
 
     async def trainer() -> None:
-        envs.append(await abandoned(addresses))
+        envs.append(await abandon(addresses))
         if error is RuntimeError:
             raise error
         asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)  # type: ignore[union-attr]
@@ -217,7 +217,7 @@ def test_a_loop_that_is_closed_takes_its_server_along(turns: int) -> None:
     loop = asyncio.new_event_loop()
 
     async def some_turns(addresses: list[Address] = addresses, turns: int = turns) -> Any:
-        env = await abandoned(addresses)
+        env = await abandon(addresses)
         for _ in range(turns):
             await asyncio.sleep(0)
         return env
@@ -244,7 +244,7 @@ def port_of(address: Address) -> int:
 def test_a_loop_that_is_dropped_unclosed_takes_its_server_along() -> None:
     loop = asyncio.new_event_loop()
     addresses: list[Address] = []
-    loop.run_until_complete(abandoned(addresses))
+    loop.run_until_complete(abandon(addresses))
     cancel_all(loop)
     gone = weakref.ref(loop)
     del loop

@@ -109,7 +109,7 @@ async def one_answer(reader: asyncio.StreamReader) -> bytes:
     return head + await reader.readexactly(length)
 
 
-async def told(address: Address, data: bytes) -> bytes:
+async def send(address: Address, data: bytes) -> bytes:
     """All that comes back until the server closes the connection."""
     reader, writer = await connect(address)
     writer.write(data)
@@ -130,7 +130,7 @@ async def test_an_idle_connection_or_endless_headers_are_hung_up_on(monkeypatch:
     monkeypatch.setattr(connections, "IDLE_TIME", 0.3)
     async with serving() as address:
         for data in (b"", request(address, key="none", close=False), request(address, close=False)):
-            await told(address, data)
+            await send(address, data)
         reader, writer = await connect(address)
         writer.write(f"POST {PATH} HTTP/1.1\r\n".encode())
         while not reader.at_eof() and not writer.is_closing():
@@ -141,12 +141,12 @@ async def test_an_idle_connection_or_endless_headers_are_hung_up_on(monkeypatch:
 async def test_a_body_that_does_not_come_is_a_408(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "BODY_TIME", 0.3)
     async with serving() as address:
-        answer = await told(address, request(address)[:-1])
+        answer = await send(address, request(address)[:-1])
     assert status(answer) == 408
     assert b"The body was not sent within 0.3 s." in answer
 
 
-def echoed(address: Address) -> bytes:
+def echo(address: Address) -> bytes:
     """A request whose answer is longer than what any socket takes."""
     body = json.dumps({"input": "Hi", "metadata": {"echoed": "x" * 2**24}}).encode()
     return request(address, body, line="POST /v1/responses HTTP/1.1")
@@ -160,14 +160,14 @@ async def test_a_client_that_reads_nothing_is_hung_up_on(monkeypatch: Patch) -> 
             client.setblocking(False)
             loop = asyncio.get_running_loop()
             await loop.sock_connect(client, place(address))
-            await loop.sock_sendall(client, echoed(address))
+            await loop.sock_sendall(client, echo(address))
             await until(lambda: not the_connections().every)
 
 
 async def test_clients_that_read_nothing_do_not_outlive_the_server() -> None:
     async with serving() as address:
         reader, writer = await connect(address)
-        writer.write(echoed(address))
+        writer.write(echo(address))
         await writer.drain()
         await reader.readexactly(1000)  # it is being answered
         every = the_connections().every
@@ -212,8 +212,8 @@ async def test_600_idle_strangers_block_no_rollout(opened: Opened, monkeypatch: 
     async with serving() as address:
         idle = opened(address, 600)
         await asyncio.sleep(0.2)
-        assert status(await told(address, request(address))) == 200
-        calls = [told(address, request(address)) for _ in range(20)]
+        assert status(await send(address, request(address))) == 200
+        calls = [send(address, request(address)) for _ in range(20)]
         assert {status(answer) for answer in await asyncio.gather(*calls)} == {200}
         await until(lambda: not are_crowded())
         idle[0].settimeout(10)
@@ -260,11 +260,11 @@ async def test_a_rollout_with_too_many_calls_at_once_is_told_to_wait(monkeypatch
         for _, writer in slow:
             writer.write(request(address)[:-1])
         await asyncio.sleep(0.1)
-        answer = await told(address, request(address))
+        answer = await send(address, request(address))
         assert status(answer) == 429
         assert b"2 waiting calls" in answer
         async with serving("another's") as theirs_address:
-            assert b"another's" in await told(theirs_address, request(theirs_address))
+            assert b"another's" in await send(theirs_address, request(theirs_address))
         for reader, writer in slow:
             writer.write(BODY[-1:])
             assert status(await reader.read()) == 200
@@ -290,20 +290,20 @@ FOREIGN = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "
 async def test_requests_to_this_machine_are_answered_and_those_to_foreign_names_refused() -> None:
     async with serving() as address:
         for host in (*OURS, *CONTAINERS):
-            assert status(await told(address, request(address, host=host))) == 200, host
+            assert status(await send(address, request(address, host=host))) == 200, host
         for host in (*FOREIGN, socket.gethostname()):
-            answer = await told(address, request(address, host=host))
+            answer = await send(address, request(address, host=host))
             assert status(answer) == 403, host
             assert b"not a name of this server" in answer
             target = f"POST http://{host}{PATH} HTTP/1.1"
-            assert status(await told(address, request(address, line=target))) in (400, 403), host
+            assert status(await send(address, request(address, line=target))) in (400, 403), host
 
 
 async def test_beyond_loopback_the_machines_own_name_is_a_name_too() -> None:
     async with serving(host="0.0.0.0") as address:
         call = request(address, host=socket.gethostname())
-        assert status(await told(address, call)) == 200
-        assert status(await told(address, request(address, host="evil.example"))) == 403
+        assert status(await send(address, call)) == 200
+        assert status(await send(address, request(address, host="evil.example"))) == 403
 
 
 async def test_no_answer_lets_a_page_of_a_browser_read_it() -> None:
@@ -311,7 +311,7 @@ async def test_no_answer_lets_a_page_of_a_browser_read_it() -> None:
     async with serving() as address:
         for method, key in itertools.product(["OPTIONS", "POST", "GET"], [None, "none"]):
             data = request(address, BODY, *cors, line=f"{method} {PATH} HTTP/1.1", key=key)
-            assert b"access-control" not in (await told(address, data)).lower(), method
+            assert b"access-control" not in (await send(address, data)).lower(), method
 
 
 # -- HTTP ----------------------------------------------------------------------------------------
@@ -378,35 +378,35 @@ BAD = {
 async def test_unusual_http_is_answered() -> None:
     async with serving() as address:
         for form, make in FINE.items():
-            assert status(await told(address, make(address))) == 200, form
+            assert status(await send(address, make(address))) == 200, form
 
 
 async def test_broken_http_is_refused_once(caplog: Logs) -> None:
     async with serving() as address:
         for form, (make, expected) in BAD.items():
-            answer = await told(address, make(address))
+            answer = await send(address, make(address))
             assert status(answer) == expected, form
             assert answer.count(b"HTTP/1.") == 1, form
             assert address.api_key.encode() not in answer, form
-            assert status(await told(address, request(address))) == 200, form
+            assert status(await send(address, request(address))) == 200, form
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def test_a_body_is_asked_for_when_its_key_is_known_and_not_before() -> None:
     async with serving() as address:
         expecting = request(address, BODY, "Expect: 100-continue")
-        assert (await told(address, expecting)).startswith(
+        assert (await send(address, expecting)).startswith(
             b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 2"
         )
         strange = request(address, BODY, "Expect: 100-continue", key="none")
-        assert (await told(address, strange)).startswith(b"HTTP/1.1 401")
+        assert (await send(address, strange)).startswith(b"HTTP/1.1 401")
 
 
 async def test_requests_sent_at_once_are_answered_in_their_order() -> None:
     models = request(Address("", "", ""), b"", line="GET /v1/models HTTP/1.1", close=False)
     async with serving() as address:
         models = models.replace(b"Bearer ", f"Bearer {address.api_key}".encode())
-        answer = await told(address, models + request(address, close=False) * 40 + request(address))
+        answer = await send(address, models + request(address, close=False) * 40 + request(address))
     assert answer.count(b"HTTP/1.1 200") == 42
     assert answer.index(b'"object": "list"') < answer.index(b"chat.completion")
 
@@ -417,9 +417,9 @@ async def test_requests_sent_at_once_are_answered_in_their_order() -> None:
 async def test_a_marked_retry_with_anothers_body_gets_nothing_of_the_others() -> None:
     async with serving("mine") as mine, serving("yours") as yours:
         assert mine.root_url == yours.root_url
-        assert b"mine" in await told(mine, request(mine))
+        assert b"mine" in await send(mine, request(mine))
         retry = request(yours, BODY, "x-stainless-retry-count: 1")
-        assert b"yours" in await told(yours, retry)
+        assert b"yours" in await send(yours, retry)
 
 
 async def test_no_key_is_shown_or_logged(caplog: Logs) -> None:
@@ -436,7 +436,7 @@ async def test_no_key_is_shown_or_logged(caplog: Logs) -> None:
             request(address, b"{"),
             request(address, host=key),
         ):
-            answer = await told(address, data)
+            answer = await send(address, data)
             assert 400 <= status(answer) < 500
             assert key.encode() not in answer
     assert key not in caplog.text
