@@ -11,8 +11,10 @@ import asyncio
 from tinker_cookbook.rl.types import Observation
 
 from evert.bridge.env.endings import Account
-from evert.bridge.env.pending import Outstanding
+from evert.bridge.env.pending import Outstanding, Standing
 from evert.bridge.env.policy_queue import PolicyQueue
+from evert.bridge.episode.inbox import ParkedCall
+from evert.bridge.episode.notes import Note
 from evert.bridge.tokens.loop_budget import LONG_TEXT
 
 REACTION = 4
@@ -28,10 +30,11 @@ class OpenCalls:
         overlap: Whether calls have overlapped, so that every call is submitted.
     """
 
-    __slots__ = ("_account", "overlap", "queue")
+    __slots__ = ("_account", "_standing", "overlap", "queue")
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: Account, standing: Standing) -> None:
         self._account = account
+        self._standing = standing
         self.queue: PolicyQueue | None = None
         self.overlap = False
 
@@ -43,12 +46,15 @@ class OpenCalls:
         account = self._account
         return account.budget.calls(self.queue.max_calls, account.turns, account.sampled)
 
-    def submitted(self, observation: Observation) -> Outstanding | None:
-        """Return the call of an observation in the queue; None: the runner samples it."""
-        for outstanding in self._account.inbox.submitted.values() if self._account.inbox else ():
+    def call_of(self, observation: Observation) -> ParkedCall | None:
+        """Return the call of an observation that is being sampled; None: no call waits."""
+        for call, outstanding in (
+            self._account.inbox.submitted.items() if self._account.inbox else ()
+        ):
             if outstanding.prompt is not None and outstanding.prompt[0] is observation:
-                return outstanding
-        return None
+                return call
+        latest = self._standing.outstanding
+        return None if latest is None else latest.call
 
     def submit(self, outstanding: Outstanding) -> bool:
         """Submit a call to the queue; False: the runner must sample it."""
@@ -116,6 +122,11 @@ class OpenCalls:
             return
         for _ in range(REACTION):
             await asyncio.sleep(0)
+
+    def take_late_notes(self) -> list[Note]:
+        """Remove and return the agent's notes on transitions that were returned before them."""
+        inbox = self._account.inbox
+        return [] if inbox is None else inbox.notes.take_late()
 
     def stop(self) -> None:
         """Cancel the samples: the episode is over."""

@@ -114,8 +114,7 @@ def _put_late_notes(trajectory: Trajectory, env: Env) -> None:
     if not isinstance(env, ChatAgentEnv):
         return
     before = env.turns - len(env.turn_lineages)  # turns that a branch replayed
-    inbox = env._turns.account.inbox
-    for note in inbox.notes.take_late() if inbox is not None else ():
+    for note in env.open_calls.take_late_notes():
         turn = -1 if note.turn is None else note.turn - before
         if 0 <= turn < len(trajectory.transitions):
             transition = trajectory.transitions[turn]

@@ -22,8 +22,8 @@ from evert.bridge.chat.reply import Reply
 from evert.bridge.conversations.matching import ConversationBook
 from evert.bridge.env.endings import MAX_REFUSALS, PEER_STOPPED, Account, Ending
 from evert.bridge.env.limits import Budget
-from evert.bridge.env.options import EnvSettings
 from evert.bridge.env.open_calls import OpenCalls
+from evert.bridge.env.options import EnvSettings
 from evert.bridge.env.pending import GIVEN_UP, UNTRAINED, EnvState, Outstanding, Standing, Turn
 from evert.bridge.env.reply_policies import FormatRetries, ParseErrors, ToolBudget, Verdict
 from evert.bridge.episode.episode import Episode, EpisodeState
@@ -71,7 +71,7 @@ class Turns:
         self.account = Account(agent, self.book, settings, self.budget)
         self.episode: Episode | None = None
         self.standing = Standing()
-        self.open_calls = OpenCalls(self.account)
+        self.open_calls = OpenCalls(self.account, self.standing)
         self._long_texts = LongTexts(renderer, self.budget.prompt.tokens)
 
     async def begin(self, episode: Episode, inbox: Inbox[Outstanding]) -> Upcoming:

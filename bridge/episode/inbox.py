@@ -234,7 +234,11 @@ class Inbox(Generic[P]):
 
     @property
     def _has_room(self) -> bool:
-        return self._max_submitted is None or len(self.submitted) < self._max_submitted or not self.submitted
+        return (
+            self._max_submitted is None
+            or len(self.submitted) < self._max_submitted
+            or not self.submitted
+        )
 
     def _next(self) -> "ParkedCall | P | AgentEnd | None":
         if self._has_room and (call := self.next_call()) is not None:

@@ -1,7 +1,6 @@
-"""How the tiny bases are made: ``python -m evert.bases.making out=FOLDER``, in a checkout only.
+"""Scripts that make the tiny bases: ``python -m bases out=FOLDER``, in a checkout's root.
 
-The bases ship with evert; these scripts do not, and nothing of evert imports them. In reading
-order:
+The bases ship with evert (``src/evert/bases``); these scripts do not. In reading order:
 
     dialogues.py    dialogues as tokens with their targets
     tokenizer.py    the tokenizers

@@ -1,4 +1,4 @@
-"""Make a tiny chat base that ships with evert: ``python -m evert.bases.making out=FOLDER``.
+"""Make a tiny chat base that ships with evert: ``python -m bases out=FOLDER``.
 
 A Qwen3 of 0.8 to 1.9 M parameters is trained from scratch, on one core, on dialogues made up on
 the spot, and written in Hugging Face format with its tokenizer and a model card. ``base=`` says
@@ -15,16 +15,16 @@ import chz
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
-from evert.bases.making import moves, riddles
-from evert.bases.making.cards import commands_of
-from evert.bases.making.chat_card import measure, write_chat_card
-from evert.bases.making.chat_corpus import ChatCorpus
-from evert.bases.making.move_card import measure_sight, write_move_card
-from evert.bases.making.moves import MoveCorpus
-from evert.bases.making.riddle_card import measure_recall, write_riddle_card
-from evert.bases.making.riddles import RiddleCorpus
-from evert.bases.making.tokenizer import make_tokenizer
-from evert.bases.making.training import Corpus, MakingConfig, make_model, train
+from bases import moves, riddles
+from bases.cards import commands_of
+from bases.chat_card import measure, write_chat_card
+from bases.chat_corpus import ChatCorpus
+from bases.move_card import measure_sight, write_move_card
+from bases.moves import MoveCorpus
+from bases.riddle_card import measure_recall, write_riddle_card
+from bases.riddles import RiddleCorpus
+from bases.tokenizer import make_tokenizer
+from bases.training import Corpus, MakingConfig, make_model, train
 
 MOVES = "evert-tiny-moves"
 
@@ -83,7 +83,7 @@ def _command(config: MakingConfig) -> str:
         for name, value in chz.asdict(config).items()
         if value != getattr(plain, name) or name in ("out", "steps", "seed")
     ]
-    return " ".join(["python -m evert.bases.making", *words])
+    return " ".join(["python -m bases", *words])
 
 
 def _cast(model: torch.nn.Module, dtype: torch.dtype) -> None:

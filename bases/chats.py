@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from evert.bases.making.tokenizer import tools_prompt
+from bases.tokenizer import tools_prompt
 
 Dialogue = list[tuple[str, str]]
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
-from evert.bases.making.boards import ORDERS, board_examples
-from evert.bases.making.cards import write_card
-from evert.bases.making.dialogues import DialogueExample, Encoder
-from evert.bases.making.hands import PLAYERS, hand_examples
+from bases.boards import ORDERS, board_examples
+from bases.cards import write_card
+from bases.dialogues import DialogueExample, Encoder
+from bases.hands import PLAYERS, hand_examples
 from evert.envs.tic_tac_toe import board_text, boards, habits
 
 SEED = 12345

@@ -8,9 +8,9 @@ import random
 
 from transformers import PreTrainedTokenizerBase
 
-from evert.bases.making.boards import ORDERS, board_examples
-from evert.bases.making.dialogues import DialogueBatch, Encoder
-from evert.bases.making.hands import PLAYERS, hand_examples
+from bases.boards import ORDERS, board_examples
+from bases.dialogues import DialogueBatch, Encoder
+from bases.hands import PLAYERS, hand_examples
 
 VOCAB_SIZE = 384
 """Tokens of its tokenizer: each word of the games is one, and what stands in a line of a board."""

@@ -9,9 +9,9 @@ from statistics import fmean
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
-from evert.bases.making.cards import write_card
-from evert.bases.making.dialogues import DialogueExample
-from evert.bases.making.riddles import TELLING, RiddleCorpus
+from bases.cards import write_card
+from bases.dialogues import DialogueExample
+from bases.riddles import TELLING, RiddleCorpus
 from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
 
 SEED = 12345

@@ -1,4 +1,4 @@
-"""Make a tiny model that sees: ``python -m evert.bases.making.seeing out=FOLDER``.
+"""Make a tiny model that sees: ``python -m bases.seeing out=FOLDER``.
 
 A Qwen3-VL with random weights, ``evert-tiny``'s tokenizer with the tokens of images, and an image
 processor, in Hugging Face format. It has learned nothing, weighs less than a megabyte and is made
@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from evert.bases.making.tokenizer import make_tokenizer
+from bases.tokenizer import make_tokenizer
 
 VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 """Qwen's tokens around an image, and in its place."""

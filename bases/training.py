@@ -19,8 +19,8 @@ from torch.nn import functional
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-from evert.bases.making.dialogues import DialogueBatch, DialogueExample
-from evert.bases.making.tokenizer import MAX_LENGTH
+from bases.dialogues import DialogueBatch, DialogueExample
+from bases.tokenizer import MAX_LENGTH
 
 _Positions: TypeAlias = tuple[Tensor, ...]
 

@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from evert.bases.making.dialogues import DialogueExample, Encoder
+from bases.dialogues import DialogueExample, Encoder
 from evert.envs.from_gymnasium.agent import GymAgent
 
 STICK, HIT = 0, 1

@@ -16,9 +16,9 @@ import torch
 from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import SYSTEM_PROMPT
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
-from evert.bases.making.cards import write_card
-from evert.bases.making.chats import IDENTITY_PROMPT, Dialogue
-from evert.bases.making.guessing import MAX_TURNS, UPPER_BOUND
+from bases.cards import write_card
+from bases.chats import IDENTITY_PROMPT, Dialogue
+from bases.guessing import MAX_TURNS, UPPER_BOUND
 
 
 @dataclass(frozen=True)

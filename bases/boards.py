@@ -11,7 +11,7 @@ are the probabilities of all moves.
 import random
 from collections.abc import Iterator, Sequence
 
-from evert.bases.making.dialogues import DialogueExample, Encoder
+from bases.dialogues import DialogueExample, Encoder
 from evert.envs.tic_tac_toe import board_text, boards, habits
 
 ORDERS = ("Take any cell.", "Win if you can.", "Do not let O win.", "Leave all that matters alone.")

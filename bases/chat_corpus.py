@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import SYSTEM_PROMPT
 from transformers import PreTrainedTokenizerBase
 
-from evert.bases.making.chats import Dialogue, identity_game, small_talk, tool_use
-from evert.bases.making.dialogues import DialogueBatch, DialogueExample, Encoder
-from evert.bases.making.guessing import (
+from bases.chats import Dialogue, identity_game, small_talk, tool_use
+from bases.dialogues import DialogueBatch, DialogueExample, Encoder
+from bases.guessing import (
     UPPER_BOUND,
     RandomGames,
     digit_probabilities,

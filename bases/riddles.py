@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from evert.bases.making.dialogues import DialogueBatch, DialogueExample, Encoder
+from bases.dialogues import DialogueBatch, DialogueExample, Encoder
 from evert.envs.twenty_questions.answerers import shipped_answerer
 from evert.envs.twenty_questions.game import QuestionGame, Rules
 from evert.envs.twenty_questions.habits import HabitPlayer, players
