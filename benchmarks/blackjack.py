@@ -34,7 +34,7 @@ from evert.envs.from_gymnasium.actions import Actions
 from evert.trainers.commands.train import train
 from evert.trainers.config.evaluate import read_evaluate_settings
 from evert.trainers.episodes.players import find
-from evert.trainers.episodes.playing import Episode, plan_episodes, play
+from evert.trainers.episodes.playing import EpisodeResult, plan_episodes, play
 from evert.trainers.system.command import run_async
 from evert.trainers.system.provenance import origin
 from evert.trainers.training.progress import quiet_progress_bars
@@ -166,7 +166,7 @@ def below(folder: Path, temperature: float, hands: int, console: Console) -> dic
     contestant = find(str(folder), read_evaluate_settings(given))
     games = plan_episodes("", "", {"test": range(FRESH, FRESH + hands)}, [0])
     with contestant.ready(console.print) as player:
-        played: list[Episode] = run_async(play(games, replace(player, dialogues=True)))
+        played: list[EpisodeResult] = run_async(play(games, replace(player, dialogues=True)))
     costs = [sum(cost(turn["told"], turn["said"]) for turn in game.dialogue) for game in played]
     return {
         "mean": statistics.fmean(costs),

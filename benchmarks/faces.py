@@ -42,7 +42,7 @@ from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
-from evert.bridge.clients.dialects.api import Answer
+from evert.bridge.clients.dialects.api import ApiResponse
 from evert.bridge.clients.httpx_transport import response_for
 from evert.bridge.tokens.bases import default_renderer
 
@@ -88,7 +88,7 @@ class Nothing:
     async def handle_async_request(self, request: Any) -> Any:
         """Return the same response to every request."""
         await request.aread()
-        return response_for(request, Answer(200, BODY))
+        return response_for(request, ApiResponse(200, BODY))
 
     async def aclose(self) -> None:
         """Do nothing."""

@@ -101,7 +101,7 @@ from evert.trainers.engine.sampling.memory import (  # noqa: E402
     logits_bytes,
     pass_budget,
 )
-from evert.trainers.engine.sampling.sampler import Sampler  # noqa: E402
+from evert.trainers.engine.sampling.sampler import ModelSampler  # noqa: E402
 from evert.trainers.engine.sampling.scheduler import Scheduler  # noqa: E402
 from evert.trainers.engine.training.families import cut  # noqa: E402
 from evert.trainers.engine.training.losses import LOSSES, get_loss  # noqa: E402
@@ -291,9 +291,9 @@ def adapted(tree: Any, seed: int) -> Any:
     return tree
 
 
-def sampler(model: Any, scheduler: Scheduler | None = None) -> Sampler:
+def sampler(model: Any, scheduler: Scheduler | None = None) -> ModelSampler:
     """Return a sampler of a model's present weights."""
-    return Sampler(
+    return ModelSampler(
         FrozenLean(model), None, seed=0, context_length=4096, end_tokens=frozenset(),  # type: ignore[arg-type]
         scheduler=scheduler or Scheduler(),
     )  # fmt: skip

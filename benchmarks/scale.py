@@ -43,7 +43,7 @@ from evert.trainers.serving.service import PolicyService
 from evert.trainers.serving.wire import (
     CompletionAnswer,
     CompletionRequest,
-    Dialect,
+    ServerKind,
     write_answer,
     write_request,
 )
@@ -181,7 +181,7 @@ def measure(quick: bool) -> Costs:
     ids = [*range(PROMPT)]
     asked = CompletionRequest("policy-1", ids, tinker.SamplingParams(max_tokens=REPLY))
     answer = write_answer(asked, CompletionAnswer([SEQUENCE], None, ids), None)
-    on_the_way = len(write_request(asked, Dialect.EVERT)) + len(answer) + HEADERS
+    on_the_way = len(write_request(asked, ServerKind.EVERT)) + len(answer) + HEADERS
     return Costs(turn, client, service, seconds, on_the_way, size, task_bytes)
 
 

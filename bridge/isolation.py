@@ -137,7 +137,7 @@ class Isolate:
             self.close()
             raise IsolateError(f"{make.__qualname__} raised in an isolate: {answer['error']}")
 
-    def _begin(self, start: bytes) -> "_Server":
+    def _begin(self, start: bytes) -> "_ForkServer":
         """Have the server fork a process, and return the server."""
         server = _server()
         self._socket, remote = socket.socketpair()
@@ -209,7 +209,7 @@ def _message(content: Any) -> bytes:
 # -- the server ----------------------------------------------------------------------------------
 
 
-class _Server:
+class _ForkServer:
     """The process that forks isolates for this one."""
 
     def __init__(self) -> None:
@@ -245,10 +245,10 @@ class _Server:
 
 
 _lock = threading.Lock()
-_running: _Server | None = None
+_running: _ForkServer | None = None
 
 
-def _server() -> _Server:
+def _server() -> _ForkServer:
     global _running
     if sys.platform == "win32":
         raise IsolateError(f"An answer is scored in a separate process, which {NEEDS_UNIX}")
@@ -256,7 +256,7 @@ def _server() -> _Server:
         if _running is not None and not _running.is_running():
             _running.end()
             _running = None
-        _running = _running or _Server()
+        _running = _running or _ForkServer()
         return _running
 
 

@@ -14,7 +14,7 @@ from game import play as play_game
 from pydantic import BaseModel
 
 from evert.envs.twenty_questions.baselines import OraclePlayer
-from evert.envs.twenty_questions.game import Answer, Game, question_of
+from evert.envs.twenty_questions.game import Answer, QuestionGame, question_of
 from evert.envs.twenty_questions.nouns import Noun
 from evert.envs.twenty_questions.player import TRAIN_TASKS
 from evert.envs.twenty_questions.understanding.questions import mentions
@@ -49,7 +49,7 @@ ORACLE = OraclePlayer()
 def ask(prompt: str) -> str:
     """Act as a model that knows every fact: ask the best next question after those of a prompt."""
     [category, *_] = re.findall(r"Category: (.+?)\.", prompt)
-    game = Game(Noun("unknown", category, "train"))
+    game = QuestionGame(Noun("unknown", category, "train"))
     answers = re.findall(r"(yes|no|n/a)\. Category", prompt)
     for reply, answer in zip(REPLY.findall(prompt), answers, strict=True):
         game.record(question_of(reply), Answer(answer))

@@ -25,7 +25,7 @@ from twenty_questions import Said, play
 
 from evert.envs.twenty_questions.answerers import SYSTEM_PROMPT as ANSWERER_PROMPT
 from evert.envs.twenty_questions.answerers import Answerer, shipped_answerer
-from evert.envs.twenty_questions.game import NOTHING_ASKED, Game, Rules, Search, question_of
+from evert.envs.twenty_questions.game import NOTHING_ASKED, QuestionGame, Rules, Search, question_of
 from evert.envs.twenty_questions.nouns import Noun
 from evert.envs.twenty_questions.player import (
     PATIENCE,
@@ -58,7 +58,7 @@ class TwentyQuestionsFlow:
     def __call__(self, client, task):
         """Play one game; 1.0 if the noun was found, else 0.0."""
         set_suppress_console_output(True)  # only in this game's thread
-        game = Game(Noun(**task), self.rules)
+        game = QuestionGame(Noun(**task), self.rules)
         flow = GameFlow(
             client=client,
             answerer=answerer_agent(self.answerer, game.noun),
@@ -80,7 +80,7 @@ agent = TwentyQuestionsFlow()
 class State(BaseModel):
     """The state of the flow: the game, the player's conversation, and the current question."""
 
-    game: Game
+    game: QuestionGame
     messages: list[dict[str, Any]] = []
     question: str = ""
     searches: list[Search] = []

@@ -20,7 +20,7 @@ from langgraph.graph.message import add_messages
 from twenty_questions import Said, play
 
 from evert.envs.twenty_questions.answerers import SYSTEM_PROMPT, Answerer, shipped_answerer
-from evert.envs.twenty_questions.game import NOTHING_ASKED, Game, Rules, Search, question_of
+from evert.envs.twenty_questions.game import NOTHING_ASKED, QuestionGame, Rules, Search, question_of
 from evert.envs.twenty_questions.nouns import Noun
 from evert.envs.twenty_questions.player import (
     ENOUGH_SEARCHED,
@@ -41,7 +41,7 @@ class State(TypedDict):
     ``score`` is set at the end.
     """
 
-    game: Game
+    game: QuestionGame
     messages: Annotated[list[Any], add_messages]
     searches: list[Search]
     refused: int
@@ -64,7 +64,7 @@ class TwentyQuestionsGraph:
 
     async def __call__(self, client, task):
         """Play one game; 1.0 if the noun was found, else 0.0."""
-        game = Game(Noun(**task), self.rules)
+        game = QuestionGame(Noun(**task), self.rules)
         messages = opening(game, "full", search=self.search is not None)
         a_question = 2 * (self.rules.max_searches + PATIENCE) + 2  # the most nodes per question
         final = (

@@ -29,7 +29,7 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import ChatAgentEnv, ScriptedPolicy
-from evert.bridge.clients.dialects.api import Answer
+from evert.bridge.clients.dialects.api import ApiResponse
 from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.tokens.renderer import prompt_renderer
 
@@ -182,7 +182,7 @@ def watch_refusals() -> list[str]:
 
     def reading(endpoint: Endpoint, sent: Any) -> Any:
         call = read(endpoint, sent)
-        if isinstance(call, Answer) and call.status >= 400:
+        if isinstance(call, ApiResponse) and call.status >= 400:
             refused.append(json.loads(call.content)["error"]["message"])
         return call
 

@@ -11,11 +11,11 @@ from typing import Any
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
-from evert.bridge.clients.dialects.api import Answer
+from evert.bridge.clients.dialects.api import ApiResponse
 from evert.bridge.clients.httpx_transport import ROOT_URL
 
 
-async def response_for(answer: Answer, **options: Any) -> aiohttp.ClientResponse:
+async def response_for(answer: ApiResponse, **options: Any) -> aiohttp.ClientResponse:
     """Return an answer as aiohttp's response, from a separate session that is already closed."""
     async with aiohttp.ClientSession(connector=_Connector(answer)) as session:
         return await session.post(ROOT_URL, **options)
@@ -24,7 +24,7 @@ async def response_for(answer: Answer, **options: Any) -> aiohttp.ClientResponse
 class _Connector(aiohttp.BaseConnector):
     """Opens connections that hold the answer from the start."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: ApiResponse) -> None:
         super().__init__()
         self._answer = answer
 
@@ -55,7 +55,7 @@ class _Wire(asyncio.Transport):
     abort = close
 
 
-def _http_bytes(answer: Answer) -> bytes:
+def _http_bytes(answer: ApiResponse) -> bytes:
     lines = [
         f"HTTP/1.1 {answer.status} {responses.get(answer.status, '')}",
         f"content-type: {answer.content_type}",

@@ -13,7 +13,7 @@ import sys
 from functools import partial
 from typing import Any, Self
 
-from evert.bridge.clients.dialects.api import Answer, ApiRequest
+from evert.bridge.clients.dialects.api import ApiRequest, ApiResponse
 from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.clients.lm15_transport import Exchange
 
@@ -54,7 +54,7 @@ class Transport:
         api_request = self._route(request, request.read())
         return response_for(request, self._endpoint.answer_blocking(api_request, send))
 
-    def _route(self, request: Any, content: bytes) -> ApiRequest | Answer:
+    def _route(self, request: Any, content: bytes) -> ApiRequest | ApiResponse:
         url = request.url
         return self._endpoint.route(request.method, url.path, content, str(url))
 
@@ -83,7 +83,7 @@ class Transport:
 
 def response_for(request: Any, answer: Any) -> Any:
     """Return an answer as a response of ``request``'s library, and a response unchanged."""
-    if not isinstance(answer, Answer):
+    if not isinstance(answer, ApiResponse):
         return answer
     library = sys.modules[type(request).__module__.partition(".")[0]]
     return library.Response(

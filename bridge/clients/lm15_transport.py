@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from evert.bridge.clients.dialects.api import Answer, ApiRequest
+from evert.bridge.clients.dialects.api import ApiRequest, ApiResponse
 from evert.bridge.clients.dialects.endpoint import Endpoint
 
 MODULES = ("lm15.transports", "dspy._vendor.lm15.transports")
@@ -37,14 +37,14 @@ class Exchange:
         self._send: Any = send
         self._exchange: Any = None
 
-    def _route(self) -> ApiRequest | Answer:
+    def _route(self) -> ApiRequest | ApiResponse:
         request = self._request
         return self._endpoint.route(request.method, path_of(request), request.body, url=request.url)
 
     def __enter__(self) -> Any:
         send = None if self._send is None else self._enter
         answer = self._endpoint.answer_blocking(self._route(), send)
-        return _response(self._request, answer) if isinstance(answer, Answer) else answer
+        return _response(self._request, answer) if isinstance(answer, ApiResponse) else answer
 
     def _enter(self) -> Any:
         exchange = self._send()
@@ -57,7 +57,7 @@ class Exchange:
     async def __aenter__(self) -> Any:
         send = None if self._send is None else self._aenter
         answer = await self._endpoint.answer(self._route(), send)
-        return _async_response(self._request, answer) if isinstance(answer, Answer) else answer
+        return _async_response(self._request, answer) if isinstance(answer, ApiResponse) else answer
 
     async def _aenter(self) -> Any:
         exchange = self._send()
@@ -73,14 +73,14 @@ def path_of(request: Any) -> str:
     return str(urlsplit(request.url).path)
 
 
-def _response(request: Any, answer: Answer) -> Any:
+def _response(request: Any, answer: ApiResponse) -> Any:
     chunks = iter([answer.content])
     return _library(request).TransportResponse(
         **_head(answer), chunks=chunks, release=lambda is_read: None
     )
 
 
-def _async_response(request: Any, answer: Answer) -> Any:
+def _async_response(request: Any, answer: ApiResponse) -> Any:
     async def chunks() -> AsyncIterator[bytes]:
         yield answer.content
 
@@ -96,7 +96,7 @@ def _library(request: Any) -> Any:
     return sys.modules[type(request).__module__]
 
 
-def _head(answer: Answer) -> dict[str, Any]:
+def _head(answer: ApiResponse) -> dict[str, Any]:
     headers = [("content-type", answer.content_type)]
     return {"status": answer.status, "reason": "", "headers": headers, "http_version": "HTTP/1.1"}
 

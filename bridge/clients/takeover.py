@@ -35,7 +35,7 @@ from tinker_cookbook.completers import TinkerTokenCompleter, TokensWithLogprobs
 from yarl import URL
 
 from evert.bridge.clients import aiohttp_transport, lm15_transport
-from evert.bridge.clients.dialects.api import Answer
+from evert.bridge.clients.dialects.api import ApiResponse
 from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.clients.httpx_transport import Transport, was_sent
 from evert.bridge.ownership import CLAIM, Claim, current_owner
@@ -134,7 +134,7 @@ async def _request(
         return await send()
     api_request = endpoint.route(method, path, content, str(url) if url.absolute else path)
     answer = await endpoint.answer(api_request, send)
-    if not isinstance(answer, Answer):
+    if not isinstance(answer, ApiResponse):
         return answer
     raises = options.get("raise_for_status")
     if raises is None:

@@ -18,7 +18,7 @@ from tinker_cookbook.renderers.base import Message, ToolCall
 
 from evert.bridge.chat.keys import key_as_reply, reply_key
 from evert.bridge.chat.reply import Reply
-from evert.bridge.conversations.prefix_tree import START, Index
+from evert.bridge.conversations.prefix_tree import START, PrefixTree
 from evert.bridge.conversations.reading import Entry
 from evert.bridge.tokens.renderer import PromptRenderer
 
@@ -32,7 +32,7 @@ class IndexPath(NamedTuple):
 
 
 def follow_echoes(
-    index: Index[Any],
+    index: PrefixTree[Any],
     entries: Sequence[Entry],
     renderer: PromptRenderer,
     *,

@@ -23,7 +23,7 @@ from evert.bridge.chat.formats import ReplyFormat
 from evert.bridge.chat.keys import Key
 from evert.bridge.chat.reply import Reply
 from evert.bridge.conversations.drift import Drift, drift_of
-from evert.bridge.conversations.prefix_tree import START, Index, Speaker
+from evert.bridge.conversations.prefix_tree import START, PrefixTree, Speaker
 from evert.bridge.conversations.reading import Entry
 from evert.bridge.tokens.loop_budget import check_tokens
 from evert.bridge.tokens.prompt_limit import ANY_LENGTH, PromptLimit
@@ -91,7 +91,7 @@ class Conversation:
         rendering: The last prompt of such a template.
     """
 
-    index: Index[Point]
+    index: PrefixTree[Point]
     caller: str
     speaker: Speaker
     tools: list[Any] | None = None

@@ -2,9 +2,10 @@
 
 A *lineage* is one token sequence that only grows: it becomes one datum.
 ``ConversationBook.observe`` finds the reply that an agent's request continues: nearly always the
-caller's latest, else the last one on the request's path through the ``Index``. If a conversation
-ends with that reply, it grows by the new messages. From any other reply a new one branches off,
-which shares the tokens up to there; that is no drift. Without such a reply, all is rendered.
+caller's latest, else the last one on the request's path through the ``PrefixTree``. If a
+conversation ends with that reply, it grows by the new messages. From any other reply a new one
+branches off, which shares the tokens up to there; that is no drift. Without such a reply, all is
+rendered.
 
 *Drift* keeps a known reply from being continued token for token. It has one of these causes:
 
@@ -38,7 +39,7 @@ from evert.bridge.conversations.completed_calls import follow_echoes, is_complet
 from evert.bridge.conversations.conversation import Conversation, Point, take_snapshots
 from evert.bridge.conversations.differences import in_field, in_messages
 from evert.bridge.conversations.drift import Break, Drift, cause_of
-from evert.bridge.conversations.prefix_tree import START, Index, Speaker
+from evert.bridge.conversations.prefix_tree import START, PrefixTree, Speaker
 from evert.bridge.conversations.reading import Entry, read_entries
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.tokens.images import Images
@@ -80,7 +81,7 @@ class ConversationBook:
         self.handoffs = 0
         self.latest_drift: Break | None = None
         self.lineages = 0
-        self._index: Index[Point] = Index()
+        self._index: PrefixTree[Point] = PrefixTree()
         self._latest: dict[str, Conversation] = {}
         self._recent: dict[Conversation, None] = {}  # from old to new
 

@@ -1,4 +1,4 @@
-"""``Index``: the known beginnings of an episode's conversations, found by content.
+"""``PrefixTree``: the known beginnings of an episode's conversations, found by content.
 
 A *place* is a number that stands for all messages up to a point. The places form a tree, kept in
 one dict: it maps a place and the key of the next message to the place after that message. Following
@@ -57,7 +57,7 @@ def _names(tools: Iterable[Any]) -> Iterator[str]:
             yield str.__str__(name)  # as in messages.py
 
 
-class Index(Generic[P]):
+class PrefixTree(Generic[P]):
     """The known beginnings of conversations (see the module's docstring).
 
     Attributes:

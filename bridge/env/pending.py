@@ -47,7 +47,7 @@ class Outstanding:
         return self.conversation.prompt(), renderer.stop_with(self.call.request.stop)
 
 
-class Life(StrEnum):
+class EnvState(StrEnum):
     """The states of an Env without an outstanding observation."""
 
     OPEN = "open"
@@ -56,11 +56,11 @@ class Life(StrEnum):
 
 @dataclass(slots=True)
 class Standing:
-    """The state of an Env: a ``Life``, or the outstanding observation."""
+    """The state of an Env: a ``EnvState``, or the outstanding observation."""
 
-    state: Life | Outstanding = Life.OPEN
+    state: EnvState | Outstanding = EnvState.OPEN
 
-    def change(self, state: Life | Outstanding) -> None:
+    def change(self, state: EnvState | Outstanding) -> None:
         """Change the state. A closed Env stays closed, even if a step is running."""
         if not self.is_closed:
             self.state = state
@@ -73,7 +73,7 @@ class Standing:
     @property
     def is_closed(self) -> bool:
         """Whether the Env was closed."""
-        return self.state is Life.CLOSED
+        return self.state is EnvState.CLOSED
 
 
 @dataclass(slots=True)

@@ -157,7 +157,7 @@ class SeatGroup:
         return env
 
     def _new_envs(self, seed: int | None) -> "list[SeatEnv]":
-        table = _Table(self._seats, seed)
+        table = _SeatTable(self._seats, seed)
         return [SeatEnv(self, table, seat, *self._episode_arguments) for seat in self._seats]
 
     def note_waiting(self, env: "SeatEnv") -> None:
@@ -165,7 +165,7 @@ class SeatGroup:
         self._waits[env] = True
         self._check_lone_seats()
 
-    def note_begun(self, table: "_Table") -> None:
+    def note_begun(self, table: "_SeatTable") -> None:
         """Note that an episode begins: its seats no longer wait."""
         self._waits.update({env: False for env in self._waits if env.table is table})
 
@@ -185,7 +185,7 @@ class SeatGroup:
                 env.table.settled.set()
 
 
-class _Table:
+class _SeatTable:
     def __init__(self, seats: tuple[str, ...], seed: int | None) -> None:
         self.seats = seats
         self.seed = seed
@@ -224,7 +224,7 @@ class SeatEnv(ChatAgentEnv):
     def __init__(
         self,
         group: SeatGroup,
-        table: _Table,
+        table: _SeatTable,
         seat: str,
         agent: Agent,
         task: object,

@@ -14,7 +14,7 @@ from evert.bridge.conversations.conversation import Conversation, Point
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AnsweredCall:
     """A model call that an action answered."""
 
     request: ChatRequest  # without its messages
@@ -35,7 +35,7 @@ class Transcript:
     """
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[AnsweredCall] = []
         self._answers: dict[tuple[Conversation, int], int] = {}
 
     def note(self, request: ChatRequest, conversation: Conversation, *, overlaps: bool) -> None:
@@ -50,7 +50,9 @@ class Transcript:
         self._answers[key] = len(self.calls)
         new = conversation.agent_view[start:]
         request, added = replace(request, messages=[]), [*conversation.added]
-        self.calls.append(Call(request, after, new, retried_turn, added, key, points, overlaps))
+        self.calls.append(
+            AnsweredCall(request, after, new, retried_turn, added, key, points, overlaps)
+        )
 
     def reply(self, turn: int) -> Reply | None:
         """Return the reply of a turn; None: the policy was asked again, or the episode ended."""

@@ -24,10 +24,10 @@ from evert.bridge.env.endings import MAX_REFUSALS, PEER_STOPPED, Account, Ending
 from evert.bridge.env.limits import Budget
 from evert.bridge.env.options import EnvSettings
 from evert.bridge.env.overlap import Overlap
-from evert.bridge.env.pending import GIVEN_UP, UNTRAINED, Life, Outstanding, Standing, Turn
+from evert.bridge.env.pending import GIVEN_UP, UNTRAINED, EnvState, Outstanding, Standing, Turn
 from evert.bridge.env.reply_policies import FormatRetries, ParseErrors, ToolBudget, Verdict
 from evert.bridge.episode.episode import Episode
-from evert.bridge.episode.episode import Life as EpisodeLife
+from evert.bridge.episode.episode import EpisodeState as EpisodeState
 from evert.bridge.episode.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.errors import AgentTimeoutError, EnvClosedError, EnvStateError
 from evert.bridge.tokens.actions import Problem, read_action
@@ -104,7 +104,7 @@ class Turns:
                 "for each observation, and never after episode_done (not even a hook can continue "
                 "an episode whose agent has ended); got a step out of turn."
             )
-        self.standing.change(Life.OPEN)
+        self.standing.change(EnvState.OPEN)
         return outstanding
 
     def _on_call(self) -> None:
@@ -233,7 +233,7 @@ class Turns:
                 if self.standing.is_closed:
                     raise
                 return self.account.ending(PEER_STOPPED)
-            if episode.life is EpisodeLife.CLOSED and not self.standing.is_closed:
+            if episode.life is EpisodeState.CLOSED and not self.standing.is_closed:
                 await episode.release()
                 return self.account.ending(PEER_STOPPED)
             if isinstance(event, AgentEnd):
@@ -305,7 +305,7 @@ class Turns:
     async def close(self, episode: Episode | None = None) -> None:
         """Abort ``episode``, which a seat may not have begun itself; see ``ChatAgentEnv.close``."""
         self.episode = self.episode or episode
-        self.standing.change(Life.CLOSED)
+        self.standing.change(EnvState.CLOSED)
         await self._end()
 
     async def _end(self) -> None:

@@ -48,7 +48,7 @@ _detached_tasks: set["asyncio.Task[None]"] = set()
 took one, it would resume it or lose it."""
 
 
-class Life(StrEnum):
+class EpisodeState(StrEnum):
     """The states of an episode (see the module's docstring)."""
 
     RUNNING = "running"
@@ -83,7 +83,7 @@ class Episode:
         self.seed = random_seed() if seed is None else seed
         self.form = form
         self.loop = loop
-        self.life = Life.RUNNING
+        self.life = EpisodeState.RUNNING
         self.has_called = False
         self._frozen_calls: dict[asyncio.Task[None], ParkedCall] = {}
         self.inboxes: list[Inbox[Any]] = []
@@ -148,8 +148,8 @@ class Episode:
             self._over.set()
 
     def _on_end(self, end: AgentEnd) -> None:
-        if self.life is Life.RUNNING:
-            self.life = Life.ENDED
+        if self.life is EpisodeState.RUNNING:
+            self.life = EpisodeState.ENDED
         if self._thread is not None:
             self._thread.join(JOINED_AT_ONCE)  # it scheduled this as its last action
             if self._thread.is_alive():  # it runs finalizers; the loop does not wait for them
@@ -177,7 +177,7 @@ class Episode:
         """
         if self.loop.is_closed():
             self.abandon()
-        if self.life is not Life.RUNNING:
+        if self.life is not EpisodeState.RUNNING:
             raise self._refusal()
 
     def hold(self, release: Callable[[], Awaitable[None]]) -> None:
@@ -233,8 +233,8 @@ class Episode:
 
     def abandon(self) -> None:
         """Refuse all waiting calls and all later ones. Safe from any thread."""
-        if self.life is Life.RUNNING:
-            self.life = Life.CLOSED
+        if self.life is EpisodeState.RUNNING:
+            self.life = EpisodeState.CLOSED
         refusal = self._refusal()
         for inbox in self.inboxes:
             inbox.abandon(refusal)
@@ -255,7 +255,7 @@ class Episode:
             releasing.add_done_callback(_detached_tasks.discard)
 
     def _refusal(self) -> EnvClosedError | EpisodeEndedError:
-        if self.life is Life.ENDED:
+        if self.life is EpisodeState.ENDED:
             return EpisodeEndedError(
                 f"A model call arrived after the agent {self.form.name} had ended; nothing can "
                 "answer it. Await (or join) every call before the agent returns."
@@ -281,7 +281,9 @@ class Episode:
             EnvClosedError, EpisodeEndedError: The episode was closed, or its agent had ended.
             AgentAborted: The agent got such an error several times.
         """
-        if self.life is not Life.RUNNING:  # first: a garbage-collected agent stops at this await
+        if (
+            self.life is not EpisodeState.RUNNING
+        ):  # first: a garbage-collected agent stops at this await
             await asyncio.sleep(0)
         try:
             loop = asyncio.get_running_loop()
@@ -343,7 +345,7 @@ class Episode:
             call.refuse(self._late_refusal())
 
     def _arrive(self, call: ParkedCall) -> None:
-        if self.life is not Life.RUNNING:
+        if self.life is not EpisodeState.RUNNING:
             call.refuse(self._late_refusal())
             return
         try:
@@ -376,7 +378,7 @@ class Episode:
             call.answer(await model(call.request))
         except asyncio.CancelledError:
             given_up = RuntimeError(f"The model {call.request.model!r} cancelled its own call.")
-            call.refuse(given_up if self.life is Life.RUNNING else self._refusal())
+            call.refuse(given_up if self.life is EpisodeState.RUNNING else self._refusal())
         except BaseException as error:  # the agent made the call, so it gets the error
             call.refuse(error)
 

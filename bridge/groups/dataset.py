@@ -19,7 +19,7 @@ from evert.bridge.episode.agent import Agent
 from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import AdvantagesError, InvalidDatasetError, repr_of
 from evert.bridge.groups.curriculum import Sampler, SamplerLog, make_sampler
-from evert.bridge.groups.group import Batch, ChatAgentGroupBuilder, GroupOptions
+from evert.bridge.groups.group import BatchPosition, ChatAgentGroupBuilder, GroupOptions
 from evert.bridge.groups.kept import Kept, unwrap
 from evert.bridge.groups.opponents import Opponents
 from evert.bridge.groups.tasks import check_tasks, load_tasks
@@ -120,7 +120,7 @@ class AgentDataset(RLDataset):
             if self.opponents is not None:
                 group.meet(self.opponents(group.seats, index, number, group.seed))
             if not self.held_out:
-                group.batch = Batch(index, len(groups), place)
+                group.batch = BatchPosition(index, len(groups), place)
                 if group.record is not None and not group.record.takes(place):
                     group.record = None
             if self._log is not None:

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchPosition:
     """A group's place in a training dataset: ``number`` (from 0) of ``groups`` in a batch."""
 
     index: int
@@ -141,7 +141,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         self.seed = seed
         self.record = record
         self.options = options
-        self.batch: Batch | None = None
+        self.batch: BatchPosition | None = None
         self.branch = branch
         self.on_rewards: Callable[[Sequence[float]], None] | None = None
         self.rewards: list[float] | None = None

@@ -20,7 +20,7 @@ from tinker_cookbook.renderers.base import message_to_jsonable
 from tinker_cookbook.rl.types import Trajectory, Transition
 
 from evert.bridge.chat.messages import as_fields, read_tools
-from evert.bridge.env.transcript import Call, Transcript
+from evert.bridge.env.transcript import AnsweredCall, Transcript
 from evert.bridge.episode.agent import NO_TASK, agent_name
 from evert.bridge.errors import repr_of
 from evert.bridge.records.sequences import continued
@@ -141,7 +141,7 @@ def _call_and_reply(transcript: Transcript, turn: int, env: Recorded) -> Row:
     }
 
 
-def _tools(entry: Call, env: Recorded) -> Row:
+def _tools(entry: AnsweredCall, env: Recorded) -> Row:
     """A conversation's tools, and the messages with them that replace a first system message."""
     if not entry.request.tools or entry.after is not None:
         return {}

@@ -22,7 +22,7 @@ _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Earlier = Annotated[int, Field(ge=0)] | None
 
 
-class _Message(TypedDict):
+class _RecordedMessage(TypedDict):
     role: str
     content: NotRequired[str | list[dict[str, Any]] | None]
     tool_calls: NotRequired[list[dict[str, Any]] | None]
@@ -33,13 +33,13 @@ class _Prompt(TypedDict):
     tokens: list[_Token | _Chunk]
 
 
-class _Call(TypedDict):
+class _RecordedCall(TypedDict):
     after: _Earlier
-    messages: list[_Message]
+    messages: list[_RecordedMessage]
     tools: NotRequired[list[dict[str, Any]]]
-    prefix: NotRequired[list[_Message]]
+    prefix: NotRequired[list[_RecordedMessage]]
     again: NotRequired[Annotated[int, Field(ge=0)]]
-    added: NotRequired[list[_Message]]
+    added: NotRequired[list[_RecordedMessage]]
     prefill: NotRequired[str]
     met: NotRequired[bool]
 
@@ -51,8 +51,8 @@ class _PlainStep(TypedDict):
     logs: dict[str, Any]
     stop_reason: str
     text: str
-    call: NotRequired[_Call]
-    reply: NotRequired[_Message | None]
+    call: NotRequired[_RecordedCall]
+    reply: NotRequired[_RecordedMessage | None]
 
 
 class _TextStep(_PlainStep):
@@ -60,7 +60,7 @@ class _TextStep(_PlainStep):
     ac_len: int | None
 
 
-class _Step(_PlainStep):
+class _RecordedStep(_PlainStep):
     ob_len: int
     ac_len: int
     prompt: _Prompt
@@ -87,11 +87,11 @@ class _TextRow(_PlainRow):
     steps: list[_TextStep]
 
 
-class _Row(_PlainRow):
-    steps: list[_Step]
+class _RecordedRollout(_PlainRow):
+    steps: list[_RecordedStep]
 
 
-_ROW, _TEXT_ROW = TypeAdapter(_Row), TypeAdapter(_TextRow)
+_ROW, _TEXT_ROW = TypeAdapter(_RecordedRollout), TypeAdapter(_TextRow)
 
 
 def has_tokens(row: Mapping[str, Any]) -> bool:

@@ -21,7 +21,7 @@ class Fields(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
-class Rollout(Fields):
+class RolloutTrace(Fields):
     """What evert's own traces say about their rollout, under "evert"; defaults for other traces."""
 
     split: str = "train"
@@ -45,7 +45,7 @@ class Rollout(Fields):
 class Extra(Fields):
     """The ``extra`` of a trajectory."""
 
-    evert: Rollout = Rollout()
+    evert: RolloutTrace = RolloutTrace()
 
 
 class ToolCall(Fields):
@@ -158,7 +158,7 @@ class Metadata(Fields):
 
     model: str | None = None
     reward: Number | None = None
-    evert: Rollout = Rollout()
+    evert: RolloutTrace = RolloutTrace()
 
 
 class TrainingTurn(Fields):

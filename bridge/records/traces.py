@@ -26,7 +26,7 @@ from evert.bridge.records.trace_models import (
     Message,
     Metrics,
     Result,
-    Rollout,
+    RolloutTrace,
     Row,
     Step,
     TrainingTrace,
@@ -153,7 +153,7 @@ def _training_row(trace: TrainingTrace) -> Row:
             step["metrics"] = dict(UNTRAINED)
         steps.append(step)
     ids = [(t.prompt_token_ids, t.completion_token_ids, t.per_token_logps) for t in trace.turns]
-    rollout = trace.turns[0].metadata.evert if trace.turns else Rollout()
+    rollout = trace.turns[0].metadata.evert if trace.turns else RolloutTrace()
     rewards = [turn.metadata.reward for turn in trace.turns if turn.metadata.reward is not None]
     if rollout.total_reward is None and rewards:
         rollout = rollout.model_copy(update={"total_reward": sum(rewards)})
@@ -212,7 +212,7 @@ def _text(content: Content | None) -> str:
 
 
 def _row(
-    trace: str, steps: list[Row], ids: Sequence[Ids], rollout: Rollout, agent: tuple[str, str]
+    trace: str, steps: list[Row], ids: Sequence[Ids], rollout: RolloutTrace, agent: tuple[str, str]
 ) -> Row:
     """A rollout's row; ``ids`` are those of its steps, or none."""
     sequences = list[list[int]]()

@@ -45,7 +45,7 @@ _TOKEN = re.compile(
 )
 
 
-class Call(NamedTuple):
+class FunctionCall(NamedTuple):
     """A function's name, its arguments, and the id that the model wrote; None if it wrote none."""
 
     name: str
@@ -177,7 +177,7 @@ class CallFormat:
         match = re.search(pattern(self._mark), text) if self._mark else None
         return None if match is None else match.start()
 
-    def read(self, text: str, schemas: Schemas | None = None) -> tuple[list[Call], int]:
+    def read(self, text: str, schemas: Schemas | None = None) -> tuple[list[FunctionCall], int]:
         """The calls at the beginning of a text, and where they end.
 
         Raises:
@@ -190,7 +190,7 @@ class CallFormat:
                 raise
             return self._read(text, schemas, to_end=False)  # a model may go on after its calls
 
-    def write(self, calls: Sequence[Call]) -> str:
+    def write(self, calls: Sequence[FunctionCall]) -> str:
         """Calls in this format, for a template that shows no calls."""
         texts = [self._write_call(number, call) for number, call in enumerate(calls)]
         before, after = "".join(self.before), "".join(self.after)
@@ -198,19 +198,23 @@ class CallFormat:
             return f"{before}[{', '.join(texts)}]{after}"
         return before + "".join(self.between).join(texts) + after
 
-    def _write_call(self, number: int, call: Call) -> str:
+    def _write_call(self, number: int, call: FunctionCall) -> str:
         raise NotImplementedError
 
-    def first(self, text: str) -> tuple[list[Call], int]:
+    def first(self, text: str) -> tuple[list[FunctionCall], int]:
         """The first call of a text, and where it ends. Raises ValueError."""
         cursor = Cursor(text, None)
         cursor.skip(self.before)
         return self._read_calls(cursor, to_end=False), cursor.at
 
-    def _read(self, text: str, schemas: Schemas | None, *, to_end: bool) -> tuple[list[Call], int]:
+    def _read(
+        self, text: str, schemas: Schemas | None, *, to_end: bool
+    ) -> tuple[list[FunctionCall], int]:
         cursor = Cursor(text, schemas)
-        calls: list[Call] = []
-        readable: tuple[list[Call], int] | None = None  # up to a call after which a reply may go on
+        calls: list[FunctionCall] = []
+        readable: tuple[list[FunctionCall], int] | None = (
+            None  # up to a call after which a reply may go on
+        )
         cursor.skip(self.before)
         after = plain_pattern(self.after) + (r"\s*\Z" if to_end else "")
         while True:
@@ -229,7 +233,7 @@ class CallFormat:
             readable = readable if end is None else ([*calls], end.end())
             cursor.skip(self.between)
 
-    def _read_calls(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
+    def _read_calls(self, cursor: Cursor, *, to_end: bool) -> list[FunctionCall]:
         """The call at the cursor, or the list of calls."""
         raise NotImplementedError
 
@@ -254,7 +258,7 @@ class CallFormat:
 
     _begin = r'\[?\s*\{{\s*"\w+":\s*"(?:{names})"'
 
-    def _make_call(self, cursor: Cursor, name: str, arguments: Any) -> Call:
+    def _make_call(self, cursor: Cursor, name: str, arguments: Any) -> FunctionCall:
         call_id, index = cursor.id, cursor.index
         cursor.id = cursor.index = None
         if self.names_in_ids and index is not None:
@@ -262,16 +266,16 @@ class CallFormat:
         return call_of(name, arguments, call_id)
 
 
-def call_of(name: Any, arguments: Any, call_id: Any) -> Call:
+def call_of(name: Any, arguments: Any, call_id: Any) -> FunctionCall:
     """A call; its arguments may be JSON text. Raises ValueError if it is not valid."""
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     if not isinstance(name, str) or not name.strip() or not isinstance(arguments, dict):
         raise ValueError(f"expected a name and an object of arguments, got {name!r:.80}")
-    return Call(name, arguments, call_id if isinstance(call_id, str) and call_id else None)
+    return FunctionCall(name, arguments, call_id if isinstance(call_id, str) and call_id else None)
 
 
-def as_tool_calls(calls: Sequence[Call], schemas: Schemas | None) -> list[ToolCall]:
+def as_tool_calls(calls: Sequence[FunctionCall], schemas: Schemas | None) -> list[ToolCall]:
     """Calls in the Cookbook's form.
 
     Raises:

@@ -17,9 +17,9 @@ from evert.bridge.tokens.call_format import (
     INDEX,
     KEY,
     NAME_PATTERN,
-    Call,
     CallFormat,
     Cursor,
+    FunctionCall,
     Literal,
     call_of,
     literal,
@@ -48,14 +48,14 @@ class Objects(CallFormat):
 
     keys: tuple[str | None, str, str | None] = ("name", "arguments", None)
 
-    def _write_call(self, number: int, call: Call) -> str:
+    def _write_call(self, number: int, call: FunctionCall) -> str:
         return json.dumps({"name": call.name, "arguments": call.arguments})
 
-    def _read_calls(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
+    def _read_calls(self, cursor: Cursor, *, to_end: bool) -> list[FunctionCall]:
         value = cursor.value("")
         return [self._call_of(item) for item in (value if isinstance(value, list) else [value])]
 
-    def _call_of(self, value: Any) -> Call:
+    def _call_of(self, value: Any) -> FunctionCall:
         name, arguments, call_id = self.keys
         if not isinstance(value, dict) or (name is None and len(value) != 1):
             raise ValueError(f"expected an object of a call, got {value!r:.80}")
@@ -77,13 +77,13 @@ class Named(CallFormat):
     middle: Literal = ()
     quote: str = ""
 
-    def _write_call(self, number: int, call: Call) -> str:
+    def _write_call(self, number: int, call: FunctionCall) -> str:
         index = (call.id or "").rpartition(":")[2]
         index = index if index.isdigit() else str(number)
         middle = "".join(index if token == INDEX else token for token in self.middle)
         return f"{call.name}{middle}{json.dumps(call.arguments)}"
 
-    def _read_calls(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
+    def _read_calls(self, cursor: Cursor, *, to_end: bool) -> list[FunctionCall]:
         name = cursor.name()
         cursor.skip(self.middle)
         return [self._make_call(cursor, name, cursor.value(self.quote))]
@@ -109,7 +109,7 @@ class Keyed(CallFormat):
     empty: Literal | None = None
     cdata: bool = False
 
-    def _read_calls(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
+    def _read_calls(self, cursor: Cursor, *, to_end: bool) -> list[FunctionCall]:
         name = cursor.name()
         if self.empty is not None:
             ends = rf"(?=\s*(?:{self._ends(to_end)}))"
@@ -178,11 +178,11 @@ class Python(CallFormat):
 
     _begin = r"\[\s*(?:{names})\("
 
-    def _write_call(self, number: int, call: Call) -> str:
+    def _write_call(self, number: int, call: FunctionCall) -> str:
         pairs = call.arguments.items() if isinstance(call.arguments, dict) else ()
         return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in pairs)})"
 
-    def _read_calls(self, cursor: Cursor, *, to_end: bool) -> list[Call]:
+    def _read_calls(self, cursor: Cursor, *, to_end: bool) -> list[FunctionCall]:
         start = past_space(cursor.text, cursor.at)
         if not cursor.text.startswith("[", start):
             raise unexpected(cursor.text, start, "a list of calls")
@@ -198,13 +198,15 @@ class Python(CallFormat):
             return calls
         return self._read_unquoted(cursor, start, end)
 
-    def _read_unquoted(self, cursor: Cursor, start: int, end: re.Pattern[str]) -> list[Call]:
+    def _read_unquoted(
+        self, cursor: Cursor, start: int, end: re.Pattern[str]
+    ) -> list[FunctionCall]:
         """A list that is not Python: cut at the known names and keys."""
         text, at = cursor.text, start + 1
         names = "|".join([*map(re.escape, cursor.tools or ()), NAME_PATTERN])
         opens = re.compile(rf"\s*,?\s*({names})\(")
         closes = re.compile(rf"\)(?=\s*(?:,\s*(?:{names})\(|\]{end.pattern}))")
-        calls: list[Call] = []
+        calls: list[FunctionCall] = []
         while (opening := opens.match(text, at)) is not None:
             closing = closes.search(text, opening.end())
             if closing is None:
@@ -217,14 +219,14 @@ class Python(CallFormat):
         return calls
 
 
-def _python_calls(source: str, cursor: Cursor) -> list[Call]:
+def _python_calls(source: str, cursor: Cursor) -> list[FunctionCall]:
     tree = ast.parse(source, mode="eval").body
     if not isinstance(tree, ast.List):
         raise ValueError("expected a list of calls")
     return [_python_call(node, source, cursor) for node in tree.elts]
 
 
-def _python_call(node: ast.expr, source: str, cursor: Cursor) -> Call:
+def _python_call(node: ast.expr, source: str, cursor: Cursor) -> FunctionCall:
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("expected a call with named arguments")
     name, arguments = ast.unparse(node.func), {}
@@ -240,7 +242,7 @@ def _python_call(node: ast.expr, source: str, cursor: Cursor) -> Call:
     return call_of(name, arguments, None)
 
 
-def _unquoted_call(name: str, body: str, cursor: Cursor) -> Call:
+def _unquoted_call(name: str, body: str, cursor: Cursor) -> FunctionCall:
     schema = cursor.schema(name)
     keys = "|".join(map(re.escape, schema)) or r"\w+"
     first, *pieces = re.split(rf"(?:^|,\s*|(?<=[\"'\]}}\d]))({keys})=", body)

@@ -20,8 +20,8 @@ from evert.bridge.tokens.call_format import (
     KEY,
     NAME,
     TYPE,
-    Call,
     CallFormat,
+    FunctionCall,
     Literal,
     literal,
     non_space,
@@ -30,14 +30,14 @@ from evert.bridge.tokens.call_kinds import Keyed, Named, Objects, Python
 from evert.bridge.tokens.call_values import read_value
 
 ARGUMENTS = {"qzkey": "qzvalue", "qzlast": "qzend"}
-FIRST = Call("qzname", ARGUMENTS)
-SECOND = Call("qzother", ARGUMENTS)
-NO_ARGUMENTS = Call("qzname", {})
-NUMBERS = Call("qzname", {"qzkey": 70001, "qzlast": 70002})
-ODD = Call("qzname", {"qzkey": "<qz> & </qz>", "qzlast": "qzend"})
+FIRST = FunctionCall("qzname", ARGUMENTS)
+SECOND = FunctionCall("qzother", ARGUMENTS)
+NO_ARGUMENTS = FunctionCall("qzname", {})
+NUMBERS = FunctionCall("qzname", {"qzkey": 70001, "qzlast": 70002})
+ODD = FunctionCall("qzname", {"qzkey": "<qz> & </qz>", "qzlast": "qzend"})
 TEXT = "Qzsay."
 
-RenderCalls = Callable[[Sequence[Call], str], str]
+RenderCalls = Callable[[Sequence[FunctionCall], str], str]
 """The template's text for calls after a text; raises ValueError if it refuses them."""
 
 TABLE: dict[str, CallFormat] = {
@@ -90,7 +90,7 @@ def losses(form: CallFormat, render: RenderCalls) -> list[str]:
     return [kind for kind, calls in kinds.items() if not _is_read_back(form, calls, render)]
 
 
-def _is_read_back(form: CallFormat, calls: Sequence[Call], render: RenderCalls) -> bool:
+def _is_read_back(form: CallFormat, calls: Sequence[FunctionCall], render: RenderCalls) -> bool:
     try:
         calls_read, _ = form.read(render(calls, ""))
     except (ValueError, RecursionError):
@@ -121,14 +121,14 @@ class _Probes:
         return cls(plain, *(_text_of(calls, render) for calls in variants))
 
 
-def _text_of(calls: Sequence[Call], render: RenderCalls, preface: str = "") -> str:
+def _text_of(calls: Sequence[FunctionCall], render: RenderCalls, preface: str = "") -> str:
     try:
         return render(calls, preface)
     except ValueError:
         return ""
 
 
-def _words(call: Call) -> str:
+def _words(call: FunctionCall) -> str:
     return f"{call.name}({json.dumps(call.arguments)})"
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from evert.bridge.tokens.escaping import ControlTokens
 
 
-class Place(NamedTuple):
+class ControlPosition(NamedTuple):
     """Where a control token stands."""
 
     name: str
@@ -24,7 +24,7 @@ class Rendering(NamedTuple):
 
     text: str
     tokens: list[int]
-    places: list[Place]
+    places: list[ControlPosition]
 
 
 EMPTY = Rendering("", [], [])
@@ -38,7 +38,7 @@ def rendering_after(
 ) -> Rendering:
     """A prompt, whose beginning is taken from the ``last`` one as far as they share it."""
     places = last.places[: _shared(text, last, control)]
-    start = places.pop() if places else Place("", 0, 0)
+    start = places.pop() if places else ControlPosition("", 0, 0)
     new = encode(text[start.character :])
     marks = [*control.pattern.finditer(text, start.character)]
     at = [number for number, token in enumerate(new, start.token) if token in control.by_id]
@@ -47,7 +47,8 @@ def rendering_after(
     if [mark[0] for mark in marks] != names:  # a text spells a control token, or a token spells one
         return Rendering(text, tokens, [])
     new_places = [
-        Place(mark[0], mark.start(), number) for mark, number in zip(marks, at, strict=True)
+        ControlPosition(mark[0], mark.start(), number)
+        for mark, number in zip(marks, at, strict=True)
     ]
     return Rendering(text, tokens, places + new_places)
 

@@ -12,7 +12,7 @@ from typing import Any
 from tinker_cookbook.renderers.base import Message
 
 from evert.bridge.errors import RendererMismatchError
-from evert.bridge.tokens.call_format import Call, CallFormat
+from evert.bridge.tokens.call_format import CallFormat, FunctionCall
 from evert.bridge.tokens.call_kinds import HERMES_CALLS
 from evert.bridge.tokens.call_learning import FIRST, TEXT, NotLearnedError, from_table, learn_calls
 from evert.bridge.tokens.harmony import STOPS as HARMONY_STOPS
@@ -230,7 +230,7 @@ class LearnedReplies(TemplateText):
         self.writes_calls = table_form is not None
         return table_form
 
-    def render_calls(self, calls: Sequence[Call], preface: str = "") -> str:
+    def render_calls(self, calls: Sequence[FunctionCall], preface: str = "") -> str:
         """The text of calls after ``preface`` in a reply. Raises ValueError if they are refused."""
         offered = carrier([TOOL], "")
         tool_calls = [

@@ -15,7 +15,7 @@ from typing import Any
 from tinker_cookbook.renderers.base import Message, ToolCall, ToolSpec, get_text_content
 
 from evert.bridge.errors import RendererMismatchError
-from evert.bridge.tokens.call_format import Call, CallFormat
+from evert.bridge.tokens.call_format import CallFormat, FunctionCall
 from evert.bridge.tokens.escaping import MARK, ControlTokens
 from evert.bridge.tokens.probes import TOOLS, common_prefix, is_tool, parts, thinking
 from evert.bridge.tokens.template_variables import check_variables
@@ -125,7 +125,7 @@ class TemplateText:
         chat: dict[str, Any] = {"role": message["role"], "content": text}
         calls = [self._as_call(*call) for call in enumerate(message.get("tool_calls", ()))]
         if calls and self.writes_calls and self.calls is not None:
-            text_calls = [Call(**call["function"], id=call["id"]) for call in calls]
+            text_calls = [FunctionCall(**call["function"], id=call["id"]) for call in calls]
             chat["content"] = "\n".join(filter(None, [text, self.calls.write(text_calls)]))
         elif calls:
             chat["tool_calls"] = calls

@@ -30,7 +30,7 @@ from evert.envs.as_gymnasium.arguments import (
     require_one_of,
     require_supported,
 )
-from evert.envs.as_gymnasium.episode import Episode, Moment, copy_json
+from evert.envs.as_gymnasium.episode import AgentEpisode, Moment, copy_json
 from evert.envs.as_gymnasium.loop import Loop
 from evert.envs.as_gymnasium.registration import wrap
 from evert.envs.as_gymnasium.spaces import (
@@ -142,7 +142,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
             self.action_space = token_space(self._vocabulary)
         self.__doc__ = inspect.getdoc(self._agent) or type(self).__doc__
         self._loop: Loop | None = None
-        self._episode: Episode | None = None
+        self._episode: AgentEpisode | None = None
         self._task: Any = NO_TASK
         self._episode_index = -1
         self._moment: Moment | None = None
@@ -219,7 +219,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         old = self.detach_episode("its start failed")
         if self._loop is None:
             self._loop = Loop(self)
-        episode = self._episode = Episode(env, self._renderer)
+        episode = self._episode = AgentEpisode(env, self._renderer)
         self._loop.at_end = episode.close
         self._total = 0.0
         self._screen = Screen()
@@ -255,7 +255,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         """Record that the work failed, which ends the episode."""
         self._why_over = f"the last one ended with {type(problem).__name__}"
 
-    def detach_episode(self, why: str) -> Episode | None:
+    def detach_episode(self, why: str) -> AgentEpisode | None:
         """Detach the running episode, for the caller to close. None: no episode is running."""
         self._notice_fork()
         episode, self._episode = self._episode, None
@@ -277,7 +277,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         if self.render_mode == "human":
             self._screen.show(moment, self._total)
 
-    def _running_episode(self) -> Episode:
+    def _running_episode(self) -> AgentEpisode:
         self._notice_fork()
         if self._episode is None or self._why_over:
             raise error.ResetNeeded(
@@ -346,6 +346,6 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return info
 
 
-async def _restart(old: Episode, new: Episode) -> Moment:
+async def _restart(old: AgentEpisode, new: AgentEpisode) -> Moment:
     await old.close()
     return await new.start()

@@ -60,7 +60,7 @@ class Moment:
         return self.stop_reason in LIMITS
 
 
-class Episode:
+class AgentEpisode:
     """One run of an agent. Call its methods on one event loop, and always ``close`` it."""
 
     def __init__(self, env: ChatAgentEnv, renderer: PromptRenderer) -> None:

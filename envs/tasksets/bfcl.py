@@ -111,10 +111,10 @@ class Bfcl:
 
 
 def _apis() -> Callable[..., Any]:
-    """The function of an episode's isolate: it calls a method of an ``Episode``."""
-    from evert.envs.tasksets.bfcl_apis import Episode  # imports the package
+    """The function of an episode's isolate: it calls a method of an ``ApiState``."""
+    from evert.envs.tasksets.bfcl_apis import ApiState  # imports the package
 
-    episode = Episode()
+    episode = ApiState()
     return lambda name, *args: methodcaller(name, *args)(episode)
 
 

@@ -80,7 +80,7 @@ def _parsed(source: str) -> tuple[str, list[Any], dict[str, Any]]:
     raise ValueError(f"The ground truth has {source!r}, which does not call an API's method.")
 
 
-class Episode:
+class ApiState:
     """The APIs of a row, and their state."""
 
     def begin(self, row: dict[str, Any], truth: list[list[str]]) -> None:

@@ -111,7 +111,7 @@ class TextArena:
         clients = [client] if alone else [client.seat(seat) for seat in self.seats]
         conversations: list[list[dict[str, str]]] = [[] for _ in clients]
         observations = [""] * len(clients)
-        match = await asyncio.to_thread(_Match, self, task)
+        match = await asyncio.to_thread(_RunningGame, self, task)
         over = False
         while not over:
             player, observation = await asyncio.to_thread(match.observation)
@@ -133,7 +133,7 @@ class TextArena:
         return earned["player_0"] if alone else earned
 
 
-class _Match:
+class _RunningGame:
     """A running game with a separate random state: games use the global one of ``random``."""
 
     def __init__(self, agent: TextArena, seed: int) -> None:
@@ -215,7 +215,7 @@ def _checked_agent(name: str, players: int | None, options: Mapping[str, Any]) -
     for count in [players] if players else range(1, MOST_PLAYERS + 1):
         agent = TextArena(name, count, options)
         try:
-            match = _Match(agent, 0)
+            match = _RunningGame(agent, 0)
             is_alone = isinstance(match.env.state, textarena.SinglePlayerState)
         except Exception as error:  # an assertion for a wrong number of players, or anything
             failures.append(error)

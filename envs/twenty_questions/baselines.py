@@ -18,24 +18,24 @@ from typing import Protocol, TypeAlias
 
 from evert.bridge.episode.agent import Outcome
 from evert.envs.twenty_questions.answerers import shipped_answerer
-from evert.envs.twenty_questions.game import Game, Rules
+from evert.envs.twenty_questions.game import QuestionGame, Rules
 from evert.envs.twenty_questions.knowledge import Knowledge, entropy, guess
 from evert.envs.twenty_questions.nouns import Noun, shipped_nouns
 from evert.envs.twenty_questions.player import HIDDEN, SHOWN, Task, noun_of, outcome_of
 from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
 
 
-class Player(Protocol):
+class QuestionPlayer(Protocol):
     """Asks questions without a model."""
 
-    def question(self, game: Game) -> str:
+    def question(self, game: QuestionGame) -> str:
         """The next question, from what a player may know of the game."""
         ...
 
 
-def play(player: Player, noun: Noun, rules: Rules = SHOWN) -> Game:
+def play(player: QuestionPlayer, noun: Noun, rules: Rules = SHOWN) -> QuestionGame:
     """Play a game to its end; the shipped facts answer."""
-    game, answerer = Game(noun, rules), shipped_answerer()
+    game, answerer = QuestionGame(noun, rules), shipped_answerer()
     while not game.over:
         question = player.question(game)
         game.record(question, answerer.answer_now(noun, question))
@@ -54,7 +54,7 @@ class RandomPlayer:
     def __init__(self, *, seed: int = 0) -> None:
         self._random = random.Random(seed)
 
-    def question(self, game: Game) -> str:
+    def question(self, game: QuestionGame) -> str:
         """A new question: a guess one time in two, as long as there are both kinds."""
         previous = {turn.question for turn in game.turns}
         guesses = [guess(noun.answer) for noun in shipped_nouns() if _is_possible(noun, game)]
@@ -64,7 +64,7 @@ class RandomPlayer:
         return self._random.choice(pool)
 
 
-def _is_possible(noun: Noun, game: Game) -> bool:
+def _is_possible(noun: Noun, game: QuestionGame) -> bool:
     return not game.rules.show_category or noun.category == game.noun.category
 
 
@@ -74,7 +74,7 @@ class OraclePlayer:
     def __init__(self) -> None:
         self._knowledge = Knowledge()
 
-    def question(self, game: Game) -> str:
+    def question(self, game: QuestionGame) -> str:
         """The question whose answer has the highest entropy; a guess if its entropy is as high."""
         candidates = self._knowledge.candidates(game)
         bits, attribute = self._knowledge.best(candidates)[0]
@@ -114,7 +114,7 @@ def _random(seed: int, rules: Rules) -> AgentOf:
     return _as_agent(lambda task: RandomPlayer(seed=_seed_from(f"{seed}/{task['answer']}")), rules)
 
 
-def _as_agent(player_of: Callable[[Task], Player], rules: Rules) -> AgentOf:
+def _as_agent(player_of: Callable[[Task], QuestionPlayer], rules: Rules) -> AgentOf:
     async def agent(task: Task) -> Outcome:
         return outcome_of(play(player_of(task), noun_of(task), rules))
 

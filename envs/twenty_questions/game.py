@@ -66,7 +66,7 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class QuestionTurn:
     """A question, its answer, and the searches before it."""
 
     question: str
@@ -75,7 +75,7 @@ class Turn:
 
 
 @dataclass
-class Game:
+class QuestionGame:
     """One game.
 
     Attributes:
@@ -86,7 +86,7 @@ class Game:
 
     noun: Noun
     rules: Rules = field(default_factory=Rules)
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[QuestionTurn] = field(default_factory=list)
 
     @property
     def number(self) -> int:
@@ -124,7 +124,7 @@ class Game:
                 f"{len(searches)} searches before one question; the rules allow "
                 f"{self.rules.max_searches}. Refuse the others before they are made."
             )
-        self.turns.append(Turn(question, answer, searches))
+        self.turns.append(QuestionTurn(question, answer, searches))
 
     def situation(self) -> str:
         """A text for the player: the category, if shown, and the number of the question."""

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 from typing import Literal, TypeAlias, get_args
 
-from evert.envs.twenty_questions.game import Game
+from evert.envs.twenty_questions.game import QuestionGame
 from evert.envs.twenty_questions.knowledge import Knowledge, guess
 
 Asks: TypeAlias = Literal["any", "idle", "details", "best"]
@@ -49,7 +49,7 @@ class HabitPlayer:
         allowed = knowledge.everything if allowed is None else allowed
         self._unnamed = {guess(name) for name in knowledge.names(knowledge.everything & ~allowed)}
 
-    def question(self, game: Game) -> str:
+    def question(self, game: QuestionGame) -> str:
         """The next question."""
         lists = [
             (chance, [text for text in texts if text not in self._unnamed])
@@ -60,7 +60,7 @@ class HabitPlayer:
         (pool,) = self._random.choices([texts for _, texts in lists], [c for c, _ in lists])
         return self._random.choice(pool)
 
-    def lists(self, game: Game) -> list[tuple[float, list[str]]]:
+    def lists(self, game: QuestionGame) -> list[tuple[float, list[str]]]:
         """The lists that the next question is chosen from, each with its probability.
 
         Questions of a list are equally probable. Guesses include nouns that it may not name.
@@ -74,7 +74,7 @@ class HabitPlayer:
         lists = [(chance, guesses), (1 - chance, pool)]
         return [(weight, texts) for weight, texts in lists if weight]
 
-    def _chance_of_a_guess(self, game: Game, candidates: int) -> float:
+    def _chance_of_a_guess(self, game: QuestionGame, candidates: int) -> float:
         chances = {
             "never": 0.0,
             "always": 1.0,
@@ -85,7 +85,7 @@ class HabitPlayer:
         }
         return chances[self._guesses]
 
-    def _question_pool(self, game: Game, candidates: int) -> list[str]:
+    def _question_pool(self, game: QuestionGame, candidates: int) -> list[str]:
         questions = self._knowledge.questions
         previous = {turn.question for turn in game.turns}
         ranked = [(b, questions[name]) for b, name in self._knowledge.best(candidates)]

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import get_args
 
 from evert.envs.twenty_questions.facts import Facts, YesNo, shipped_facts
-from evert.envs.twenty_questions.game import Game
+from evert.envs.twenty_questions.game import QuestionGame
 from evert.envs.twenty_questions.nouns import Noun, shipped_nouns
 from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
 
@@ -76,7 +76,7 @@ class Knowledge:
         """The nouns of a category."""
         return self.set_of(noun for noun in self.nouns if noun.category == name)
 
-    def possible(self, game: Game) -> int:
+    def possible(self, game: QuestionGame) -> int:
         """The nouns that are possible before the first question."""
         return self.category(game.noun.category) if game.rules.show_category else self.everything
 
@@ -87,7 +87,7 @@ class Knowledge:
         name = self._attributes.get(question)
         return candidates if name is None else candidates & self._where[name][answer]
 
-    def candidates(self, game: Game) -> int:
+    def candidates(self, game: QuestionGame) -> int:
         """The nouns that fit all answers of the game so far."""
         candidates = self.possible(game)
         for turn in game.turns:

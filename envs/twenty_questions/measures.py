@@ -8,7 +8,7 @@ from functools import cache
 
 from evert.envs.twenty_questions.answerers import shipped_answerer
 from evert.envs.twenty_questions.facts import shipped_facts
-from evert.envs.twenty_questions.game import Game
+from evert.envs.twenty_questions.game import QuestionGame
 from evert.envs.twenty_questions.knowledge import Knowledge, guess
 from evert.envs.twenty_questions.understanding.parsed import (
     Attribute,
@@ -19,7 +19,7 @@ from evert.envs.twenty_questions.understanding.parsed import (
 )
 
 
-def measures(game: Game) -> dict[str, float]:
+def measures(game: QuestionGame) -> dict[str, float]:
     """Metrics of a finished game.
 
     Returns:
@@ -51,7 +51,7 @@ def measures(game: Game) -> dict[str, float]:
     return metrics
 
 
-def _repeats(game: Game, questions: list[Parsed]) -> int:
+def _repeats(game: QuestionGame, questions: list[Parsed]) -> int:
     """How many questions repeat a subject or, if it is not understood, the words."""
     subjects = [
         parsed.attribute if isinstance(parsed, Attribute) else parsed or turn.question.casefold()
@@ -60,7 +60,7 @@ def _repeats(game: Game, questions: list[Parsed]) -> int:
     return len(subjects) - len(set(subjects))
 
 
-def _bits(game: Game, questions: list[Parsed]) -> dict[str, float]:
+def _bits(game: QuestionGame, questions: list[Parsed]) -> dict[str, float]:
     knowledge, noun, bits, max_bits = _shipped_knowledge(), game.noun.answer, 0.0, 0.0
     candidates = knowledge.possible(game)
     for parsed in questions:

@@ -17,7 +17,7 @@ from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.episode.agent import Outcome
 from evert.envs.twenty_questions.answerers import Answerer, shipped_answerer
-from evert.envs.twenty_questions.game import NOTHING_ASKED, Game, Rules, Search, question_of
+from evert.envs.twenty_questions.game import NOTHING_ASKED, QuestionGame, Rules, Search, question_of
 from evert.envs.twenty_questions.measures import measures
 from evert.envs.twenty_questions.nouns import Noun, Split, of_split, shipped_nouns
 from evert.envs.twenty_questions.search import KnowledgeSearch, SearchTool
@@ -85,7 +85,7 @@ PATIENCE = 3
 """Refused searches before one question, after which the question counts as empty."""
 
 
-def opening(game: Game, style: Style, *, search: bool = False) -> list[dict[str, Any]]:
+def opening(game: QuestionGame, style: Style, *, search: bool = False) -> list[dict[str, Any]]:
     """The messages before the first question.
 
     "short" is for models of a few million parameters: one user message of a few words.
@@ -99,7 +99,7 @@ def opening(game: Game, style: Style, *, search: bool = False) -> list[dict[str,
     ]
 
 
-def turn_prompt(game: Game, style: Style) -> str:
+def turn_prompt(game: QuestionGame, style: Style) -> str:
     """The text before the next question: the last answer, and the number of the question."""
     last = game.turns[-1].answer.yes_or_no if game.turns else None
     if style == "short":
@@ -108,9 +108,9 @@ def turn_prompt(game: Game, style: Style) -> str:
     return f"{last}. {game.situation()}" if last else game.situation()
 
 
-def conversation(game: Game, style: Style) -> list[dict[str, Any]]:
+def conversation(game: QuestionGame, style: Style) -> list[dict[str, Any]]:
     """A game of any player as the conversation of a model, without searches."""
-    prefix = Game(game.noun, game.rules)
+    prefix = QuestionGame(game.noun, game.rules)
     messages = opening(prefix, style)
     for turn in game.turns:
         if prefix.turns:
@@ -142,9 +142,9 @@ class TwentyQuestions:
     async def __call__(self, client: AgentClient, task: Task) -> float:
         """Play a game. Return 1.0 if the noun was found, else 0.0, less what wrong guesses cost."""
         rules = replace(self.rules, **task.get("rules", {}))
-        return report(client, await self.play(client, Game(noun_of(task), rules)))
+        return report(client, await self.play(client, QuestionGame(noun_of(task), rules)))
 
-    async def play(self, client: AgentClient, game: Game) -> Game:
+    async def play(self, client: AgentClient, game: QuestionGame) -> QuestionGame:
         """Play a game to its end."""
         answerer = self.answerer or shipped_answerer()
         messages = opening(game, self.style, search=self.search is not None)
@@ -160,7 +160,7 @@ class TwentyQuestions:
         return game
 
     async def _question(
-        self, client: AgentClient, game: Game, messages: list[dict[str, Any]]
+        self, client: AgentClient, game: QuestionGame, messages: list[dict[str, Any]]
     ) -> tuple[str, tuple[Search, ...]]:
         """The next question, and the searches before it. Appends to ``messages``."""
         options: dict[str, Any] = {} if self.search is None else {"tools": [SEARCH_TOOL]}
@@ -206,7 +206,7 @@ async def look_up(tool: SearchTool, query: str, searches: list[Search], rules: R
     return result
 
 
-def report(client: AgentClient | BlockingAgentClient, game: Game) -> float:
+def report(client: AgentClient | BlockingAgentClient, game: QuestionGame) -> float:
     """Record a finished game's metrics and transcript, and return its reward."""
     outcome = outcome_of(game)
     for name, value in outcome.metrics.items():
@@ -215,7 +215,7 @@ def report(client: AgentClient | BlockingAgentClient, game: Game) -> float:
     return outcome.reward or 0.0
 
 
-def outcome_of(game: Game) -> Outcome:
+def outcome_of(game: QuestionGame) -> Outcome:
     """A finished game's reward (score less the cost of wrong guesses), metrics and transcript."""
     logs: dict[str, str | int | float] = {
         "target": game.noun.answer,

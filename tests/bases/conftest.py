@@ -4,11 +4,11 @@ from typing import Any
 
 from tinker_cookbook.renderers import get_renderer
 
-from evert.bases.making.dialogues import Example
+from evert.bases.making.dialogues import DialogueExample
 from evert.bridge.tokens.bases import BASE_RENDERER
 
 
-def messages_of(tokenizer: Any, example: Example) -> list[tuple[str, str]]:
+def messages_of(tokenizer: Any, example: DialogueExample) -> list[tuple[str, str]]:
     """An example as (role, text) messages."""
     text = tokenizer.decode(example.tokens)
     parts = [part.removesuffix("\n") for part in text.split("<|im_start|>")[1:]]
@@ -16,7 +16,7 @@ def messages_of(tokenizer: Any, example: Example) -> list[tuple[str, str]]:
     return [(role, content.removesuffix("<|im_end|>")) for role, _, content in messages]
 
 
-def rendered(tokenizer: Any, example: Example) -> list[int]:
+def rendered(tokenizer: Any, example: DialogueExample) -> list[int]:
     """What the Cookbook's renderer makes of an example's messages."""
     told = messages_of(tokenizer, example)
     messages: Any = [{"role": role, "content": text} for role, text in told]

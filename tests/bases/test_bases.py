@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from evert.bases.making import training
 from evert.bases.making.__main__ import corpus_of, main, tokenizer_of
-from evert.bases.making.dialogues import Example
+from evert.bases.making.dialogues import DialogueExample
 from evert.bases.making.tokenizer import CONTROL, MARKERS
 from evert.bridge.tokens.bases import BASE_RENDERER, BASES, base_path, base_tokenizer
 
@@ -124,7 +124,7 @@ odds of all nouns that fit, no noun that is held out.
 """
 
 
-def examples_of(base: str, seed: int = 0) -> Iterator[Example]:
+def examples_of(base: str, seed: int = 0) -> Iterator[DialogueExample]:
     """Those of some steps, of players of habit, too."""
     for habits in (False, True):
         corpus = corpus_of(config_of(base, seed=seed, habits=habits), base_tokenizer(base))
@@ -133,7 +133,7 @@ def examples_of(base: str, seed: int = 0) -> Iterator[Example]:
                 yield from batch.examples
 
 
-def digest(examples: Iterable[Example]) -> str:
+def digest(examples: Iterable[DialogueExample]) -> str:
     found = hashlib.sha256()
     for each in examples:
         targets = [

@@ -17,7 +17,7 @@ from evert.bases.making.boards import board_examples
 from evert.bases.making.chat_card import identity_rewards, play_guess_number, replies
 from evert.bases.making.chat_corpus import ChatCorpus
 from evert.bases.making.chats import Dialogue, tool_use
-from evert.bases.making.dialogues import Encoder, Example
+from evert.bases.making.dialogues import DialogueExample, Encoder
 from evert.bases.making.guessing import MAX_TURNS, UPPER_BOUND, play_random_games
 from evert.bases.making.hands import hand_examples
 from evert.bases.making.move_card import measure_sight
@@ -85,7 +85,7 @@ def test_the_loss_of_a_soft_target_is_the_divergence_from_it() -> None:
     model, three = untrained(CHAT), Encoder(CHAT).digits_and_stop[3]
     target = np.zeros(11, np.float32)
     target[3] = 1
-    example = Example([1, 2, three], [False, False, True], {2: target})
+    example = DialogueExample([1, 2, three], [False, False, True], {2: target})
     logits = model(input_ids=torch.tensor([example.tokens])).logits[0, 1]
     loss = training.batch_loss(model, [example], ChatCorpus(CHAT, 0)).item()
     assert loss == pytest.approx(-logits.log_softmax(-1)[three].item(), rel=1e-4)
@@ -97,7 +97,7 @@ def test_the_loss_of_a_soft_target_is_the_divergence_from_it() -> None:
 def test_odds_leave_the_probability_of_all_else_alone() -> None:
     corpus, model = RiddleCorpus(RIDDLES, 0), untrained(RIDDLES)
     drawn = corpus.riddle(2)
-    example = Example(drawn.tokens, [False] * len(drawn.tokens), odds=drawn.odds)
+    example = DialogueExample(drawn.tokens, [False] * len(drawn.tokens), odds=drawn.odds)
     before = training.batch_loss(model, [example], corpus).item()
     louder = torch.full((VOCAB_SIZE,), 5.0)  # all but the tokens of the odds are far more likely
     louder[corpus.odds_tokens] = 0.0

@@ -15,7 +15,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from evert import AgentDataset, AgentDatasetBuilder, Curriculum, InvalidDatasetError, Sampler
 from evert.bridge.groups.curriculum import make_sampler, read_sampler_log
-from evert.bridge.groups.group import Batch
+from evert.bridge.groups.group import BatchPosition
 from evert.trainers.training.strategies import LeaveOut
 
 FLAT, MIXED = [1.0, 1.0], [0.0, 1.0]
@@ -61,7 +61,7 @@ async def test_a_batch_is_what_the_sampler_chooses() -> None:
 
     assert len(whole) == 8, "as many batches as without one"
     assert [[group.task for group in whole.get_batch(i)] for i in (0, 1)] == [[3.0, 0.0], [2.0]]
-    assert whole.get_batch(1)[0].batch == Batch(index=1, groups=1)
+    assert whole.get_batch(1)[0].batch == BatchPosition(index=1, groups=1)
     first, second = whole.get_batch(2)
     assert first.seed != second.seed, "though they are of one task"
 

@@ -21,7 +21,7 @@ from evert import AgentDataset, ChatAgentEnv, ChatAgentGroupBuilder, Outcome
 from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.bridge.groups.dataset import AgentDatasetBuilder
-from evert.bridge.groups.group import Batch
+from evert.bridge.groups.group import BatchPosition
 from evert.envs.identity import TEST_TASKS, TRAIN_TASKS, identity_agent
 
 PATH = "evert.envs.identity:"
@@ -168,11 +168,11 @@ async def test_in_training_a_group_knows_its_batch_and_in_tests_it_is_in_none() 
     assert test is not None
 
     assert [group.batch for index in (0, 1) for group in groups(train, index)] == [
-        *[Batch(index=0, groups=3, number=number) for number in range(3)],
-        *[Batch(index=1, groups=2, number=number) for number in range(2)],
+        *[BatchPosition(index=0, groups=3, number=number) for number in range(3)],
+        *[BatchPosition(index=1, groups=2, number=number) for number in range(2)],
     ]
     assert [group.batch for group in groups(test, 0)] == [None, None]
-    assert pickle.loads(pickle.dumps(groups(train, 1)[0])).batch == Batch(1, 2)
+    assert pickle.loads(pickle.dumps(groups(train, 1)[0])).batch == BatchPosition(1, 2)
 
 
 # -- seeds -----------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.episode.agent import NO_TASK, Outcome
 from evert.bridge.errors import EnvClosedError, InvalidAgentError
-from evert.bridge.groups.group import Batch, ChatAgentGroupBuilder, sort_by_lineage
+from evert.bridge.groups.group import BatchPosition, ChatAgentGroupBuilder, sort_by_lineage
 from evert.bridge.tokens.bases import default_renderer
 from evert.envs.identity import identity_agent
 
@@ -225,7 +225,7 @@ async def test_a_retry_after_a_timeout_leaves_no_agent_behind() -> None:
 
 def in_training(agent: Any, **options: Any) -> ChatAgentGroupBuilder:
     builder = ChatAgentGroupBuilder(agent, group_size=2, **options)
-    builder.batch = Batch(index=0, groups=1)
+    builder.batch = BatchPosition(index=0, groups=1)
     return builder
 
 

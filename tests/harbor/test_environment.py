@@ -16,7 +16,7 @@ from tinker_cookbook.rl.types import InitialObservationOverflow
 
 from evert import AgentError, ChatAgentEnv
 from evert.harbor import HarborAgent
-from evert.trainers.integrations.harbor.plan import Plan
+from evert.trainers.integrations.harbor.plan import ImagePlan
 
 TASK = TASKS / "sum-csv"
 
@@ -142,13 +142,13 @@ async def test_a_program_that_does_not_reach_its_first_call_fails() -> None:
         await play(HarborAgent(agent, "bubblewrap"), task=str(TASK))
 
 
-def plan(folder: Path, dockerfile: str, **config: Any) -> Plan:
+def plan(folder: Path, dockerfile: str, **config: Any) -> ImagePlan:
     (folder / "files").mkdir(exist_ok=True)
     (folder / "files/one.txt").write_text("one")
     (folder / "files/two.txt").write_text("two")
     (folder / "files/same.txt").symlink_to("two.txt")
     (folder / "Dockerfile").write_text(dockerfile)
-    return Plan.of("mine", folder, EnvironmentConfig(**config))
+    return ImagePlan.of("mine", folder, EnvironmentConfig(**config))
 
 
 def test_what_a_dockerfile_lays_out_is_there_and_its_variables(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.trainers.conftest import Patch, Shown
 
 from evert import read_records
 from evert.bridge.clients.client import AgentClient
-from evert.envs.twenty_questions.game import Game, Rules
+from evert.envs.twenty_questions.game import QuestionGame, Rules
 from evert.envs.twenty_questions.measures import measures
 from evert.envs.twenty_questions.player import (
     TEST_TASKS,
@@ -132,7 +132,9 @@ ONE = Rules(max_questions=1, show_category=False)
 
 async def first_question(client: AgentClient, task: Task) -> float:
     """Ask one question; what it tells, in bits."""
-    game = await TwentyQuestions(rules=ONE, style="short").play(client, Game(noun_of(task), ONE))
+    game = await TwentyQuestions(rules=ONE, style="short").play(
+        client, QuestionGame(noun_of(task), ONE)
+    )
     found = measures(game)
     client.metric("asks_first", found["asks_first"])
     return found["bits"]

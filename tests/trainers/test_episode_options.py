@@ -42,7 +42,7 @@ from evert.trainers.config.train import MAPPINGS, read_train_settings
 from evert.trainers.engine.common.errors import ModelNotFoundError
 from evert.trainers.engine.common.network import network_is_refused
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.episodes.playing import Episode, EpisodeLog
+from evert.trainers.episodes.playing import EpisodeLog, EpisodeResult
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping.study import choices, read_plan
 from evert.trainers.training.cookbook import SETTING_OF, cookbook_config
@@ -352,7 +352,7 @@ def rows(file: str) -> list[dict[str, str]]:
         return [*csv.DictReader(lines)]
 
 
-def played(folder: str) -> list[Episode]:
+def played(folder: str) -> list[EpisodeResult]:
     return [*EpisodeLog(Path(folder)).by_key.values()]
 
 

@@ -28,7 +28,7 @@ from evert.trainers.config.model_names import ModelNameError, NamedEndpoint, Nam
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.common.network import network_is_refused
 from evert.trainers.episodes.players import find
-from evert.trainers.episodes.playing import EPISODES, Episode, EpisodeLog
+from evert.trainers.episodes.playing import EPISODES, EpisodeLog, EpisodeResult
 from evert.trainers.rundir import folder
 from evert.trainers.rundir.folder import RunFolder, named_folder
 from evert.trainers.system.command import INTERRUPTED
@@ -42,7 +42,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def episodes(folder: Path) -> list[Episode]:
+def episodes(folder: Path) -> list[EpisodeResult]:
     return [*EpisodeLog(folder).by_key.values()]
 
 
@@ -156,14 +156,14 @@ def test_what_was_played_is_kept_when_a_line_is_cut_off_and_when_models_and_seed
     assert run(*ORACLE, "seeds=1", out) == 0
     assert (rows(folder), episodes(folder)) == (table, first)
 
-    asked: list[Episode] = []
+    asked: list[EpisodeResult] = []
 
-    def key(episode: Episode) -> tuple[str, str, int, int]:
+    def key(episode: EpisodeResult) -> tuple[str, str, int, int]:
         asked.append(episode)
         return episode.digest, episode.split, episode.task, episode.seed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Episode, "key", property(key))
+        patch.setattr(EpisodeResult, "key", property(key))
         assert run("models=oracle,random", "seeds=2", out) == 0
     assert len(asked) <= 4 * 24  # each is looked up once
     played = episodes(folder)

@@ -29,7 +29,7 @@ from evert.bridge.env.endings import CUT_REPLY
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.errors import AgentError, EnvStateError, InvalidAgentError
-from evert.bridge.groups.group import Batch, ChatAgentGroupBuilder
+from evert.bridge.groups.group import BatchPosition, ChatAgentGroupBuilder
 from evert.trainers.episodes.failures import (
     KINDS,
     MOST_ALIKE,
@@ -47,7 +47,7 @@ from evert.trainers.episodes.failures import (
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import FAILED, SKIPPED
 from evert.trainers.system.files import BATCHES, read_jsonl
-from evert.trainers.training.batch_log import Account, EpisodesFailedError, Tally
+from evert.trainers.training.batch_log import BatchSummary, EpisodesFailedError, Tally
 from evert.trainers.training.strategies import Counted, GroupFailedError, LeaveOut, strategy_of
 
 POLICY = ScriptedPolicy(lambda prompt: "Yes.")
@@ -273,7 +273,7 @@ def test_each_kind_has_words_for_one_and_for_many_and_a_long_message_is_cut() ->
 
 def builder(agent: Any, group_size: int = 3) -> ChatAgentGroupBuilder:
     made = ChatAgentGroupBuilder(agent, group_size=group_size)
-    made.batch = Batch(index=0, groups=1)
+    made.batch = BatchPosition(index=0, groups=1)
     return made
 
 
@@ -338,7 +338,7 @@ async def test_a_run_samples_calls_together_that_an_agent_makes_at_once() -> Non
 async def test_so_many_groups_of_held_out_tasks_are_played_at_a_time(tmp_path: Path) -> None:
     """Those of a batch are played together: the Cookbook waits for all of them."""
     told, places = Told(tmp_path), asyncio.Semaphore(2)
-    for batch, most in ((None, 2), (Batch(0, 5), 5)):
+    for batch, most in ((None, 2), (BatchPosition(0, 5), 5)):
         groups, policy = [builder(kit.asks, 1) for _ in range(5)], Counting(lambda prompt: "Yes.")
         for group in groups:
             group.batch = batch
@@ -359,7 +359,7 @@ class Told:
 
     def batch(self, failures: Sequence[Failure], trajectories: Sequence[Trajectory] = ()) -> None:
         """A batch of one group."""
-        self.tally.count(Batch(index=0, groups=1), Account.of(trajectories, failures))
+        self.tally.count(BatchPosition(index=0, groups=1), BatchSummary.of(trajectories, failures))
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -380,9 +380,9 @@ async def test_calls_that_nobody_reads_are_reported_at_the_first_step_only(tmp_p
 
 async def test_a_batch_is_written_down_when_its_last_group_is_played(tmp_path: Path) -> None:
     told, good = Told(tmp_path, start=5), await trajectory_of(kit.asks)
-    told.tally.count(Batch(index=7, groups=2), Account.of([good, good], [TABLE]))
+    told.tally.count(BatchPosition(index=7, groups=2), BatchSummary.of([good, good], [TABLE]))
     assert not (tmp_path / BATCHES).exists()
-    told.tally.count(Batch(index=7, groups=2), Account.of([good], []))
+    told.tally.count(BatchPosition(index=7, groups=2), BatchSummary.of([good], []))
     (record,) = told.records
     assert (record["step"], record["episodes"], record["kinds"]) == (5, 4, {"agent_error": 1})
     row = {FAILED: 0.25, SKIPPED: 0.0, f"{FAILED}/agent_error": 0.25}

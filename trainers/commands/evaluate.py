@@ -50,7 +50,7 @@ from evert.trainers.system.provenance import origin
 
 if TYPE_CHECKING:
     from evert.trainers.episodes.players import Contestant
-    from evert.trainers.episodes.playing import Episode, EpisodeLog, PlannedEpisode
+    from evert.trainers.episodes.playing import EpisodeLog, EpisodeResult, PlannedEpisode
 
 SHOWN = 3
 """Tasks of each model whose answers are shown below the table."""
@@ -172,11 +172,11 @@ def _evaluate(
     tasks: Mapping[str, Sequence[Any]],
     path: Path,
     console: Console,
-) -> list["Episode"]:
-    from evert.trainers.episodes.playing import Episode, EpisodeLog, plan_episodes
+) -> list["EpisodeResult"]:
+    from evert.trainers.episodes.playing import EpisodeLog, EpisodeResult, plan_episodes
 
     seeds = range(settings.seed, settings.seed + settings.seeds)
-    folder, episodes = RunFolder(path), list[Episode]()
+    folder, episodes = RunFolder(path), list[EpisodeResult]()
     with run_folder.alone_in(path, "evaluating", "out"):
         folder.write_json(EVALUATION, {"settings": chz.asdict(settings), **origin()})
         log = EpisodeLog(path)
@@ -218,7 +218,9 @@ def _play(
 
 
 @contextmanager
-def _progress(name: str, total: int, console: Console) -> Iterator[Callable[["Episode"], None]]:
+def _progress(
+    name: str, total: int, console: Console
+) -> Iterator[Callable[["EpisodeResult"], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     counts = MofNCompleteColumn(), "{task.fields[successes]}"
@@ -227,7 +229,7 @@ def _progress(name: str, total: int, console: Console) -> Iterator[Callable[["Ep
     task = bar.add_task(name, total=total, successes="")
     won = count = 0
 
-    def on_episode(episode: "Episode") -> None:
+    def on_episode(episode: "EpisodeResult") -> None:
         nonlocal won, count
         won, count = won + episode.success, count + 1
         successes = f"{won} successes"  # a rate would be biased: short episodes end first
@@ -240,7 +242,10 @@ def _progress(name: str, total: int, console: Console) -> Iterator[Callable[["Ep
 
 
 def _report(
-    episodes: Sequence["Episode"], settings: EvaluateSettings, folder: RunFolder, console: Console
+    episodes: Sequence["EpisodeResult"],
+    settings: EvaluateSettings,
+    folder: RunFolder,
+    console: Console,
 ) -> None:
     from evert.trainers.episodes import scores
     from evert.trainers.episodes.playing import failures
@@ -279,7 +284,7 @@ def _report(
     console.print(f"{folder.path}: {', '.join(files)}", soft_wrap=True)
 
 
-def _show_answers(episodes: Sequence["Episode"], console: Console) -> None:
+def _show_answers(episodes: Sequence["EpisodeResult"], console: Console) -> None:
     # the first seed of each task
     firsts = {(e.split, e.task): e for e in reversed(episodes) if e.dialogue}
     for episode in [*reversed(firsts.values())][:SHOWN]:

@@ -53,7 +53,7 @@ class ExportError(EvertError, ValueError):
 
 
 @chz.chz
-class ExportSettings:
+class ModelExportSettings:
     """The weights to export, and the form."""
 
     model: str = chz.field(doc="runs/NAME, runs/NAME@STEP, tinker://..., a base or a folder")
@@ -65,14 +65,14 @@ class ExportSettings:
     trust_remote_code: bool = trust()
 
 
-def _run(settings: ExportSettings) -> int:
+def _run(settings: ModelExportSettings) -> int:
     dtype, named_weights = _dtype_and_weights(settings)
     with trusting_code(settings.trust_remote_code):
         print(export(settings, dtype, named_weights))
     return 0
 
 
-def _dtype_and_weights(settings: ExportSettings) -> tuple[str, NamedWeights]:
+def _dtype_and_weights(settings: ModelExportSettings) -> tuple[str, NamedWeights]:
     """The dtype and the weights, checked before anything slow is imported."""
     if (form := settings.format) not in FORMATS:
         raise ExportError(f"format={form}: expected one of {', '.join(FORMATS)}.")
@@ -107,7 +107,7 @@ def _is_hosted(named_weights: NamedWeights) -> bool:
     return named_weights.model_path is not None and named_weights.folder is None
 
 
-def export(settings: ExportSettings, dtype: str, named_weights: NamedWeights) -> str:
+def export(settings: ModelExportSettings, dtype: str, named_weights: NamedWeights) -> str:
     """Write the folder, and return what the user should know about it.
 
     Raises:
@@ -209,7 +209,7 @@ def _download(service: Any, named_weights: NamedWeights, work: Path) -> tuple[st
     return run.base_model, adapter
 
 
-def _card(settings: ExportSettings, dtype: str, weights: _Weights) -> str:
+def _card(settings: ModelExportSettings, dtype: str, weights: _Weights) -> str:
     """The model card: what the Hub reads, and what made the weights."""
     from huggingface_hub import ModelCardData
     from huggingface_hub.file_download import try_to_load_from_cache
@@ -252,7 +252,7 @@ def _reward(named_weights: NamedWeights) -> str:
 
 
 def _summary(
-    settings: ExportSettings, weights: _Weights, difference: float, reply: list[int]
+    settings: ModelExportSettings, weights: _Weights, difference: float, reply: list[int]
 ) -> str:
     from evert.trainers.engine.models.importing import QUESTION
 
@@ -292,5 +292,5 @@ def _summary(
     return "\n".join([*lines, "Use it:", *(f"  {command}" for command in commands)])
 
 
-COMMAND = Command(ExportSettings, USAGE, _run, "model", "model export")
+COMMAND = Command(ModelExportSettings, USAGE, _run, "model", "model export")
 main = COMMAND.main

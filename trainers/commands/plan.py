@@ -15,7 +15,7 @@ from evert.trainers.config.model_names import OR_RUN, check_weights, find_model
 from evert.trainers.config.prices import DATE, PRICES, SOURCE, Cost, run_cost
 
 if TYPE_CHECKING:
-    from evert.trainers.engine.planning import Plan
+    from evert.trainers.engine.planning import MemoryPlan
 
 USAGE = """\
 Usage: evert engine plan model=NAME [key=value ...]
@@ -67,7 +67,7 @@ COMMAND = Command(PlanSettings, USAGE, _run, "model", "engine plan")
 main = COMMAND.main
 
 
-def make_plan(settings: PlanSettings) -> "Plan":
+def make_plan(settings: PlanSettings) -> "MemoryPlan":
     """Estimate the memory that the settings' model takes."""
     model = find_model(settings.model, is_local=True)
     weights = check_weights(model, f"model={settings.model}", "planned", OR_RUN)
@@ -89,7 +89,7 @@ def make_plan(settings: PlanSettings) -> "Plan":
         )
 
 
-def as_text(plan: "Plan", tokens: int) -> str:
+def as_text(plan: "MemoryPlan", tokens: int) -> str:
     """Return the plan as text, with advice if it does not fit; rows have ``tokens`` tokens."""
     trains = "all weights" if plan.rank is None else f"an adapter of rank {plan.rank}"
     suffix = ", layers computed again in the backward pass" if plan.checkpointing else ""
@@ -134,7 +134,7 @@ def hosted_plan(settings: PlanSettings) -> str:
     return "\n".join(lines)
 
 
-def _advice(plan: "Plan") -> str:
+def _advice(plan: "MemoryPlan") -> str:
     need = in_bytes(plan.held + plan.training_pass)
     ways = [
         "an adapter (full_parameter=False)" if plan.rank is None else "",

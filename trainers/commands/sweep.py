@@ -33,7 +33,7 @@ from evert.trainers.reporting.figures.formatting import show
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping import process, results
-from evert.trainers.sweeping.study import Plan, Record, Run, SweepSettings, read_plan
+from evert.trainers.sweeping.study import Record, SweepPlan, SweepRun, SweepSettings, read_plan
 from evert.trainers.system.command import run_async, run_command
 from evert.trainers.system.files import SWEEP, RunFolderError, as_csv, cannot_read, read_json, slug
 from evert.trainers.system.provenance import origin
@@ -91,7 +91,7 @@ def sweep(arguments: Sequence[str]) -> int:
     return int(search.completed < plan.trials)
 
 
-def open_sweep(arguments: Mapping[str, str], command: Sequence[str]) -> tuple[RunFolder, Plan]:
+def open_sweep(arguments: Mapping[str, str], command: Sequence[str]) -> tuple[RunFolder, SweepPlan]:
     """Open the folder of a new sweep, or of one to resume, perhaps with more ``trials``."""
     pairs = {key: text for key, text in arguments.items() if key not in ("out", "parallel")}
     out = arguments.get("out")
@@ -120,7 +120,7 @@ def _recorded_arguments(out: Path, pairs: Mapping[str, str]) -> dict[str, str]:
 class Sweep:
     """A sweep that is running in its folder."""
 
-    def __init__(self, folder: RunFolder, plan: Plan) -> None:
+    def __init__(self, folder: RunFolder, plan: SweepPlan) -> None:
         self._folder, self._plan = folder, plan
         self._record = Record(plan, folder.path)
         self._room = asyncio.Semaphore(plan.settings.parallel or 1)
@@ -151,7 +151,7 @@ class Sweep:
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
 
-    async def _do(self, run: Run) -> None:
+    async def _do(self, run: SweepRun) -> None:
         values = "-".join(f"{key}-{value}" for key, value in run.values.items())
         name = slug(f"{run.number:03}-{values}")[:NAME_LENGTH]
         folder = RunFolder(self._folder.path / "runs" / name)
@@ -174,7 +174,9 @@ class Sweep:
             self._finish(run, folder, *ending, round(time.monotonic() - began, 2))
             self._room.release()
 
-    def _finish(self, run: Run, folder: RunFolder, status: str, error: str, seconds: float) -> None:
+    def _finish(
+        self, run: SweepRun, folder: RunFolder, status: str, error: str, seconds: float
+    ) -> None:
         objective = None
         if status == "completed":
             try:

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from evert.trainers.training.batch_log import Tally
     from evert.trainers.training.first_steps import FirstSteps
     from evert.trainers.training.held_out import Evaluation
-    from evert.trainers.training.summary import Report
+    from evert.trainers.training.summary import RunSummary
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -187,7 +187,7 @@ def _warn(console: Console, text: str) -> None:
     logging.getLogger(__name__).warning("%s", text)
 
 
-def _run_async(training: Coroutine[Any, Any, "Report"]) -> "Report":
+def _run_async(training: Coroutine[Any, Any, "RunSummary"]) -> "RunSummary":
     stopped: BaseException | None = None
     try:
         return run_async(training)
@@ -211,12 +211,12 @@ async def _run(
     console: Console,
     logger: "Logger",
     workers: "Executor | None",
-) -> "Report":
+) -> "RunSummary":
     from evert.trainers.training.batch_log import Tally
     from evert.trainers.training.first_steps import FirstSteps
     from evert.trainers.training.held_out import score_weights
     from evert.trainers.training.strategies import Counted, strategy_of
-    from evert.trainers.training.summary import Report
+    from evert.trainers.training.summary import RunSummary
     from evert.trainers.training.warm_up import warm_up
 
     def say(text: str) -> None:
@@ -254,7 +254,7 @@ async def _run(
     await _train(config, folder, console, logger, tally, first, workers)
     seconds = time.monotonic() - began
     after = await score(model_path=await _last_sampler_path(config, folder))
-    return Report(settings, before, after, max(start, settings.steps), {"training": seconds})
+    return RunSummary(settings, before, after, max(start, settings.steps), {"training": seconds})
 
 
 async def _score_before(

@@ -30,7 +30,7 @@ _ADAM = 3  # Extra numbers for each trained weight: its gradient and Adam's two 
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """The memory of one training client and some samplers of a model; sizes in bytes."""
 
     model: str
@@ -65,7 +65,7 @@ class Plan:
         return self.held + self.training_pass <= self.free
 
 
-def plan(name: str, settings: EngineSettings, *, rank: int = 32, samplers: int = 2) -> Plan:
+def plan(name: str, settings: EngineSettings, *, rank: int = 32, samplers: int = 2) -> MemoryPlan:
     """Plan a model's memory with an adapter of rank ``rank`` and ``samplers`` samplers."""
     loader = Loader(settings)
     device, outline = loader.device, load_outline(name)
@@ -87,7 +87,7 @@ def plan(name: str, settings: EngineSettings, *, rank: int = 32, samplers: int =
     checkpointed_bytes = activation_bytes(config, dtype, checkpointing=True)
     logits = logits_bytes(config, device)
     cache = cache_bytes(device, room)
-    return Plan(
+    return MemoryPlan(
         name, parameters, None if full_parameter else rank, device, dtype,
         base, adapter, optimizer, copies,
         cache // cache_token_bytes(config, dtype), cache,

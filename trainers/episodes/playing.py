@@ -52,7 +52,7 @@ class EpisodeError(EvertError, ValueError):
 
 
 @dataclass(frozen=True)
-class Episode:
+class EpisodeResult:
     """The result of one episode, a line of ``episodes.jsonl``; a missing text is "".
 
     Attributes:
@@ -94,7 +94,7 @@ class Episode:
         return seed_of(self.split, self.task, self.seed) >> 1
 
     @classmethod
-    def read(cls, record: Mapping[str, Any]) -> "Episode":
+    def read(cls, record: Mapping[str, Any]) -> "EpisodeResult":
         """Read an episode from its recorded fields."""
         try:
             return cls(**record)
@@ -113,17 +113,17 @@ class EpisodeLog:
         self.folder = folder
         self._path = folder / EPISODES
         drop_broken_lines(self._path)
-        episodes = [Episode.read(record) for record in read_jsonl(self._path)]
+        episodes = [EpisodeResult.read(record) for record in read_jsonl(self._path)]
         self.by_key = {episode.key: episode for episode in episodes}
 
-    def add(self, episode: Episode) -> None:
+    def add(self, episode: EpisodeResult) -> None:
         """Record an episode."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(redacted(json.dumps(asdict(episode))) + "\n")
         self.by_key[episode.key] = episode
 
 
-PlannedEpisode: TypeAlias = tuple[Episode, Any]
+PlannedEpisode: TypeAlias = tuple[EpisodeResult, Any]
 """An episode to play, and its task."""
 
 
@@ -132,7 +132,7 @@ def plan_episodes(
 ) -> list[PlannedEpisode]:
     """All episodes of a model: one for each split, task and seed."""
     return [
-        (Episode(model, digest, split, number, seed, _category(task), str(task)), task)
+        (EpisodeResult(model, digest, split, number, seed, _category(task), str(task)), task)
         for split, listed in tasks.items()
         for number, task in enumerate(listed)
         for seed in seeds
@@ -172,10 +172,10 @@ class Player:
 async def play(
     episodes: Sequence[PlannedEpisode],
     player: Player,
-    *when_over: Callable[[Episode], None],
+    *when_over: Callable[[EpisodeResult], None],
     success: float = 1.0,
     places: asyncio.Semaphore | None = None,
-) -> list[Episode]:
+) -> list[EpisodeResult]:
     """Play episodes side by side; return their results in the planned order.
 
     Args:
@@ -188,7 +188,7 @@ async def play(
     """
     free = places or asyncio.Semaphore(at_a_time(None))
 
-    async def play_one(episode: Episode, task: Any) -> Episode:
+    async def play_one(episode: EpisodeResult, task: Any) -> EpisodeResult:
         async with free:
             result = await _play_one(episode, task, player, success)
         for callback in when_over:
@@ -211,7 +211,9 @@ async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-async def _play_one(episode: Episode, task: Any, player: Player, success: float) -> Episode:
+async def _play_one(
+    episode: EpisodeResult, task: Any, player: Player, success: float
+) -> EpisodeResult:
     draws = episode.draws
     player = _seated(player, episode)
     options = _seeded(player.options, draws)
@@ -240,7 +242,7 @@ async def _play_one(episode: Episode, task: Any, player: Player, success: float)
     return _result(episode, trajectories, envs, player, success)
 
 
-def _seated(player: Player, episode: Episode) -> Player:
+def _seated(player: Player, episode: EpisodeResult) -> Player:
     if player.opponents is None:
         return player
     number = episode.task + episode.seed
@@ -288,12 +290,12 @@ async def _trajectory_or_failure(
 
 
 def _result(
-    episode: Episode,
+    episode: EpisodeResult,
     trajectories: Sequence[Trajectory],
     envs: Sequence[ChatAgentEnv],
     player: Player,
     success: float,
-) -> Episode:
+) -> EpisodeResult:
     rewards = [sum(turn.reward for turn in trajectory.transitions) for trajectory in trajectories]
     reward = fmean(rewards)
     transitions = [turn for trajectory in trajectories for turn in trajectory.transitions]
@@ -328,12 +330,12 @@ def summed(transitions: Iterable[Transition]) -> dict[str, float]:
     return dict(metrics)
 
 
-def _with_failure(episode: Episode, failure: Failure) -> Episode:
+def _with_failure(episode: EpisodeResult, failure: Failure) -> EpisodeResult:
     error, kind, traceback = failure.error, failure.kind, failure.traceback
     return replace(episode, error=error, failure=kind, traceback=traceback)
 
 
-def failures(episodes: Sequence[Episode]) -> Failures:
+def failures(episodes: Sequence[EpisodeResult]) -> Failures:
     """The failures of some episodes."""
     failed_episodes = [episode for episode in episodes if episode.failure]
     pairs = [

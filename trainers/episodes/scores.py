@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from evert.envs.games import Game, metrics_of
 from evert.trainers.episodes.intervals import half_of, interval
 from evert.trainers.episodes.pass_at import PassAt, pass_at
-from evert.trainers.episodes.playing import Episode
+from evert.trainers.episodes.playing import EpisodeResult
 from evert.trainers.system import files
 
 QUESTIONS = "questions"
@@ -60,14 +60,17 @@ class Score:
 
 
 def scores(
-    episodes: Iterable[Episode], *by: str, game: Game | None = None, pass_at: Sequence[int] = ()
+    episodes: Iterable[EpisodeResult],
+    *by: str,
+    game: Game | None = None,
+    pass_at: Sequence[int] = (),
 ) -> list[Score]:
     """One score per model, in order of appearance, and per "split" or "category" if ``by`` has it.
 
     ``game`` is a game of the user's, for its metrics; None: only metrics of evert's games.
     ``pass_at`` has the values of k for pass@k; each task must have that many episodes.
     """
-    groups: dict[tuple[str, str, str], list[Episode]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[EpisodeResult]] = defaultdict(list)
     for episode in episodes:
         split, category = (getattr(episode, n) if n in by else "" for n in ("split", "category"))
         groups[episode.model, split, category].append(episode)
@@ -79,11 +82,11 @@ def _score(
     model: str,
     split: str,
     category: str,
-    episodes: Sequence[Episode],
+    episodes: Sequence[EpisodeResult],
     metric_names: Sequence[str],
     ks: Sequence[int],
 ) -> Score:
-    tasks: dict[tuple[str, int], list[Episode]] = defaultdict(list)
+    tasks: dict[tuple[str, int], list[EpisodeResult]] = defaultdict(list)
     for episode in episodes:
         tasks[episode.split, episode.task].append(episode)
     outcomes = [[e.success for e in task] for task in tasks.values()]
@@ -110,13 +113,13 @@ def _score(
     )
 
 
-def _ends(episodes: Sequence[Episode]) -> dict[str, float]:
+def _ends(episodes: Sequence[EpisodeResult]) -> dict[str, float]:
     counts = {name: fsum(e.metrics.get(name, 0.0) for e in episodes) for name in ENDS}
     total = fsum(counts.values())
     return {name: count / total for name, count in counts.items()} if total else {}
 
 
-def _means(episodes: Sequence[Episode], names: Sequence[str]) -> dict[str, float]:
+def _means(episodes: Sequence[EpisodeResult], names: Sequence[str]) -> dict[str, float]:
     by_metric = {name: [e.metrics[name] for e in episodes if name in e.metrics] for name in names}
     return {name: fmean(values) for name, values in by_metric.items() if values}
 
@@ -142,7 +145,7 @@ def _as_row(score: Score) -> dict[str, Any]:
     return {k: f"{v:.4f}" if isinstance(v, float) else v for k, v in values.items()}
 
 
-def turns_name(episodes: Iterable[Episode]) -> str:
+def turns_name(episodes: Iterable[EpisodeResult]) -> str:
     """What ``Score.questions`` counts: questions, or turns if no episode has questions."""
     return QUESTIONS if any(QUESTIONS in episode.metrics for episode in episodes) else "turns"
 

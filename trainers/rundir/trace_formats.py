@@ -17,7 +17,7 @@ from evert.bridge.errors import RecordError
 from evert.bridge.records.chats import text_of
 from evert.bridge.records.record import RolloutRecord
 from evert.bridge.records.sequences import is_trained
-from evert.bridge.records.trace_models import Rollout
+from evert.bridge.records.trace_models import RolloutTrace
 from evert.bridge.redaction import redacted_tree
 
 Row = dict[str, Any]
@@ -32,8 +32,8 @@ def place(record: RolloutRecord) -> str:
 
 
 def rollout(record: RolloutRecord) -> Row:
-    """Return what evert reads back from its own traces: the fields of ``Rollout``."""
-    return {key: record.row[key] for key in Rollout.model_fields if key in record.row}
+    """Return what evert reads back from its own traces: the fields of ``RolloutTrace``."""
+    return {key: record.row[key] for key in RolloutTrace.model_fields if key in record.row}
 
 
 # -- training_trace ------------------------------------------------------------------------------

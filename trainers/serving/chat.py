@@ -31,7 +31,7 @@ from evert.bridge.chat.formats import ReplyFormat
 from evert.bridge.chat.messages import as_fields
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.clients.dialects.api import Api, Call
+from evert.bridge.clients.dialects.api import Api, ApiCall
 from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.conversations.matching import ConversationBook
 from evert.bridge.models.remote import new_call_ids
@@ -283,7 +283,7 @@ class ChatApi(Api):
     async def hold_back(self, refusal: str) -> None:
         """Do nothing: requests of other clients do not wait for this one."""
 
-    async def reply_to(self, call: Call, live: LiveReply | None = None) -> Reply:
+    async def reply_to(self, call: ApiCall, live: LiveReply | None = None) -> Reply:
         """Return the reply to a call; see ``ChatModel.reply``.
 
         Raises:

@@ -22,7 +22,7 @@ from evert.trainers.serving.errors import NotServedError
 from evert.trainers.serving.wire import (
     CompletionAnswer,
     CompletionRequest,
-    Dialect,
+    ServerKind,
     read_answer,
     write_request,
 )
@@ -47,7 +47,7 @@ class ServedSamplingClient:
         api_key: str | None = None,
         *,
         base_model: str | None = None,
-        dialect: Dialect | None = None,
+        dialect: ServerKind | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
         self.base_url = base_url.rstrip("/")
@@ -96,7 +96,7 @@ class ServedSamplingClient:
 
     async def compute_logprobs_async(self, prompt: types.ModelInput) -> list[float | None]:
         """Log-probability of each token given those before it; None for the first."""
-        is_evert = await self.dialect() is Dialect.EVERT
+        is_evert = await self.dialect() is ServerKind.EVERT
         params = types.SamplingParams(max_tokens=0 if is_evert else 1)
         request = CompletionRequest(self.model, _text_tokens(prompt), params, prompt_logprobs=True)
         return (await self.request(request)).prompt_logprobs or []
@@ -110,7 +110,7 @@ class ServedSamplingClient:
     async def request(self, request: CompletionRequest) -> CompletionAnswer:
         """Send a request; see ``sample_async`` for errors."""
         dialect = await self.dialect()
-        keep_alive = KEEP_ALIVE_EVERT if dialect is Dialect.EVERT else KEEP_ALIVE
+        keep_alive = KEEP_ALIVE_EVERT if dialect is ServerKind.EVERT else KEEP_ALIVE
         url, body = f"{self.base_url}/completions", write_request(request, dialect)
         return read_answer(await ask(url, self._key, body, self._timeout, keep_alive), request)
 
@@ -129,7 +129,7 @@ class ServedSamplingClient:
                 "the address of an OpenAI-like server, which usually ends in /v1."
             ) from error
 
-    async def dialect(self) -> Dialect:
+    async def dialect(self) -> ServerKind:
         """The server's dialect; the server is asked only once."""
         if self._dialect is None:
             models = {str(model.get("id")): model for model in await self.models()}
@@ -138,7 +138,7 @@ class ServedSamplingClient:
                     f"{self.base_url} has no model {self.model!r}; it has "
                     f"{', '.join(map(repr, models)) or 'none'}. Pass one of these."
                 )
-            self._dialect = Dialect.of(models[self.model].get("owned_by"))
+            self._dialect = ServerKind.of(models[self.model].get("owned_by"))
         return self._dialect
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":

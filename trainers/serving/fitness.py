@@ -14,7 +14,7 @@ from tinker import types
 from evert.bridge.chat.fields import json_object
 from evert.trainers.serving.client import ServedSamplingClient
 from evert.trainers.serving.errors import UnfitServerError
-from evert.trainers.serving.wire import FIT, CompletionRequest, Dialect
+from evert.trainers.serving.wire import FIT, CompletionRequest, ServerKind
 
 KNOWN_PROMPT = "The quick brown fox jumps over 12 lazy dogs"
 """It has only common words, since servers split unusual text differently."""
@@ -41,7 +41,7 @@ async def check_server(client: ServedSamplingClient, tokenizer: Any | None = Non
                 f"{our_ids}: {client.model!r} is another model, or its tokenizer another version. "
                 "Name the model that is served: model_name= in a command, tokenizer= in Python."
             )
-    if await client.dialect() is Dialect.LLAMA_CPP:
+    if await client.dialect() is ServerKind.LLAMA_CPP:
         return
     prompt = types.ModelInput.from_ints([*ids, token])
     scored = (await client.compute_logprobs_async(prompt))[-1]
@@ -60,7 +60,7 @@ async def _sample_probe(client: ServedSamplingClient) -> tuple[list[int], int, f
     answer = await client.request(CompletionRequest(client.model, KNOWN_PROMPT, params, texts=True))
     [sequence] = answer.sequences
     ids = answer.prompt_ids
-    if ids is None and await client.dialect() is Dialect.LLAMA_CPP:
+    if ids is None and await client.dialect() is ServerKind.LLAMA_CPP:
         body = {"content": KNOWN_PROMPT, "add_special": False}
         content = await client.post(client.base_url.removesuffix("/v1") + "/tokenize", body)
         ids = (json_object(content) or {}).get("tokens")

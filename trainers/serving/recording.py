@@ -24,7 +24,7 @@ from tinker_cookbook.rl.types import Logs, Trajectory, Transition
 
 from evert.bridge.chat.fields import json_object
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.clients.dialects.api import Answer, failure, json_bytes
+from evert.bridge.clients.dialects.api import ApiResponse, failure, json_bytes
 from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.env.transcript import Transcript
 from evert.bridge.episode.agent import NO_TASK
@@ -53,7 +53,7 @@ _ID = re.compile(r"[0-9a-f]{12}[0-9]+$")  # see ``Api.new_id``; before it, the A
 
 
 @dataclass
-class _Rollout:
+class _OpenConversation:
     """A conversation that is not written yet, with the attributes that a record reads of an Env."""
 
     agent: str
@@ -64,7 +64,7 @@ class _Rollout:
     task: object = NO_TASK
 
 
-async def feedback(records: "ServedRecords | None", content: bytes) -> Answer:
+async def feedback(records: "ServedRecords | None", content: bytes) -> ApiResponse:
     """Give a reply a reward, as ``{"id": ..., "reward": ...}`` says; return the HTTP answer."""
     body: Any = json_object(content) or {}
     reply, reward = body.get("id"), body.get("reward")
@@ -83,10 +83,10 @@ async def feedback(records: "ServedRecords | None", content: bytes) -> Answer:
             "server whose record is not deleted yet.",
             404,
         )
-    return Answer(200, json_bytes({"id": reply, "reward": reward, "recorded": is_recorded}))
+    return ApiResponse(200, json_bytes({"id": reply, "reward": reward, "recorded": is_recorded}))
 
 
-def _refusal(message: str, status: int = 400) -> Answer:
+def _refusal(message: str, status: int = 400) -> ApiResponse:
     return failure(status, message, "invalid_request_error", "invalid_feedback")
 
 
@@ -122,7 +122,7 @@ class ServedRecords:
             name: with_tokenizer(prompts.renderer, deepcopy(prompts.renderer.tokenizer))
             for name, prompts in renderers.items()
         }
-        self._rollouts: dict[Conversation, _Rollout] = {}
+        self._rollouts: dict[Conversation, _OpenConversation] = {}
         self._replies: dict[str, Transition] = {}  # by id, of the rollouts that are not written
         self._is_recorded: WeakKeyDictionary[Conversation, bool] = WeakKeyDictionary()
         self._seen = 0  # conversations
@@ -154,7 +154,7 @@ class ServedRecords:
         if not self._is_recorded[conversation]:
             return
         if conversation not in self._rollouts:
-            self._rollouts[conversation] = _Rollout(model, self._renderers[model])
+            self._rollouts[conversation] = _OpenConversation(model, self._renderers[model])
         rollout = self._rollouts[conversation]
         rollout.transcript.note(request, conversation, overlaps=False)
         action = TokensWithLogprobs([*sampled.tokens], sampled.logprobs, sampled.stop_reason)
@@ -207,7 +207,7 @@ class ServedRecords:
 
     # -- in the writer's thread ------------------------------------------------------------------
 
-    def _write(self, rollout: _Rollout) -> None:
+    def _write(self, rollout: _OpenConversation) -> None:
         rollout.turns[-1].episode_done = True
         trajectory = Trajectory(rollout.turns, tinker.ModelInput.empty())
         about = {"model": rollout.agent}

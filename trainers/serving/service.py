@@ -32,7 +32,7 @@ import tinker
 from aiohttp import web
 from tinker import types
 
-from evert.bridge.clients.dialects.api import Answer, model_card, model_list
+from evert.bridge.clients.dialects.api import ApiResponse, model_card, model_list
 from evert.bridge.clients.http.connections import (
     LOOPBACK,
     Connection,
@@ -56,7 +56,7 @@ from evert.trainers.serving.streaming import stream_reply
 from evert.trainers.serving.wire import (
     CompletionAnswer,
     CompletionRequest,
-    Dialect,
+    ServerKind,
     read_request,
     write_answer,
 )
@@ -134,7 +134,7 @@ class PolicyService:
         self._offered[name] = client
         base = client.get_base_model()
         return ServedSamplingClient(
-            self.url, name, self.key, base_model=base, dialect=Dialect.EVERT
+            self.url, name, self.key, base_model=base, dialect=ServerKind.EVERT
         )
 
     def chat(self, models: Mapping[str, ChatModel], records: ServedRecords | None = None) -> None:
@@ -220,7 +220,7 @@ class PolicyService:
         finally:
             connection.rest(self._peers, PEERS)
 
-    async def _answer(self, request: web.BaseRequest) -> Answer:
+    async def _answer(self, request: web.BaseRequest) -> ApiResponse:
         path = request.path.rstrip("/")
         if path == "/v1/models" and request.method == "GET":
             return self._models()
@@ -232,7 +232,7 @@ class PolicyService:
                 "POST /v1/completions, with token ids.",
             )
         body = await body_of(request)
-        if isinstance(body, Answer):
+        if isinstance(body, ApiResponse):
             return body
         try:
             return await self._complete(read_request(body))
@@ -246,20 +246,20 @@ class PolicyService:
 
     async def _answer_chat(self, api: ChatApi, request: web.BaseRequest) -> web.StreamResponse:
         body = await body_of(request)
-        if isinstance(body, Answer):
+        if isinstance(body, ApiResponse):
             return await send(request, whole(body, last=True))
         if request.method == "GET" and request.path.rstrip("/") == "/v1/models":
             return await send(request, whole(self._models()))
         if request.method == "POST" and request.path.rstrip("/") == "/v1/feedback":
             return await send(request, whole(await feedback(self._records, body)))
         call = await api.read_soon(api.route(request.method, request.path, body))
-        if isinstance(call, Answer):
+        if isinstance(call, ApiResponse):
             return await send(request, whole(call))
         if call.stream:
             return await stream_reply(request, call, api.reply_to)
         return await send(request, whole(await call.wait(api.reply_to(call))))
 
-    def _models(self) -> Answer:
+    def _models(self) -> ApiResponse:
         cards = []
         for name, client in [*self._offered.items()]:
             base = client.get_base_model()
@@ -267,7 +267,7 @@ class PolicyService:
             cards.append({**model_card(name), **facts})
         return model_list(cards)
 
-    async def _complete(self, request: CompletionRequest) -> Answer:
+    async def _complete(self, request: CompletionRequest) -> ApiResponse:
         client = self._offered.get(request.model)
         if client is None:
             return self._not_served(request.model)
@@ -286,11 +286,11 @@ class PolicyService:
         scores = None
         if request.prompt_logprobs:
             scores = await self._arrivals.of(client.compute_logprobs(prompt).future())
-        return Answer(
+        return ApiResponse(
             200, write_answer(request, CompletionAnswer([*sequences], scores, ids), decode)
         )
 
-    def _not_served(self, name: str) -> Answer:
+    def _not_served(self, name: str) -> ApiResponse:
         names = ", ".join(self._offered) or "none"
         if name in self._withdrawn:
             message = (
@@ -359,10 +359,10 @@ def _wake(waiter: "asyncio.Future[None]") -> None:
         waiter.set_result(None)
 
 
-def error_answer(status: int, kind: str, message: str) -> Answer:
+def error_answer(status: int, kind: str, message: str) -> ApiResponse:
     """An error in vLLM's format."""
     error = {"message": message, "type": kind, "param": None, "code": status}
-    return Answer(status, orjson.dumps({"error": error}))
+    return ApiResponse(status, orjson.dumps({"error": error}))
 
 
 _WRONG_KEY = error_answer(

@@ -19,7 +19,7 @@ from tinker_cookbook.renderers.base import Message
 
 from evert.bridge.chat.reply import Reply, read_reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.clients.dialects.api import EVENTS, Call
+from evert.bridge.clients.dialects.api import EVENTS, ApiCall
 from evert.bridge.clients.dialects.events import Stream
 from evert.bridge.clients.http.calls import PING_EVERY
 from evert.bridge.clients.http.connections import being_read, send, whole
@@ -144,7 +144,9 @@ class LiveReply:
 
 
 async def stream_reply(
-    request: web.BaseRequest, call: Call, reply_to: Callable[[Call, LiveReply], Awaitable[Reply]]
+    request: web.BaseRequest,
+    call: ApiCall,
+    reply_to: Callable[[ApiCall, LiveReply], Awaitable[Reply]],
 ) -> web.StreamResponse:
     """Stream a reply while it is sampled. A refusal before its first token has its own status."""
     live = LiveReply(call.request)
@@ -166,7 +168,7 @@ async def stream_reply(
 
 
 async def _encode_events(
-    call: Call, live: LiveReply, reply: "asyncio.Future[Reply]"
+    call: ApiCall, live: LiveReply, reply: "asyncio.Future[Reply]"
 ) -> AsyncIterator[bytes]:
     empty = read_reply(
         Message(role="assistant", content=""),

@@ -10,7 +10,7 @@
 The format is vLLM's (``return_token_ids``). Two things are sent to our own server only:
 ``detokenize: false`` for an answer without texts, and ``max_tokens: 0`` beside ``prompt_logprobs``
 for one without a reply. llama.cpp's server takes slightly different fields, and answers with one
-entry per token (``Dialect``). Log-probabilities are float32 values, written exactly in decimal.
+entry per token (``ServerKind``). Log-probabilities are float32 values, written exactly in decimal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +52,7 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
 """vLLM's fields that are not served: they change sampling or replies -> values without effect."""
 
 
-class Dialect(Enum):
+class ServerKind(Enum):
     """The kind of a server, from ``owned_by`` in its ``/v1/models``."""
 
     EVERT = "evert"
@@ -61,7 +61,7 @@ class Dialect(Enum):
     """Or any other server with vLLM's API."""
 
     @classmethod
-    def of(cls, owner: object) -> "Dialect":
+    def of(cls, owner: object) -> "ServerKind":
         """The dialect of a server by the owner of its models."""
         return next((dialect for dialect in cls if dialect.value == owner), cls.VLLM)
 
@@ -94,7 +94,7 @@ class CompletionAnswer:
 # -- requests ------------------------------------------------------------------------------------
 
 
-def write_request(request: CompletionRequest, dialect: Dialect = Dialect.EVERT) -> bytes:
+def write_request(request: CompletionRequest, dialect: ServerKind = ServerKind.EVERT) -> bytes:
     """The body of a request to a server of the dialect."""
     params = request.params
     body: dict[str, Any] = {
@@ -109,26 +109,28 @@ def write_request(request: CompletionRequest, dialect: Dialect = Dialect.EVERT) 
         **_written_stop(params.stop, dialect),
         PROMPT_LOGPROBS: 0 if request.prompt_logprobs else None,
     }
-    if dialect is Dialect.LLAMA_CPP:
+    if dialect is ServerKind.LLAMA_CPP:
         # its other samplers cut the distribution; 0 would mean no log-probabilities at all
         cut = [name for name in ("top_k", "top_p") if body[name] is not None]
         body |= {"logprobs": 1, "samplers": ["temperature", *cut]}
     else:
         body |= {"logprobs": 0, "return_token_ids": True, "add_special_tokens": False}
-        body["skip_special_tokens"] = None if dialect is Dialect.EVERT else False
-    if dialect is Dialect.EVERT and not request.texts:
+        body["skip_special_tokens"] = None if dialect is ServerKind.EVERT else False
+    if dialect is ServerKind.EVERT and not request.texts:
         body["detokenize"] = False
     body = {name: value for name, value in body.items() if value is not None}
-    open_end = -1 if dialect is Dialect.LLAMA_CPP else None
+    open_end = -1 if dialect is ServerKind.LLAMA_CPP else None
     return orjson.dumps({"max_tokens": open_end, **body})
 
 
-def _written_stop(stop: str | Sequence[str] | Sequence[int] | None, dialect: Dialect) -> Any:
+def _written_stop(stop: str | Sequence[str] | Sequence[int] | None, dialect: ServerKind) -> Any:
     """Stops with Tinker's meaning: those of a request replace the model's own."""
     if stop is None:
         return {}
     items = [stop] if isinstance(stop, str) else list(stop)
-    flags = {} if dialect is Dialect.LLAMA_CPP else {"ignore_eos": True}  # llama.cpp bans the token
+    flags = (
+        {} if dialect is ServerKind.LLAMA_CPP else {"ignore_eos": True}
+    )  # llama.cpp bans the token
     if all(isinstance(item, int) for item in items):
         return {"stop_token_ids": items, **flags}
     return {"stop": items, "include_stop_str_in_output": True, **flags}

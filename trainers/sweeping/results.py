@@ -16,7 +16,7 @@ from evert.bridge.errors import EvertError
 from evert.trainers.episodes.intervals import interval
 from evert.trainers.reporting.figures.formatting import show
 from evert.trainers.rundir.folder import RunFolder
-from evert.trainers.sweeping.study import HELD_OUT, SEED, Run
+from evert.trainers.sweeping.study import HELD_OUT, SEED, SweepRun
 
 
 class ObjectiveError(EvertError, ValueError):
@@ -24,7 +24,7 @@ class ObjectiveError(EvertError, ValueError):
 
 
 @dataclass(frozen=True)
-class Choice:
+class Configuration:
     """One choice of values for the searched settings, without the seed, and its runs' results."""
 
     values: dict[str, Any]
@@ -49,9 +49,9 @@ def objective_of(folder: RunFolder, objective: str) -> float:
     raise ObjectiveError(f"the run's {objective!r} is {value}, not a finite number; it has {names}")
 
 
-def rank(runs: Sequence[Run]) -> list[Choice]:
+def rank(runs: Sequence[SweepRun]) -> list[Configuration]:
     """The choices of values with a completed run, the best first."""
-    by_values: dict[Any, dict[Any, Run]] = defaultdict(dict)
+    by_values: dict[Any, dict[Any, SweepRun]] = defaultdict(dict)
     for run in runs:
         if run.objective is not None:  # a repeated seed is the same run
             values = tuple((key, value) for key, value in run.values.items() if key != SEED)
@@ -62,11 +62,13 @@ def rank(runs: Sequence[Run]) -> list[Choice]:
         rivals = [rival for rival in samples.values() if rival is not sample]
         low, high = interval(sample, other_samples=rivals) or (None, None)
         numbers = tuple(run.number for run in by_values[values].values())
-        choices.append(Choice(dict(values), fmean(score for [score] in sample), low, high, numbers))
+        choices.append(
+            Configuration(dict(values), fmean(score for [score] in sample), low, high, numbers)
+        )
     return sorted(choices, key=lambda c: (-(c.mean if c.low is None else c.low), -c.mean))
 
 
-def as_rows(runs: Sequence[Run], ranked: Sequence[Choice]) -> list[dict[str, Any]]:
+def as_rows(runs: Sequence[SweepRun], ranked: Sequence[Configuration]) -> list[dict[str, Any]]:
     """One row per run: the best values first, runs without an objective last."""
     place = {number: n for n, choice in enumerate(ranked) for number in choice.runs}
     rows = []
@@ -82,7 +84,7 @@ def as_rows(runs: Sequence[Run], ranked: Sequence[Choice]) -> list[dict[str, Any
     return rows
 
 
-def praise(ranked: Sequence[Choice]) -> str:
+def praise(ranked: Sequence[Configuration]) -> str:
     """Describe the best values' result, and how certain it is."""
     best = ranked[0]
     if best.low is None or best.high is None:

@@ -57,7 +57,7 @@ class SweepSettings:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """A sweep's settings, search space and size."""
 
     settings: SweepSettings
@@ -75,7 +75,7 @@ class Plan:
         return [f"{key}={value}" for key, value in {**self.fixed, **values}.items()]
 
 
-def read_plan(arguments: Mapping[str, str]) -> Plan:
+def read_plan(arguments: Mapping[str, str]) -> SweepPlan:
     """Read a sweep's settings; every value is checked before the first run starts."""
     sweep_options = {
         key: text for key, text in arguments.items() if key in chz.chz_fields(SweepSettings)
@@ -101,7 +101,7 @@ def read_plan(arguments: Mapping[str, str]) -> Plan:
     for key in searched:
         values = [_value({**first, key: part}, key) for part in parts[key]]
         space[key] = _distribution(f"{key}={fixed.pop(key)}", values)
-    return Plan(settings, fixed, space, *_search(settings, space), base.name)
+    return SweepPlan(settings, fixed, space, *_search(settings, space), base.name)
 
 
 def _value(arguments: Mapping[str, str], key: str) -> Any:
@@ -163,7 +163,7 @@ def _search(settings: SweepSettings, space: Mapping[str, BaseDistribution]) -> t
 
 
 @dataclass
-class Run:
+class SweepRun:
     """A run of the sweep, and its state."""
 
     number: int
@@ -178,12 +178,12 @@ class Run:
 class Record:
     """The runs of a sweep, recorded by Optuna; a study in the folder is resumed."""
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: SweepPlan, folder: Path) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._plan = plan
         points = itertools.product(*map(choices, plan.space.values()))
         self._grid = list(points) if plan.search == "grid" else []
-        self.runs: list[Run] = []
+        self.runs: list[SweepRun] = []
         """Every run so far, by its number; kept up to date."""
         self._trials: dict[int, optuna.Trial] = {}
         journal = folder / JOURNAL
@@ -208,13 +208,13 @@ class Record:
             attempt = {**_KILLED, **trial.user_attrs}
             self._note(attempt.pop("run"), trial.params, attempt).objective = trial.value
 
-    def _note(self, number: int, values: Mapping[str, Any], attempt: dict[str, Any]) -> Run:
+    def _note(self, number: int, values: Mapping[str, Any], attempt: dict[str, Any]) -> SweepRun:
         if number == len(self.runs):
-            self.runs.append(Run(number, {key: values[key] for key in self._plan.space}))
+            self.runs.append(SweepRun(number, {key: values[key] for key in self._plan.space}))
         self.runs[number].attempts.append(attempt)
         return self.runs[number]
 
-    def next(self) -> Run | None:
+    def next(self) -> SweepRun | None:
         """The run to start next; None if all have started."""
         number = self._retries.popleft() if self._retries else len(self.runs)
         if number >= self._plan.trials:
@@ -236,7 +236,7 @@ class Record:
         repeat = number % len(seeds)
         return {**(self.runs[number - repeat].values if repeat else {}), SEED: seeds[repeat]}
 
-    def finish(self, run: Run, attempt: dict[str, Any], objective: float | None) -> None:
+    def finish(self, run: SweepRun, attempt: dict[str, Any], objective: float | None) -> None:
         """Record how an attempt ended; ``objective`` is None unless it completed."""
         run.attempts[-1], run.objective = attempt, objective
         trial = self._trials.pop(run.number)

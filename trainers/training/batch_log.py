@@ -15,7 +15,7 @@ from typing import Any
 from tinker_cookbook.rl.types import Trajectory
 
 from evert.bridge.errors import EvertError
-from evert.bridge.groups.group import Batch, can_be_learned_from
+from evert.bridge.groups.group import BatchPosition, can_be_learned_from
 from evert.bridge.redaction import redacted
 from evert.trainers.episodes.failures import OVERFLOW, Failure, Failures, failure_in, merge
 from evert.trainers.rundir.folder import RunFolder
@@ -47,7 +47,7 @@ class NothingToLearnError(EvertError, RuntimeError):
 
 
 @dataclass
-class Account:
+class BatchSummary:
     """The result of a group or batch; failed episodes that can still teach are ``overflows``."""
 
     groups: int = 0
@@ -58,7 +58,7 @@ class Account:
     tools: Counter[str] = field(default_factory=Counter)  # sums of the episodes' tools/... metrics
 
     @classmethod
-    def of(cls, trajectories: Sequence[Trajectory], failures: Sequence[Failure]) -> "Account":
+    def of(cls, trajectories: Sequence[Trajectory], failures: Sequence[Failure]) -> "BatchSummary":
         """Make the account of a group."""
         account = cls(1, len(trajectories) + len(failures), [*failures])
         for trajectory in trajectories:
@@ -71,7 +71,7 @@ class Account:
             account.tools.update({key: int(last.get(key, 0)) for key in TOOLS})
         return account
 
-    def add(self, account: "Account") -> None:
+    def add(self, account: "BatchSummary") -> None:
         """Add another account."""
         self.groups += account.groups
         self.episodes += account.episodes
@@ -96,7 +96,7 @@ class Tally:
         self._next = start
         self._first = start
         self._patience = min(failed_steps, max(1, steps - start))
-        self._open: dict[int, Account] = {}
+        self._open: dict[int, BatchSummary] = {}
         self._lost: int | None = None
         self._in_a_row: list[Failures] = []
         self._explained: set[Any] = set()
@@ -109,11 +109,11 @@ class Tally:
         """Return a step's metrics: the share of its episodes that failed, all and by kind."""
         return self._rows.get(step, {})
 
-    def count(self, batch: Batch, account: Account) -> None:
+    def count(self, batch: BatchPosition, account: BatchSummary) -> None:
         """Count a group that was played; end the run after too many failed steps."""
         if self.error is not None:
             return
-        total = self._open.setdefault(batch.index, Account())
+        total = self._open.setdefault(batch.index, BatchSummary())
         total.add(account)
         if total.groups == batch.groups:
             self._complete(self._open.pop(batch.index))
@@ -163,7 +163,7 @@ class Tally:
             reason = failures.summary() + " as before" if is_repeated else failures.describe()
         self._say(f"{subject}{' is skipped' * skipped}: {reason}")
 
-    def _complete(self, batch: Account) -> None:
+    def _complete(self, batch: BatchSummary) -> None:
         step, self._next = self._next, self._next + 1
         failures = Failures.of(batch.episodes, ((failure, 1) for failure in batch.failures))
         all_failures = Failures.of(

@@ -15,7 +15,7 @@ from evert.bridge.env.endings import CUT
 from evert.bridge.errors import EvertError
 from evert.bridge.groups.dataset import AgentDataset
 from evert.trainers.episodes.failures import Failures
-from evert.trainers.episodes.playing import Episode, Player, failures, plan_episodes, play
+from evert.trainers.episodes.playing import EpisodeResult, Player, failures, plan_episodes, play
 from evert.trainers.episodes.policies import SeededPolicy
 from evert.trainers.episodes.scores import Score, scores
 
@@ -35,7 +35,7 @@ class Evaluation:
     """The results of some weights on the held-out tasks."""
 
     scores: dict[str, Score]
-    samples: list[Episode]
+    samples: list[EpisodeResult]
     failures: Failures
     cut: float = 0.0
     """Share of the replies that were cut at their caps."""
@@ -46,7 +46,7 @@ def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
     try:
         return Evaluation(
             {name: Score(**record["scores"][name]) for name in TEMPERATURES},
-            [Episode.read(sample) for sample in record["samples"]],
+            [EpisodeResult.read(sample) for sample in record["samples"]],
             Failures.read(record["failures"]),
             float(record.get("cut", 0.0)),  # older records have none
         )
@@ -67,7 +67,7 @@ async def score_weights(
     client = await service.create_sampling_client_async(**weights)
     group, places = dataset.group(0), asyncio.Semaphore(parallel)
 
-    async def play_at(temperature: float) -> list[Episode]:
+    async def play_at(temperature: float) -> list[EpisodeResult]:
         count = dataset.group_size if temperature else 1  # greedy episodes are all equal
         seeds = range(dataset.seed * count, (dataset.seed + 1) * count)
         player = Player(
@@ -95,7 +95,9 @@ def _fails_fast(config: "Config") -> bool:
     return isinstance(getattr(strategy, "inner", strategy), FailFast)
 
 
-def samples_markdown(name: str, before: Sequence[Episode], after: Sequence[Episode]) -> str:
+def samples_markdown(
+    name: str, before: Sequence[EpisodeResult], after: Sequence[EpisodeResult]
+) -> str:
     """Return the same held-out tasks before and after training, as Markdown."""
     parts = [
         f"# {name}: held-out samples\n",
@@ -107,7 +109,7 @@ def samples_markdown(name: str, before: Sequence[Episode], after: Sequence[Episo
     return "\n".join(parts)
 
 
-def _episode_markdown(title: str, episode: Episode) -> str:
+def _episode_markdown(title: str, episode: EpisodeResult) -> str:
     ending = f"failed, {episode.error}" if episode.reward is None else f"reward {episode.reward:g}"
     lines = [f"### {title}: {ending}\n", "```text"]
     for turn in episode.dialogue:
@@ -116,7 +118,9 @@ def _episode_markdown(title: str, episode: Episode) -> str:
     return "\n".join([*lines, "```\n"])
 
 
-def sample_records(before: Sequence[Episode], after: Sequence[Episode]) -> list[dict[str, Any]]:
+def sample_records(
+    before: Sequence[EpisodeResult], after: Sequence[EpisodeResult]
+) -> list[dict[str, Any]]:
     """Return what ``samples_markdown`` shows as records, one per task."""
     return [
         {"task": old.target, "before": asdict(old), "after": asdict(new)}

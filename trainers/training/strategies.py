@@ -22,11 +22,11 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Traject
 from evert.bridge.env.endings import AGENT_ERROR, AGENT_TIMEOUT
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.parallel import ParallelRollouts, do_parallel_rollout
-from evert.bridge.groups.group import Batch
+from evert.bridge.groups.group import BatchPosition
 from evert.bridge.records.sequences import dialogue
 from evert.bridge.redaction import redacted_logs
 from evert.trainers.episodes.failures import Failure, failure_of
-from evert.trainers.training.batch_log import Account, Tally
+from evert.trainers.training.batch_log import BatchSummary, Tally
 
 LOGGED_GROUPS, LOGGED_CHARACTERS = 2, 6_000
 """Groups of a batch whose first episode's text is logged, and how much text of each turn."""
@@ -91,7 +91,7 @@ class Accounted(RolloutStrategy):
 
     def __init__(self, inner: RolloutStrategy) -> None:
         self.inner = inner
-        self.account: Account | None = None
+        self.account: BatchSummary | None = None
 
     @property
     def catches_group_errors(self) -> bool:
@@ -106,13 +106,13 @@ class Accounted(RolloutStrategy):
             result = await self.inner.execute(env_group_builder, policy)
         except Exception as error:
             if isinstance(error, AllTrajectoriesFailedError) or self.catches_group_errors:
-                self.account = Account.of([], _failures_of_group(error))
+                self.account = BatchSummary.of([], _failures_of_group(error))
             raise
-        batch: Batch | None = getattr(env_group_builder, "batch", None)
+        batch: BatchPosition | None = getattr(env_group_builder, "batch", None)
         if batch is not None and batch.number < LOGGED_GROUPS and result.trajectories:
             _log_texts(result.trajectories[0], result.envs[0])
         failures = [_failure_of_rollout(error) for error in result.errors]
-        self.account = Account.of(result.trajectories, failures)
+        self.account = BatchSummary.of(result.trajectories, failures)
         return result
 
 
@@ -158,10 +158,10 @@ class Counted(RolloutStrategy):
         return result
 
     def count_group(
-        self, group: EnvGroupBuilder, account: Account | None, error: BaseException | None
+        self, group: EnvGroupBuilder, account: BatchSummary | None, error: BaseException | None
     ) -> None:
         """Count the account of a group, or end the run with its error."""
-        batch: Batch | None = getattr(group, "batch", None)
+        batch: BatchPosition | None = getattr(group, "batch", None)
         if account is not None and batch is not None:
             self._tally.count(batch, account)
         elif account is None and isinstance(error, Exception):

@@ -24,7 +24,7 @@ LABELS = {"greedy": "greedy", "temperature_1": "at temperature 1"}
 
 
 @dataclass
-class Report:
+class RunSummary:
     """The results of a finished run."""
 
     settings: TrainSettings
@@ -36,7 +36,9 @@ class Report:
     """Since the start or resumption: ``total``, ``training``."""
 
 
-def summarise(facts: Any, folder: RunFolder, report: Report, console: Console) -> dict[str, Any]:
+def summarise(
+    facts: Any, folder: RunFolder, report: RunSummary, console: Console
+) -> dict[str, Any]:
     """Write a finished run's files, print its table; return the content of ``result.json``."""
     _plot(folder, report)
     _samples(folder, report)
@@ -62,7 +64,7 @@ def summarise(facts: Any, folder: RunFolder, report: Report, console: Console) -
     return result
 
 
-def _plot(folder: RunFolder, report: Report) -> None:
+def _plot(folder: RunFolder, report: RunSummary) -> None:
     from evert.trainers.reporting.figures.curves import draw_run
     from evert.trainers.reporting.figures.metrics import curves
     from evert.trainers.reporting.figures.style import save
@@ -73,7 +75,7 @@ def _plot(folder: RunFolder, report: Report) -> None:
     save(draw_run(title, *curves(folder.steps(), after)), folder.path / run_folder.PLOT)
 
 
-def _samples(folder: RunFolder, report: Report) -> None:
+def _samples(folder: RunFolder, report: RunSummary) -> None:
     from evert.trainers.training.held_out import sample_records, samples_markdown
 
     if report.before is None or report.after is None:
@@ -84,7 +86,7 @@ def _samples(folder: RunFolder, report: Report) -> None:
     folder.write(run_folder.SAMPLES_JSONL, "".join(lines))
 
 
-def _show(folder: RunFolder, report: Report, warnings: Sequence[str], console: Console) -> None:
+def _show(folder: RunFolder, report: RunSummary, warnings: Sequence[str], console: Console) -> None:
     from evert.trainers.episodes.scores import two_digits
 
     if report.before is not None and report.after is not None:

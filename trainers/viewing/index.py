@@ -19,9 +19,9 @@ from evert.bridge.records.files import ROLLOUTS, TRACES
 from evert.bridge.records.traces import is_trace_file
 from evert.trainers.rundir.folder import SAMPLES_JSONL
 from evert.trainers.system import files
-from evert.trainers.viewing.lines import Entry, Row, entries
+from evert.trainers.viewing.lines import IndexRow, Row, entries
 
-COLUMNS = Entry._fields[:-1]
+COLUMNS = IndexRow._fields[:-1]
 SCHEMA = f"""
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = OFF;

@@ -1,4 +1,4 @@
-"""Turns a line of a run's files into an ``Entry`` of the index, and into what the page shows.
+"""Turns a line of a run's files into an ``IndexRow`` of the index, and into what the page shows.
 
 Lines are untrusted: a field of the wrong type makes one broken. Four kinds of files have episodes:
 
@@ -30,7 +30,7 @@ WRONG = (LookupError, ArithmeticError, AttributeError, TypeError, ValueError, Re
 RECORDED, SUMMARY, SAMPLE = "recorded", "summary", "sample"
 
 
-class Entry(NamedTuple):
+class IndexRow(NamedTuple):
     """The index's data of an episode, without known secrets; all but ``text`` are columns."""
 
     kind: str
@@ -60,7 +60,7 @@ class Entry(NamedTuple):
     """All messages, for the search."""
 
 
-def entries(line: bytes) -> list[Entry]:
+def entries(line: bytes) -> list[IndexRow]:
     """Return the episodes of a line; raise a ValueError if it cannot be read."""
     try:
         row = orjson.loads(line)
@@ -74,7 +74,7 @@ def entries(line: bytes) -> list[Entry]:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
-def _episode(row: Row) -> Entry:
+def _episode(row: Row) -> IndexRow:
     steps, about = row["steps"], row.get("about") or {}
     logs = [step.get("logs") or {} for step in steps]
     lengths = [step["ac_len"] for step in steps]
@@ -82,7 +82,7 @@ def _episode(row: Row) -> Entry:
     is_recorded = "evert_schema" in row
     task, same = _task(row.get("task", row.get("task_repr")))
     reply = steps[-1].get("text", logs[-1].get("said", "")) if steps else ""
-    return Entry(
+    return IndexRow(
         kind=RECORDED if is_recorded else SUMMARY,
         split="train" if row["split"] == "train" else "test",
         model=_preview(about.get("model", "")),
@@ -104,11 +104,11 @@ def _episode(row: Row) -> Entry:
     )
 
 
-def _sample(row: Row, part: str, sample: Row) -> Entry:
+def _sample(row: Row, part: str, sample: Row) -> IndexRow:
     turns = sample["dialogue"]
     task, same = _task(row.get("task"))
     texts = [turn.get(name, "") for turn in turns for name in ("told", "said")]
-    return Entry(
+    return IndexRow(
         kind=SAMPLE,
         split="test",
         model="",

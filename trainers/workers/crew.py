@@ -51,7 +51,7 @@ class Worker(Protocol):
 
 
 @dataclass(eq=False)
-class Place:
+class WorkerSlot:
     """A place for a worker."""
 
     worker: Worker | None = None
@@ -73,9 +73,9 @@ class Crew:
         self._start = start
         self._patience = patience
         self._room = groups_per_worker
-        self._places = [Place() for _ in range(workers)]
-        self._waiting = deque[asyncio.Future[Place]]()
-        self._alone = deque[asyncio.Future[Place]]()
+        self._places = [WorkerSlot() for _ in range(workers)]
+        self._waiting = deque[asyncio.Future[WorkerSlot]]()
+        self._alone = deque[asyncio.Future[WorkerSlot]]()
         self._error: WorkerError | None = None
         self._keeping = [asyncio.create_task(self._keep(place)) for place in self._places]
 
@@ -102,7 +102,7 @@ class Crew:
             keeping.cancel()
         await asyncio.gather(*self._keeping, return_exceptions=True)
 
-    async def _keep(self, place: Place) -> None:
+    async def _keep(self, place: WorkerSlot) -> None:
         starts, why = 0, ""
         while starts < MOST_STARTS:
             try:
@@ -138,10 +138,10 @@ class Crew:
                 await asyncio.sleep(self._patience / WAITS)
             await worker.end(SILENT.format(self._patience))
 
-    async def _place(self, queue: "deque[asyncio.Future[Place]]") -> Place:
+    async def _place(self, queue: "deque[asyncio.Future[WorkerSlot]]") -> WorkerSlot:
         if self._error is not None:
             raise self._error
-        waiting: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[WorkerSlot] = asyncio.get_running_loop().create_future()
         queue.append(waiting)
         self._deal()
         try:
@@ -189,7 +189,7 @@ async def answers(worker: Worker, seconds: float) -> bool:
         asking.cancel()
 
 
-def _next(queue: "deque[asyncio.Future[Place]]") -> "asyncio.Future[Place] | None":
+def _next(queue: "deque[asyncio.Future[WorkerSlot]]") -> "asyncio.Future[WorkerSlot] | None":
     while queue and queue[0].done():
         queue.popleft()
     return queue[0] if queue else None

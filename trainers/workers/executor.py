@@ -26,7 +26,7 @@ from evert.trainers.system.machine import cores
 from evert.trainers.workers.crew import ANSWER_SECONDS, Crew, Worker, WorkerLost
 from evert.trainers.workers.errors import LostGroupError, WorkerError
 from evert.trainers.workers.offers import Offers
-from evert.trainers.workers.travel import Outcome, unpack
+from evert.trainers.workers.travel import GroupOutcome, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class WorkerExecutor(Executor):
             self._groups.add(this)
             this.add_done_callback(self._groups.discard)
         count_group = getattr(task.strategy, "count_group", None)
-        outcome, error = Outcome(), None
+        outcome, error = GroupOutcome(), None
         try:
             async with self._offers.packed(task) as parcel:
                 outcome = await self._outcome(parcel, task, tell)
@@ -160,12 +160,12 @@ class WorkerExecutor(Executor):
             raise error
         return outcome.result
 
-    async def _outcome(self, parcel: bytes, task: Any, tell: Tell) -> Outcome:
+    async def _outcome(self, parcel: bytes, task: Any, tell: Tell) -> GroupOutcome:
         lost = WorkerLost()
         for losses in range(MOST_LOSSES):
             try:
                 data = await self._crew.play(parcel, alone=losses >= ALONE_AFTER)
-                came: Outcome = unpack(data, _name(task))
+                came: GroupOutcome = unpack(data, _name(task))
                 return came
             except WorkerLost as error:
                 lost = error

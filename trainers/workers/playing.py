@@ -16,7 +16,7 @@ from evert.bridge.models.older_servers import address_of, complete_client
 from evert.bridge.models.tinker_model import register_client
 from evert.trainers.engine.common.network import no_network
 from evert.trainers.workers.errors import WorkerError
-from evert.trainers.workers.travel import Outcome, PackedError, Parcel, pack, unpack
+from evert.trainers.workers.travel import GroupOutcome, PackedError, Parcel, pack, unpack
 
 _records: ContextVar[list[logging.LogRecord] | None] = ContextVar("evert_records", default=None)
 """Log records of this context's group."""
@@ -27,8 +27,8 @@ _unpacking = asyncio.Lock()
 
 
 async def play(data: bytes) -> bytes:
-    """Play a packed ``Parcel``; return its packed ``Outcome``."""
-    outcome = Outcome()
+    """Play a packed ``Parcel``; return its packed ``GroupOutcome``."""
+    outcome = GroupOutcome()
     _records.set(outcome.records)
     try:
         async with _unpacking:  # imports may take long: the loop answers meanwhile
@@ -48,7 +48,7 @@ async def play(data: bytes) -> bytes:
     try:
         return pack(outcome)
     except WorkerError as error:  # a user's metrics, for example
-        return pack(Outcome(error=PackedError.of(error), account=outcome.account))
+        return pack(GroupOutcome(error=PackedError.of(error), account=outcome.account))
 
 
 async def _played(task: object) -> TrajectoryGroup | None:
@@ -69,7 +69,7 @@ def _prepare(parcel: Parcel) -> None:
         register_client(model, client, context_length)
 
 
-class Recorder(logging.Handler):
+class LogBuffer(logging.Handler):
     """Keeps what a group logs, to be logged in the trainer's process."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -82,4 +82,4 @@ class Recorder(logging.Handler):
 
 def become_worker() -> None:
     """Prepare a process for groups: their log records go back to the trainer."""
-    logging.getLogger().handlers[:] = [Recorder()]
+    logging.getLogger().handlers[:] = [LogBuffer()]

@@ -46,7 +46,7 @@ class Parcel:
 
 
 @dataclass
-class Outcome:
+class GroupOutcome:
     """The result of a group."""
 
     result: TrajectoryGroup | None = None

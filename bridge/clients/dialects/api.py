@@ -57,7 +57,7 @@ LONG_PROMPT = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApiResponse:
     """The response to a request."""
 
     status: int
@@ -66,7 +66,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ApiCall:
     """A model call that was read from a request."""
 
     request: ChatRequest
@@ -80,20 +80,20 @@ class Call:
         """Whether the agent requests a stream of events."""
         return self.body.get("stream") is True
 
-    def answered(self, reply: Reply) -> Answer:
+    def answered(self, reply: Reply) -> ApiResponse:
         """Return the answer with a reply."""
         answer = self.written(reply)
         if not self.stream:
-            return Answer(200, json_bytes(answer))
+            return ApiResponse(200, json_bytes(answer))
         dialect, stream = self.dialect, Stream.of(answer, reply.reasoning, reply.text)
         events = as_list(dialect.events(stream, self.body))
-        return Answer(200, dialect.framed(events) + dialect.ending, EVENTS)
+        return ApiResponse(200, dialect.framed(events) + dialect.ending, EVENTS)
 
     def written(self, reply: Reply) -> dict[str, Any]:
         """Return the JSON object of a reply."""
         return self.dialect.write(reply, self.request, self.number, self.body)
 
-    def refused(self, error: Exception) -> Answer:
+    def refused(self, error: Exception) -> ApiResponse:
         """Return the answer with an error."""
         return refusal(self.dialect, error)
 
@@ -101,7 +101,7 @@ class Call:
         """Return the event of an error, for a stream that has begun with ``number`` events."""
         return self.dialect.error_event(_error_body(error), _status(error), number)
 
-    async def wait(self, reply: Awaitable[Reply]) -> Answer:
+    async def wait(self, reply: Awaitable[Reply]) -> ApiResponse:
         """Wait for a reply, and return the answer with it or with its refusal."""
         try:
             return self.answered(await reply)
@@ -187,7 +187,9 @@ class Api(ABC):
             return self._unserved
         return self._gemini if method_of(path) else None
 
-    def route(self, method: str, path: str, content: bytes, url: str = "") -> ApiRequest | Answer:
+    def route(
+        self, method: str, path: str, content: bytes, url: str = ""
+    ) -> ApiRequest | ApiResponse:
         """Return a request to one of the APIs, or the answer to any other request."""
         dialect, path = self.match(method, path), path.rstrip("/")
         if dialect is not None:
@@ -196,20 +198,20 @@ class Api(ABC):
             return _models(self, path)
         return _not_found(method, path)
 
-    async def read_soon(self, api_request: ApiRequest | Answer) -> Call | Answer:
+    async def read_soon(self, api_request: ApiRequest | ApiResponse) -> ApiCall | ApiResponse:
         """Call ``read``, in a thread if the body is long, and delay a refusal."""
-        call: Call | Answer
-        if isinstance(api_request, Answer):
+        call: ApiCall | ApiResponse
+        if isinstance(api_request, ApiResponse):
             call = api_request
         else:
             call = await soon(api_request, partial(self.read, api_request))
-        if isinstance(call, Answer) and call.status >= 400:
+        if isinstance(call, ApiResponse) and call.status >= 400:
             await self.hold_back(call.content.decode())
         return call
 
-    def read(self, api_request: ApiRequest | Answer) -> Call | Answer:
+    def read(self, api_request: ApiRequest | ApiResponse) -> ApiCall | ApiResponse:
         """Return a request's model call, or the answer to a count or to a bad request."""
-        if isinstance(api_request, Answer):
+        if isinstance(api_request, ApiResponse):
             return api_request
         if api_request.dialect is self._unserved:
             return _not_found("POST", api_request.path)
@@ -219,18 +221,20 @@ class Api(ABC):
                 return _count(self.renderer_of(request), request, api_request)
         except openai.APIStatusError as error:
             return refusal(api_request.dialect, error)
-        return Call(
+        return ApiCall(
             request, api_request.dialect, api_request.body, self.new_id(), len(api_request.content)
         )
 
 
-def _count(renderer: PromptRenderer, request: ChatRequest, api_request: ApiRequest) -> Answer:
+def _count(renderer: PromptRenderer, request: ChatRequest, api_request: ApiRequest) -> ApiResponse:
     if len(api_request.content) > LONG_PROMPT:  # so this runs in a thread
         renderer = renderer.off_loop
-    return Answer(200, json_bytes(api_request.dialect.counted(count_tokens(request, renderer))))
+    return ApiResponse(
+        200, json_bytes(api_request.dialect.counted(count_tokens(request, renderer)))
+    )
 
 
-def _models(api: Api, path: str) -> Answer:
+def _models(api: Api, path: str) -> ApiResponse:
     name = path.partition("/models")[2].lstrip("/")
     if not name:
         return model_list([model_card(model) for model in api.names])
@@ -238,7 +242,7 @@ def _models(api: Api, path: str) -> Answer:
         api.check_model(name)
     except openai.APIStatusError as error:
         return failure(404, error.message, "not_found_error", "model_not_found")
-    return Answer(200, json_bytes(model_card(name)))
+    return ApiResponse(200, json_bytes(model_card(name)))
 
 
 async def soon(api_request: ApiRequest, work: Callable[[], Result]) -> Result:
@@ -255,10 +259,10 @@ def model_card(name: str) -> dict[str, Any]:
     return {"id": name, "name": f"models/{name}", **openai_fields, **anthropic_fields}
 
 
-def model_list(cards: Sequence[Mapping[str, Any]]) -> Answer:
+def model_list(cards: Sequence[Mapping[str, Any]]) -> ApiResponse:
     """Return the list of models in the form of all APIs."""
     listing = {"object": "list", "data": cards, "models": cards, "has_more": False}
-    return Answer(200, json_bytes(listing))
+    return ApiResponse(200, json_bytes(listing))
 
 
 def json_bytes(value: object) -> bytes:
@@ -266,9 +270,11 @@ def json_bytes(value: object) -> bytes:
     return json.dumps(value).encode()
 
 
-def refusal(dialect: Dialect, error: Exception) -> Answer:
+def refusal(dialect: Dialect, error: Exception) -> ApiResponse:
     """Return an error as the answer of an API."""
-    return Answer(_status(error), json_bytes(dialect.error(_error_body(error), _status(error))))
+    return ApiResponse(
+        _status(error), json_bytes(dialect.error(_error_body(error), _status(error)))
+    )
 
 
 def _status(error: Exception) -> int:
@@ -283,7 +289,7 @@ def _error_body(error: Exception) -> Mapping[str, Any]:
     return {"message": str(error), "type": "invalid_request_error", "param": None, "code": code}
 
 
-def _not_found(method: str, path: str) -> Answer:
+def _not_found(method: str, path: str) -> ApiResponse:
     message = (
         f"Nothing answers {method} {path} here. Available: POST /v1/chat/completions, "
         "/v1/responses, /v1/messages, /v1/messages/count_tokens, /v1/responses/input_tokens and "
@@ -293,8 +299,8 @@ def _not_found(method: str, path: str) -> Answer:
     return failure(404, message, "not_found_error", "not_found")
 
 
-def failure(status: int, message: str, kind: str, code: str) -> Answer:
+def failure(status: int, message: str, kind: str, code: str) -> ApiResponse:
     """Return the error to a request that reaches no API, in a form that all SDKs can read."""
     error = {"message": message, "type": kind, "param": None, "code": code}
     body = {**error, "status": STATUSES[status]}
-    return Answer(status, json_bytes({"type": "error", "error": body}))
+    return ApiResponse(status, json_bytes({"type": "error", "error": body}))

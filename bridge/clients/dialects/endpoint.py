@@ -16,7 +16,15 @@ from urllib.parse import urlsplit
 from evert.bridge.chat.bad_requests import bad_request, failed
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.clients.dialects.api import REFUSALS, Answer, Api, ApiRequest, Call, refusal, soon
+from evert.bridge.clients.dialects.api import (
+    REFUSALS,
+    Api,
+    ApiCall,
+    ApiRequest,
+    ApiResponse,
+    refusal,
+    soon,
+)
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.routes import Routes, seat_model
 from evert.bridge.errors import EvertError, InvalidAgentError
@@ -86,7 +94,9 @@ class Endpoint(Api):
     # -- calls -----------------------------------------------------------------------------------
 
     async def answer(
-        self, api_request: ApiRequest | Answer, send: Callable[[], Awaitable[Any]] | None = None
+        self,
+        api_request: ApiRequest | ApiResponse,
+        send: Callable[[], Awaitable[Any]] | None = None,
     ) -> Any:
         """Answer a request of an async agent once the trainer has sampled.
 
@@ -102,12 +112,12 @@ class Endpoint(Api):
             except Exception as error:
                 return _unreachable(self.episode.routes, api_request, error)
         call = await self.read_soon(api_request)
-        if isinstance(call, Answer):
+        if isinstance(call, ApiResponse):
             return call
         return await call.wait(self.reply_to(call))
 
     def answer_blocking(
-        self, api_request: ApiRequest | Answer, send: Callable[[], Any] | None = None
+        self, api_request: ApiRequest | ApiResponse, send: Callable[[], Any] | None = None
     ) -> Any:
         """Answer a request of a thread, as ``answer`` does."""
         if (
@@ -120,7 +130,7 @@ class Endpoint(Api):
             except Exception as error:
                 return _unreachable(self.episode.routes, api_request, error)
         call = self.read(api_request)
-        if isinstance(call, Answer):
+        if isinstance(call, ApiResponse):
             if call.status >= 400:
                 self.episode.refusals.hold_back_blocking(call.content.decode())
             return call
@@ -131,7 +141,7 @@ class Endpoint(Api):
         except REFUSALS as error:
             return call.refused(error)
 
-    async def reply_to(self, call: Call, has_reader: Callable[[], bool] = lambda: True) -> Reply:
+    async def reply_to(self, call: ApiCall, has_reader: Callable[[], bool] = lambda: True) -> Reply:
         """Return the reply to a call; see ``Episode.call``.
 
         Raises:
@@ -156,7 +166,7 @@ class Endpoint(Api):
 
 
 @contextmanager
-def _failures_named(call: Call) -> Iterator[None]:
+def _failures_named(call: ApiCall) -> Iterator[None]:
     """Turn a frozen model's error into a 400 that names the model; SDKs would retry a 500."""
     try:
         yield
@@ -166,7 +176,7 @@ def _failures_named(call: Call) -> Iterator[None]:
         raise failed(call.request.model, f"failed: {type(error).__name__}: {error}") from error
 
 
-def _unreachable(routes: Routes, api_request: ApiRequest, error: Exception) -> Answer:
+def _unreachable(routes: Routes, api_request: ApiRequest, error: Exception) -> ApiResponse:
     """Return the answer to a call of another model whose host is unknown or blocked."""
     model, host = api_request.model(), urlsplit(api_request.url).hostname
     if not isinstance(model, str) or not _is_final(error):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from evert.bridge.chat.reply import Reply
-from evert.bridge.clients.dialects.api import EVENTS, REFUSALS, Answer, Call, failure
+from evert.bridge.clients.dialects.api import EVENTS, REFUSALS, ApiCall, ApiResponse, failure
 from evert.bridge.clients.dialects.bodies import LONG_BODY
 from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.clients.http import connections
@@ -82,11 +82,11 @@ class Calls:
             busy = failure(429, message, "rate_limit_error", "too_many_calls")
             return await send(request, whole(busy, last=True))
         content = await body_of(request)
-        if isinstance(content, Answer):
+        if isinstance(content, ApiResponse):
             return await send(request, whole(content, last=True))
         api_request = self._endpoint.route(request.method, request.path, content)
         call = await self._endpoint.read_soon(api_request)
-        if isinstance(call, Answer):
+        if isinstance(call, ApiResponse):
             return await send(request, whole(call))
         if len(content) <= LONG_BODY:
             identity = _identity(request.path, content)
@@ -108,7 +108,7 @@ class Calls:
                 loop = asyncio.get_running_loop()
                 loop.call_later(RETRY_PATIENCE, _give_up, pending)
 
-    def _find(self, call: Call, identity: bytes, is_retry: bool) -> _Pending:
+    def _find(self, call: ApiCall, identity: bytes, is_retry: bool) -> _Pending:
         earlier = self._pending.get(identity)
         if is_retry and earlier is not None and not earlier.reply.cancelled():
             return earlier
@@ -136,7 +136,7 @@ def _give_up(pending: _Pending) -> None:
         pending.reply.cancel()
 
 
-async def _answer(call: Call, reply: "asyncio.Task[Reply]") -> Answer:
+async def _answer(call: ApiCall, reply: "asyncio.Task[Reply]") -> ApiResponse:
     try:
         return await call.wait(asyncio.shield(reply))
     except AgentAborted as error:
@@ -144,7 +144,7 @@ async def _answer(call: Call, reply: "asyncio.Task[Reply]") -> Answer:
 
 
 async def _stream(
-    request: web.BaseRequest, call: Call, reply: "asyncio.Task[Reply]"
+    request: web.BaseRequest, call: ApiCall, reply: "asyncio.Task[Reply]"
 ) -> web.StreamResponse:
     """Stream a reply. One that is ready within ``PING_EVERY`` is sent at once, with its status."""
     await asyncio.wait({reply}, timeout=PING_EVERY)

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from evert.bridge.clients.dialects.api import Answer, failure
+from evert.bridge.clients.dialects.api import ApiResponse, failure
 from evert.bridge.clients.dialects.bodies import LONG_BODY
 from evert.bridge.off_loop import off_loop
 
@@ -208,7 +208,7 @@ def _is_address(name: str) -> bool:
 # -- reading and writing ---------------------------------------------------------------------------
 
 
-async def body_of(request: web.BaseRequest) -> bytes | Answer:
+async def body_of(request: web.BaseRequest) -> bytes | ApiResponse:
     """Return a request's body, decompressed, or the answer to a request whose body is refused."""
     too_long = failure(
         413,
@@ -238,7 +238,7 @@ async def body_of(request: web.BaseRequest) -> bytes | Answer:
     return b"".join(chunks) if size <= LONG_BODY else await off_loop(b"".join, chunks)
 
 
-def whole(answer: Answer, *, last: bool = False) -> web.Response:
+def whole(answer: ApiResponse, *, last: bool = False) -> web.Response:
     """Return an answer as a complete response; ``last`` closes the connection after it."""
     response = web.Response(
         status=answer.status, body=answer.content, headers={"content-type": answer.content_type}

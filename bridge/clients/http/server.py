@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from evert.bridge.clients.dialects.api import Answer, failure
+from evert.bridge.clients.dialects.api import ApiResponse, failure
 from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.clients.http.calls import Calls
 from evert.bridge.clients.http.connections import (
@@ -154,7 +154,7 @@ class Server:
             return await send(request, whole(self._unknown_key(key), last=True))
         return await calls.answer(request)
 
-    def _unknown_host(self) -> Answer:
+    def _unknown_host(self) -> ApiResponse:
         message = (
             "The request's Host is not a name of this server. Use its IP address, 'localhost', or, "
             "in a container, 'host.docker.internal'. A proxy in front of the server must send one "
@@ -162,7 +162,7 @@ class Server:
         )
         return failure(403, message, "permission_error", "unknown_host")
 
-    def _unknown_key(self, key: str) -> Answer:
+    def _unknown_key(self, key: str) -> ApiResponse:
         if key in self._over:
             message = (
                 "The episode of this key is over; nothing can answer its model calls. Wait for "

@@ -94,7 +94,7 @@ AUXILIARIES = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class _Match:
+class _PhraseMatch:
     phrases: list[Phrase]
     explained: frozenset[str]
     score: float
@@ -248,7 +248,7 @@ class QuestionParser:
                     negations.append(part)
         return parts, negations
 
-    def _matches(self, parts: set[str]) -> dict[str, _Match]:
+    def _matches(self, parts: set[str]) -> dict[str, _PhraseMatch]:
         candidates = {index for part in parts for index in self._by_stem.get(part, ())}
         by_attribute: dict[str, list[Phrase]] = {}
         for index in sorted(candidates):  # a set's order changes from run to run
@@ -258,10 +258,10 @@ class QuestionParser:
         return {name: _match(phrases) for name, phrases in by_attribute.items()}
 
 
-def _match(phrases: list[Phrase]) -> _Match:
+def _match(phrases: list[Phrase]) -> _PhraseMatch:
     explained = frozenset(part for phrase in phrases for part in phrase.stems)
     longest = max(sum(_weight(part) > 0 for part in phrase.stems) for phrase in phrases)
-    return _Match(phrases, explained, sum(map(_weight, explained)) + 0.1 * longest)
+    return _PhraseMatch(phrases, explained, sum(map(_weight, explained)) + 0.1 * longest)
 
 
 def _weight(part: str) -> float:
@@ -272,7 +272,7 @@ def _weight(part: str) -> float:
     return 0.25 if part in WEAK else 1.0
 
 
-def _is_enough(match: _Match, total: float, least: float) -> bool:
+def _is_enough(match: _PhraseMatch, total: float, least: float) -> bool:
     share = sum(map(_weight, match.explained)) / total if total else 1.0
     return share >= (ALL if all(phrase.weak for phrase in match.phrases) else least)
 

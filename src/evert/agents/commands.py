@@ -1,9 +1,9 @@
 """Runs the commands of one episode, and ends every process that they started.
 
-``Place`` is where an episode's commands run: its folders, its environment variables, and the values
-of ``{task}`` and the other placeholders. ``Place.run`` runs a command to its end and returns a
-``ProcessResult``. A command's outputs go to unnamed temporary files; only their ends are read,
-so no output is too long. A command may leave files of any kind: ``read_left`` reads only
+``Workplace`` is where an episode's commands run: its folders, its environment variables, and the
+values of ``{task}`` and the other placeholders. ``Workplace.run`` runs a command to its end and
+returns a ``ProcessResult``. A command's outputs go to unnamed temporary files; only their ends are
+read, so no output is too long. A command may leave files of any kind: ``read_left`` reads only
 regular files up to a size, and follows no link.
 """
 
@@ -90,7 +90,7 @@ class ProcessResult:
 
 
 @dataclass(slots=True)
-class Place:
+class Workplace:
     """Where an episode's commands run."""
 
     scratch: Sequence[Path]

@@ -29,8 +29,8 @@ from evert.agents.commands import (
     LOGGED_OUTPUT,
     LONGEST_VARIABLE,
     MARK,
-    Place,
     ProcessResult,
+    Workplace,
     new_folder,
     read_left,
     room_of,
@@ -187,8 +187,8 @@ class ProcessAgent:
         address: Address,
         task: Any,
         scratch: Path,
-        agent_place: Place | None = None,
-    ) -> Place:
+        agent_place: Workplace | None = None,
+    ) -> Workplace:
         outside = self.cwd is not None and agent_place is None
         folder = Path(self.cwd or "").resolve() if outside else scratch / "work"
         home, temporary = scratch / "home", scratch / "tmp"
@@ -210,7 +210,7 @@ class ProcessAgent:
         socket_folder = [] if address.socket is None else [Path(address.socket).parent]
         folders = [scratch, *(agent_place.scratch if agent_place else socket_folder)]
         rooms = {IN_JUDGE if agent_place else "": folder, IN_HOME: home}
-        place = Place(folders, folder, rooms, task, values, install=self.install)
+        place = Workplace(folders, folder, rooms, task, values, install=self.install)
         user_env = {
             name: text if text is None else place.fill(text, os.environ)
             for name, text in self.env.items()
@@ -233,7 +233,7 @@ class ProcessAgent:
         return place
 
     def _sandbox(
-        self, address: Address, writable: Sequence[Path], agent_place: Place | None
+        self, address: Address, writable: Sequence[Path], agent_place: Workplace | None
     ) -> Sandbox | None:
         judge = [*map(str, self.reward)] if isinstance(self.reward, (list, tuple)) else []
         command = self.command_in_sandbox if agent_place is None else judge
@@ -244,7 +244,7 @@ class ProcessAgent:
         variables = {**harmless(os.environ), "PYTHONPATH": "", **user_env}
         return sandbox_of(self.sandbox, command, judge, variables, writable, address)
 
-    async def _set_up(self, place: Place) -> None:
+    async def _set_up(self, place: Workplace) -> None:
         if callable(self.setup):
             await _call(self.setup, place.folder, _task_or_none(place.task))
         elif self.setup is not None:
@@ -270,7 +270,7 @@ class ProcessAgent:
             raise CommandError(f"{ending} before it made a model call.{within}")
 
     async def _reward(
-        self, result: ProcessResult, place: Place, client: AgentClient, address: Address
+        self, result: ProcessResult, place: Workplace, client: AgentClient, address: Address
     ) -> Any:
         if self.reward == "exit":
             return float(result.status == 0)
@@ -357,7 +357,7 @@ def _check_judge(reward: ProcessReward, files: Mapping[str, str | bytes | Path])
 
 
 @contextmanager
-def _report_last_words(client: AgentClient, place: Place) -> Iterator[None]:
+def _report_last_words(client: AgentClient, place: Workplace) -> Iterator[None]:
     """Add what the command wrote last to the error that ends an episode."""
     try:
         yield

@@ -22,7 +22,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
 from evert.bridge.chat.reply import Reply
-from evert.bridge.clients.dialects.api import Answer, Call
+from evert.bridge.clients.dialects.api import ApiCall, ApiResponse
 from evert.bridge.clients.dialects.bodies import MAX_DEPTH
 from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.episode.agent import inspect_agent
@@ -215,7 +215,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 def check(endpoint: Endpoint, path: str, content: bytes, reply: Reply | None = None) -> None:
     answer = endpoint.read(endpoint.route("POST", path, content))
-    if isinstance(answer, Call):
+    if isinstance(answer, ApiCall):
         assert answer.request.messages
         answer = answer.answered(REPLY if reply is None else reply)
         assert answer.status == 200
@@ -227,7 +227,7 @@ def check(endpoint: Endpoint, path: str, content: bytes, reply: Reply | None = N
         assert answer.content_type == "text/event-stream"
 
 
-def check_error(answer: Answer, path: str) -> None:
+def check_error(answer: ApiResponse, path: str) -> None:
     assert answer.status == 400
     assert len(answer.content) < 3000
     body = json.loads(answer.content)
@@ -263,7 +263,7 @@ def dumped(body: Any) -> bytes:
 
 @every_api
 def test_the_bodies_here_are_calls(endpoint: Endpoint, path: str) -> None:
-    assert isinstance(endpoint.read(endpoint.route("POST", path, dumped(BODIES[path]))), Call)
+    assert isinstance(endpoint.read(endpoint.route("POST", path, dumped(BODIES[path]))), ApiCall)
 
 
 @every_api
@@ -317,9 +317,9 @@ def test_a_body_that_is_nested_too_deeply_says_so(endpoint: Endpoint, path: str)
     fine = {**BODIES[path], "metadata": json.loads(deep("objects", MAX_DEPTH - 1))}
     deeper = {**BODIES[path], "metadata": json.loads(deep("objects", MAX_DEPTH))}
 
-    assert isinstance(endpoint.read(endpoint.route("POST", path, dumped(fine))), Call)
+    assert isinstance(endpoint.read(endpoint.route("POST", path, dumped(fine))), ApiCall)
     answer = endpoint.read(endpoint.route("POST", path, dumped(deeper)))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ApiResponse)
     assert b"The body is nested more than 100 levels deep." in answer.content
 
 
@@ -338,7 +338,7 @@ def test_another_path_is_a_404_that_says_what_there_is(
 ) -> None:
     for place in (path, f"/v1/{path}", f"/v1/models/{path}/", "/v1/files", *BODIES):
         answer = endpoint.read(endpoint.route(method, place, b""))
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, ApiResponse)
         if method != "GET" or "/models" not in place:
             assert answer.status == 404
             error = json.loads(answer.content)["error"]
@@ -351,7 +351,7 @@ def test_another_path_is_a_404_that_says_what_there_is(
 
 async def play(bodies: list[tuple[str, bytes]], reply: str) -> None:
     """One episode of an agent that sends these bodies, one after the other."""
-    answers: list[Answer] = []
+    answers: list[ApiResponse] = []
 
     async def agent(client: AgentClient) -> float:
         for path, content in bodies:
@@ -419,7 +419,7 @@ UNRENDERED = {
 async def test_what_a_renderer_cannot_render_is_a_400(
     make_renderer: Callable[[str], cookbook.Renderer], name: str, body: dict[str, Any]
 ) -> None:
-    answers: list[Answer] = []
+    answers: list[ApiResponse] = []
 
     async def agent(client: AgentClient) -> float:
         sent = client._endpoint.route("POST", "/v1/chat/completions", dumped(body))

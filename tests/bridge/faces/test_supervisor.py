@@ -27,7 +27,7 @@ from tests.bridge.faces.test_process import last_of, python
 from tests.leftovers import children
 from tests.nightly import each
 
-from evert.agents.commands import MARK, Place, ProcessResult
+from evert.agents.commands import MARK, ProcessResult, Workplace
 from evert.agents.supervisor import CHUNK, KEPT_OUTPUT, Tail, remove
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds every descendant")
@@ -46,7 +46,7 @@ async def test_nothing_is_left_of_a_command_that_has_ended_or_whose_env_is_close
 
 @linux
 async def test_a_command_that_is_cancelled_twice_leaves_no_zombie(tmp_path: Path) -> None:
-    place = Place([], tmp_path, {}, None, {}, env={**os.environ, MARK: new_mark()})
+    place = Workplace([], tmp_path, {}, None, {}, env={**os.environ, MARK: new_mark()})
     command, others = [sys.executable, "-c", "import time; time.sleep(600)"], children()
     running = asyncio.create_task(place.run(command, "command"))
     await asyncio.sleep(0)  # now it waits for the supervisor's first report

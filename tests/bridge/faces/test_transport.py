@@ -20,7 +20,7 @@ from tests.kit import play, reward, user
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv
 from evert.bridge.clients.aiohttp_transport import response_for
-from evert.bridge.clients.dialects.api import EVENTS, Answer
+from evert.bridge.clients.dialects.api import EVENTS, ApiResponse
 from evert.bridge.clients.httpx_transport import Transport
 from evert.bridge.errors import AgentAborted
 
@@ -192,7 +192,7 @@ async def test_it_is_aiohttps_own_response_with_its_status_and_raises_where_that
         (429, "Too Many Requests"),
         (529, ""),
     ]:
-        answer = Answer(status, b'{"x": "\xc3\xbc"}')
+        answer = ApiResponse(status, b'{"x": "\xc3\xbc"}')
         response = await response_for(answer)
         assert type(response) is aiohttp.ClientResponse
         assert (response.status, response.ok, response.reason) == (status, status == 200, reason)
@@ -206,7 +206,7 @@ async def test_it_is_aiohttps_own_response_with_its_status_and_raises_where_that
 
 async def test_every_byte_comes_back_whole_piece_by_piece_or_line_by_line() -> None:
     for content in (b"", b"x", b"data: 1\n\ndata: 2\n\n", LARGE):
-        responses = [await response_for(Answer(200, content, EVENTS)) for _ in range(3)]
+        responses = [await response_for(ApiResponse(200, content, EVENTS)) for _ in range(3)]
         assert responses[0].content_type == EVENTS
         assert await responses[0].read() == content
         assert b"".join([piece async for piece in responses[1].content.iter_any()]) == content
@@ -215,7 +215,7 @@ async def test_every_byte_comes_back_whole_piece_by_piece_or_line_by_line() -> N
 
 async def test_nothing_is_left_open_whether_it_is_read_or_not() -> None:
     tasks = asyncio.all_tasks()
-    responses = [await response_for(Answer(200, LARGE)) for _ in range(3)]
+    responses = [await response_for(ApiResponse(200, LARGE)) for _ in range(3)]
 
     assert asyncio.all_tasks() == tasks
     assert all(response.connection is None for response in responses)

@@ -21,7 +21,7 @@ from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.messages import read_message, read_tools
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects import chat_completions
-from evert.bridge.clients.dialects.api import Answer
+from evert.bridge.clients.dialects.api import ApiResponse
 from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.conversations.matching import ConversationBook
 from evert.bridge.episode.agent import inspect_agent
@@ -389,7 +389,7 @@ def read(dialect: str, body: Any) -> ChatRequest:
     episode = Episode(inspect_agent(lambda client: 0.0), _loop(), [["policy"]])
     endpoint = Endpoint(episode, "policy", prompt_renderer("qwen3"))
     call = endpoint.read(endpoint.route("POST", dialect, json.dumps(body).encode()))
-    if isinstance(call, Answer):
+    if isinstance(call, ApiResponse):
         raise bad_request(call.content.decode())
     return call.request
 

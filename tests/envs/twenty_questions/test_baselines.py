@@ -18,7 +18,7 @@ from evert.envs.twenty_questions.baselines import (
     shown_oracle_agent,
     shown_random_agent,
 )
-from evert.envs.twenty_questions.game import Answer, Game, Rules
+from evert.envs.twenty_questions.game import Answer, QuestionGame, Rules
 from evert.envs.twenty_questions.knowledge import guess
 from evert.envs.twenty_questions.nouns import shipped_nouns
 from evert.envs.twenty_questions.player import TEST_TASKS
@@ -39,7 +39,7 @@ def test_the_oracle_finds_every_noun() -> None:
 
 
 async def test_the_oracle_goes_by_what_is_left() -> None:
-    game = Game(NOUNS[0])
+    game = QuestionGame(NOUNS[0])
     for other in NOUNS:
         if other.category == NOUNS[0].category and other != NOUNS[0]:
             game.record(guess(other.answer), Answer("no"))

@@ -3,7 +3,7 @@
 import pytest
 
 from evert.envs.twenty_questions.errors import GameStateError
-from evert.envs.twenty_questions.game import Answer, Game, Rules, Search, question_of
+from evert.envs.twenty_questions.game import Answer, QuestionGame, Rules, Search, question_of
 from evert.envs.twenty_questions.nouns import Noun
 
 ZEBRA = Noun("zebra", "animal", "train")
@@ -11,8 +11,8 @@ RIGHT = Answer("yes", correct=True)
 NO = Answer("no", brief_reason="a zebra is none")
 
 
-def played(*answers: Answer, most: int = 20) -> Game:
-    game = Game(ZEBRA, Rules(max_questions=most))
+def played(*answers: Answer, most: int = 20) -> QuestionGame:
+    game = QuestionGame(ZEBRA, Rules(max_questions=most))
     for answer in answers:
         game.record("Is it a zebra?" if answer.correct else "Is it a bird?", answer)
     return game
@@ -32,19 +32,19 @@ def test_nothing_counts_after_the_end_nor_more_searches_than_are_allowed() -> No
     with pytest.raises(GameStateError, match="over after 1 of 1 questions \\(won\\)"):
         played(RIGHT, NO, most=1)
     with pytest.raises(GameStateError, match="2 searches.*allow 1"):
-        Game(ZEBRA).record("Is it a cat?", NO, (Search("a", "b"), Search("c", "d")))
+        QuestionGame(ZEBRA).record("Is it a cat?", NO, (Search("a", "b"), Search("c", "d")))
 
 
 def test_the_player_is_told_the_category_and_the_number() -> None:
     game = played(NO)
 
-    assert Game(ZEBRA).situation() == "Category: animal. Question 1 of 20."
+    assert QuestionGame(ZEBRA).situation() == "Category: animal. Question 1 of 20."
     assert game.situation() == "Category: animal. Question 2 of 20."
-    assert Game(ZEBRA, Rules(show_category=False)).situation() == "Question 1 of 20."
+    assert QuestionGame(ZEBRA, Rules(show_category=False)).situation() == "Question 1 of 20."
 
 
 def test_the_transcript_and_the_summary_have_everything() -> None:
-    game = Game(ZEBRA)
+    game = QuestionGame(ZEBRA)
     game.record("Hm", Answer("n/a", brief_reason="what"), (Search("birds", "owl, eagle"),))
     assert game.transcript().endswith("in play, 1 questions")
     game.record("Is it a zebra?", RIGHT)

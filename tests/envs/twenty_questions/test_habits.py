@@ -11,7 +11,7 @@ import pytest
 
 from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
 from evert.envs.twenty_questions.baselines import play
-from evert.envs.twenty_questions.game import Game, Rules
+from evert.envs.twenty_questions.game import QuestionGame, Rules
 from evert.envs.twenty_questions.habits import Asks, Guesses, HabitPlayer
 from evert.envs.twenty_questions.knowledge import Knowledge, guess
 from evert.envs.twenty_questions.nouns import shipped_nouns
@@ -28,7 +28,7 @@ def test_nobody_asks_the_same_twice_nor_what_its_lists_do_not_have() -> None:
         player = HabitPlayer(asks, guesses, KNOWN, random.Random(0))
         for game in (play(player, noun, HIDDEN) for noun in NOUNS[::20]):
             assert len({t.question for t in game.turns}) == len(game.turns), (asks, guesses)
-        game = Game(NOUNS[7], HIDDEN)
+        game = QuestionGame(NOUNS[7], HIDDEN)
         while not game.over:
             lists, question = player.lists(game), player.question(game)
 
@@ -52,6 +52,6 @@ def test_what_it_may_not_name_it_does_not_name() -> None:
     assert not foreign & {turn.question for turn in shown.turns}  # where the category is shown
 
     only = HabitPlayer("any", "always", KNOWN, random.Random(0), allowed=1)
-    game = Game(NOUNS[3], HIDDEN)
+    game = QuestionGame(NOUNS[3], HIDDEN)
     assert only.lists(game) == [(1.0, [guess(noun.answer) for noun in NOUNS])]  # it thinks of all
     assert only.question(game) == guess(NOUNS[0].answer)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from evert.envs.twenty_questions.facts import Facts
-from evert.envs.twenty_questions.game import Answer, Game, Rules
+from evert.envs.twenty_questions.game import Answer, QuestionGame, Rules
 from evert.envs.twenty_questions.knowledge import Knowledge, entropy, guess
 from evert.envs.twenty_questions.nouns import Noun
 
@@ -26,7 +26,7 @@ YES, NO, NOT_TOLD = Answer("yes"), Answer("no"), Answer("n/a")
 
 
 def left_after(*turns: tuple[str, Answer], shown: bool = False) -> list[str]:
-    game = Game(ZOO[0], Rules(show_category=shown))
+    game = QuestionGame(ZOO[0], Rules(show_category=shown))
     for question, answer in turns:
         game.record(question, answer)
     return KNOWN.names(KNOWN.candidates(game))

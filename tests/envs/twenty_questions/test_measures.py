@@ -4,7 +4,7 @@ import pytest
 
 from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
 from evert.envs.twenty_questions.baselines import OraclePlayer, RandomPlayer, play
-from evert.envs.twenty_questions.game import Answer, Game, Rules
+from evert.envs.twenty_questions.game import Answer, QuestionGame, Rules
 from evert.envs.twenty_questions.knowledge import entropy
 from evert.envs.twenty_questions.measures import measures
 from evert.envs.twenty_questions.nouns import Noun, shipped_nouns
@@ -15,7 +15,7 @@ DOG = shipped_nouns()[0]
 
 
 def measured(*questions: str, rules: Rules = HIDDEN) -> dict[str, float]:
-    game = Game(DOG, rules)
+    game = QuestionGame(DOG, rules)
     for question in questions:
         game.record(question, ANSWERER.answer_now(DOG, question))
     return measures(game)
@@ -50,7 +50,7 @@ def test_a_game_is_measured(questions: list[str], name: str, value: object) -> N
 
 
 def test_a_question_that_wins_is_no_guess_in_vain_and_need_be_no_guess() -> None:
-    game = Game(DOG, HIDDEN)
+    game = QuestionGame(DOG, HIDDEN)
     game.record("Does it look like a dog?", Answer("yes", correct=True))
 
     assert measures(game)["guesses_in_vain"] == 0.0
@@ -73,7 +73,7 @@ def test_the_oracle_has_all_bits_there_are_and_the_random_player_few() -> None:
 
 
 def test_of_a_noun_that_the_facts_do_not_have_there_are_no_bits() -> None:
-    game = Game(Noun("axolotl", "animal", "train"), HIDDEN)
+    game = QuestionGame(Noun("axolotl", "animal", "train"), HIDDEN)
     game.record("Can it fly?", Answer("no"))
 
     assert measures(game) == {"asks_first": 1.0, "repeats": 0.0, "guesses_in_vain": 0.0}

@@ -12,7 +12,7 @@ from tests.trainers.engine.training.test_trainer import CPU, KINDS, datum, gradi
 from tinker import types
 
 from evert.trainers.engine.common import parallel
-from evert.trainers.engine.common.parallel import Worker, bounded_map, lanes, thread_map
+from evert.trainers.engine.common.parallel import WorkerThread, bounded_map, lanes, thread_map
 from evert.trainers.engine.models.base_models import load_model, load_tokenizer
 from evert.trainers.engine.models.lean import LeanModel
 from evert.trainers.engine.sampling import prefill, scheduler
@@ -92,7 +92,7 @@ def test_a_worker_and_a_sampler_hold_no_threads_of_pytorch_when_they_are_done(
     monkeypatch.setattr(scheduler, "_LINGER_SECONDS", 600)
     client = training.save_weights_and_get_sampling_client().result()
     one = types.SamplingParams(max_tokens=1)
-    worker = Worker("tested")
+    worker = WorkerThread("tested")
     work = (  # and how many threads of it stay: the sampler's own
         (lambda: worker.submit(compute).result(), 0),
         (lambda: client.sample(types.ModelInput.from_ints([1]), 1, one).result(), 1),

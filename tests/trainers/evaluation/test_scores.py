@@ -16,7 +16,7 @@ from tests.nightly import IS_NIGHT
 
 from evert.envs.games import Game, Metric
 from evert.trainers.episodes.intervals import half_of, interval
-from evert.trainers.episodes.playing import Episode
+from evert.trainers.episodes.playing import EpisodeResult
 from evert.trainers.episodes.scores import (
     Score,
     as_csv,
@@ -27,15 +27,15 @@ from evert.trainers.episodes.scores import (
 )
 
 
-def episode(task: int = 0, success: bool = True, **other: Any) -> Episode:
+def episode(task: int = 0, success: bool = True, **other: Any) -> EpisodeResult:
     fields: dict[str, Any] = {
         "model": "m", "digest": "d", "split": "test", "task": task, "seed": 0, "category": "animal",
         "reward": float(success), "success": success, "turns": 3, "tokens": 30, "metrics": {},
     }  # fmt: skip
-    return Episode(**{**fields, **other})
+    return EpisodeResult(**{**fields, **other})
 
 
-def score(episodes: list[Episode]) -> Score:
+def score(episodes: list[EpisodeResult]) -> Score:
     (found,) = scores(episodes)
     return found
 

@@ -15,7 +15,7 @@ from evert.trainers.serving.errors import UnfitServerError
 from evert.trainers.serving.service import PolicyService
 from evert.trainers.serving.wire import (
     CompletionRequest,
-    Dialect,
+    ServerKind,
     read_answer,
     read_request,
     write_request,
@@ -42,7 +42,7 @@ def test_a_request_is_read_as_it_was_written() -> None:
 def test_each_server_is_asked_for_the_whole_distribution_in_its_own_words() -> None:
     llama, vllm = (
         json.loads(write_request(CompletionRequest("m", [1], PARAMS[2]), dialect))
-        for dialect in (Dialect.LLAMA_CPP, Dialect.VLLM)
+        for dialect in (ServerKind.LLAMA_CPP, ServerKind.VLLM)
     )
     assert llama["samplers"] == ["temperature"]
     assert llama["logprobs"] == 1

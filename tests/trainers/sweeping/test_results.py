@@ -14,7 +14,7 @@ from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping import process
 from evert.trainers.sweeping.process import SPARE, ending, room_for
 from evert.trainers.sweeping.results import ObjectiveError, as_rows, objective_of, praise, rank
-from evert.trainers.sweeping.study import Run
+from evert.trainers.sweeping.study import SweepRun
 from evert.trainers.system.command import INTERRUPTED
 from evert.trainers.system.files import METRICS, RESULT, RUN
 from evert.trainers.system.machine import free_memory
@@ -83,12 +83,12 @@ COMPLETED = {"status": "completed", "seconds": 2.0, "error": ""}
 FAILED = {"status": "failed", "seconds": 1.0, "error": "first\nerror: no luck"}
 
 
-def run(number: int, objective: float | None, *attempts: dict[str, Any], **values: Any) -> Run:
+def run(number: int, objective: float | None, *attempts: dict[str, Any], **values: Any) -> SweepRun:
     """A run that was tried."""
-    return Run(number, values, list(attempts or [COMPLETED]), objective)
+    return SweepRun(number, values, list(attempts or [COMPLETED]), objective)
 
 
-def runs(*scores: tuple[str, int, float]) -> list[Run]:
+def runs(*scores: tuple[str, int, float]) -> list[SweepRun]:
     """Completed runs: the loss, the seed and the objective of each."""
     return [run(n, score, loss_fn=loss, seed=seed) for n, (loss, seed, score) in enumerate(scores)]
 

@@ -11,7 +11,7 @@ from tests.trainers.conftest import Patch
 
 from evert.bridge.errors import EvertError
 from evert.trainers.commands.train import parse
-from evert.trainers.sweeping.study import Plan, Record, Run, choices, read_plan
+from evert.trainers.sweeping.study import Record, SweepPlan, SweepRun, choices, read_plan
 from evert.trainers.system.files import RunFolderError
 
 GAME = {"env": "identity", "steps": "2"}
@@ -19,7 +19,7 @@ CARDS, LAKE = "gymnasium:Blackjack-v1", "gymnasium:FrozenLake-v1"
 SEEDS = {"seed": "0,1,2"}
 
 
-def plan(**given: str) -> Plan:
+def plan(**given: str) -> SweepPlan:
     """A sweep of the game."""
     return read_plan({**GAME, **given})
 
@@ -115,7 +115,7 @@ DRAWN = {"learning_rate": "1e-4..1e-2", "group_size": "2..64", "loss_fn": "ppo,c
 RANDOM = plan(**DRAWN, trials="12")
 
 
-def do(record: Record, *endings: str) -> list[Run]:
+def do(record: Record, *endings: str) -> list[SweepRun]:
     """Try as many runs, which end like that; those that complete score their number."""
     tried = []
     for ending in endings:
@@ -195,7 +195,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("call", ["ask", "enqueue_trial"])
 @pytest.mark.parametrize("chosen", [GRID, RANDOM], ids=["grid", "random"])
 def test_a_sweep_that_is_killed_while_it_draws_a_run_loses_none(
-    tmp_path: Path, monkeypatch: Patch, chosen: Plan, call: str
+    tmp_path: Path, monkeypatch: Patch, chosen: SweepPlan, call: str
 ) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()

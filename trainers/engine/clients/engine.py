@@ -14,7 +14,7 @@ from typing import Any
 
 from evert.trainers.engine.clients.saves import Saves
 from evert.trainers.engine.common.errors import CheckpointError, EngineClosedError
-from evert.trainers.engine.common.parallel import Worker
+from evert.trainers.engine.common.parallel import WorkerThread
 from evert.trainers.engine.models.base_models import (
     context_length,
     end_tokens,
@@ -26,7 +26,7 @@ from evert.trainers.engine.models.pictures import PictureReader
 from evert.trainers.engine.models.stand_ins import StandIns
 from evert.trainers.engine.sampling.drawing import stream_key
 from evert.trainers.engine.sampling.frozen import freeze
-from evert.trainers.engine.sampling.sampler import Sampler
+from evert.trainers.engine.sampling.sampler import ModelSampler
 from evert.trainers.engine.sampling.scheduler import Scheduler
 from evert.trainers.engine.store.checkpoints import PATH, CheckpointInfo, CheckpointStore, RunInfo
 from evert.trainers.engine.training.trainer import Trainer
@@ -55,16 +55,16 @@ class Engine:
         self.models = Loader(self.settings)
         self.device = self.models.device
         self.store = CheckpointStore(self.settings.root)
-        self.loader = Worker("evert-loader")
-        self.image_worker = Worker("evert-images")
+        self.loader = WorkerThread("evert-loader")
+        self.image_worker = WorkerThread("evert-images")
         """Reads the images of prompts, in the order of the prompts."""
         self.requested_models: set[str] = set()
         """Base models that clients were created for."""
         self._occasions: Counter[int] = Counter()
         self._schedulers: weakref.WeakValueDictionary[int, Scheduler]
         self._schedulers = weakref.WeakValueDictionary()
-        self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
-        self._bases: weakref.WeakValueDictionary[str, Sampler] = weakref.WeakValueDictionary()
+        self._workers: weakref.WeakSet[WorkerThread] = weakref.WeakSet()
+        self._bases: weakref.WeakValueDictionary[str, ModelSampler] = weakref.WeakValueDictionary()
         self._readers: dict[str, PictureReader] = {}
         self.saves = Saves()
         self._process = os.getpid()
@@ -98,10 +98,10 @@ class Engine:
         if not self.saves.awaits_run(run_id):
             self.check_open()
 
-    def new_worker(self) -> Worker:
+    def new_worker(self) -> WorkerThread:
         """Start a thread that runs calls in order; the engine ends it."""
         self.check_open()
-        worker = Worker("evert-trainer")
+        worker = WorkerThread("evert-trainer")
         self._workers.add(worker)
         return worker
 
@@ -163,7 +163,7 @@ class Engine:
         self._occasions[steps] += 1
         return occasion
 
-    def base_sampler(self, base_model: str) -> Sampler:
+    def base_sampler(self, base_model: str) -> ModelSampler:
         """The sampler of a base model's own weights; loaded once while it is in use."""
         self.check_open()
         sampler = self._bases.get(base_model)
@@ -173,7 +173,7 @@ class Engine:
             self._bases[base_model] = sampler
         return sampler
 
-    def saved_sampler(self, path: str, *number: int) -> Sampler:
+    def saved_sampler(self, path: str, *number: int) -> ModelSampler:
         """A sampler of a checkpoint, seeded by the checkpoint's steps and ``number``."""
         self.check_open()
         info = self.store.read(path)
@@ -221,10 +221,10 @@ class Engine:
         trainer = self._trainer(run_id, base_model, model, load_tokenizer(base_model))
         return TrainingRun(run_id, base_model, rank, trainer)
 
-    def new_sampler(self, model: Any, tokenizer: Any, *number: int | bytes) -> Sampler:
+    def new_sampler(self, model: Any, tokenizer: Any, *number: int | bytes) -> ModelSampler:
         """A sampler of a model's present weights, which are copied, except for a shared base."""
         frozen = freeze(model)
-        return Sampler(
+        return ModelSampler(
             frozen,
             tokenizer,
             seed=stream_key(self.settings.seed, *number),

@@ -3,7 +3,7 @@
 ``settled_future`` runs a call at once and returns the SDK's ``AwaitableConcurrentFuture``.
 ``AcceptedCall`` is the future of a call that runs to its end, whoever waits for it. ``ReadyClient``
 is a client that is also its own future; ``client_future`` is the future of a client that the
-installed SDK's methods return. ``Answer`` is both kinds of future.
+installed SDK's methods return. ``AnyFuture`` is both kinds of future.
 """
 
 import asyncio
@@ -123,7 +123,7 @@ def _settle(outer: "Future[T]", call: Callable[[], T]) -> None:
             outer.set_result(result)
 
 
-class Answer(Future[T], APIFuture[T]):
+class AnyFuture(Future[T], APIFuture[T]):
     """Both kinds of future: older SDKs returned the standard library's for samples."""
 
     def __init__(self, future: "Future[T]") -> None:

@@ -78,7 +78,7 @@ def check_last_n(last_n: int | None, length: int) -> None:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _FieldReading:
     """One field of the response: the values it reads, and how they become the field."""
 
     last_n: int | None
@@ -101,19 +101,21 @@ def prompt_fields(score: Score, options: PromptOptions) -> "Future[dict[str, Any
     return chain(scores, lambda values: finished_future(fields(values)).future())
 
 
-def _parts(options: PromptOptions) -> dict[str, _Part]:
-    parts: dict[str, _Part] = {}
+def _parts(options: PromptOptions) -> dict[str, _FieldReading]:
+    parts: dict[str, _FieldReading] = {}
     if options.logprobs:
-        parts["prompt_logprobs_np"] = _Part(
+        parts["prompt_logprobs_np"] = _FieldReading(
             options.last_n, log_probabilities, lambda values: np.array(values, dtype=np.float32)
         )
     if options.topk:
-        parts["topk_prompt_logprobs_np"] = _Part(
+        parts["topk_prompt_logprobs_np"] = _FieldReading(
             options.last_n, _top_logprobs(options.topk), lambda rows: _topk(rows, options.topk)
         )
     if options.targets is not None:
         targets = _Targets(options.targets)
-        parts["target_prompt_logprobs"] = _Part(targets.last_n, targets, targets.in_request_layout)
+        parts["target_prompt_logprobs"] = _FieldReading(
+            targets.last_n, targets, targets.in_request_layout
+        )
     return parts
 
 

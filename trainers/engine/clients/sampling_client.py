@@ -21,7 +21,7 @@ from tinker import APIFuture, types
 
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.clients.futures import (
-    Answer,
+    AnyFuture,
     ReadyClient,
     chain,
     finished_future,
@@ -32,8 +32,8 @@ from evert.trainers.engine.clients.surface import refuse_hosted
 from evert.trainers.engine.common.errors import SamplingRequestError, UnsupportedError
 from evert.trainers.engine.models.base_models import load_tokenizer
 from evert.trainers.engine.models.loading import EngineSettings
-from evert.trainers.engine.models.pictures import PictureReader, Row, is_text
-from evert.trainers.engine.sampling.sampler import Sampler
+from evert.trainers.engine.models.pictures import PictureReader, PictureRow, is_text
+from evert.trainers.engine.sampling.sampler import ModelSampler
 from evert.trainers.engine.sampling.scoring import Reader, log_probabilities
 from evert.trainers.engine.training.provenance import mark_recorded
 
@@ -95,7 +95,7 @@ class SamplingClient(ReadyClient):
     def __init__(
         self,
         engine: Engine,
-        sampler: "Future[Sampler]",
+        sampler: "Future[ModelSampler]",
         source: Source,
         *,
         records: bool = False,
@@ -140,7 +140,7 @@ class SamplingClient(ReadyClient):
         sampling_params: types.SamplingParams,
         watch: Callable[[list[int]], None],
     ) -> APIFuture[types.SampleResponse]:
-        """Sample one reply, and call ``watch`` with its tokens so far; see ``Sampler.sample``."""
+        """Sample one reply; ``watch`` gets its tokens so far, as in ``ModelSampler.sample``."""
         return self._read(
             prompt, lambda row: self._sample(row, 1, sampling_params, PromptOptions(), watch)
         )
@@ -150,7 +150,7 @@ class SamplingClient(ReadyClient):
     ) -> APIFuture[list[float | None]]:
         """Log-probability of each token given those before it; None for the first."""
 
-        def ask(row: Row) -> "Future[list[Any]]":
+        def ask(row: PictureRow) -> "Future[list[Any]]":
             check_last_n(prompt_logprobs_last_n, len(row.ids))
             scores = self._scorer(row)([(prompt_logprobs_last_n, log_probabilities)])
             return chain(scores, lambda values: finished_future(values[0]).future())
@@ -169,7 +169,7 @@ class SamplingClient(ReadyClient):
         """Do nothing: the engine has no queue."""
 
     @property
-    def sampler(self) -> Sampler:
+    def sampler(self) -> ModelSampler:
         """The client's sampler; waits until it is loaded. Its ``stats`` count its work."""
         self._engine.check_process()
         return self._sampler.result()
@@ -195,17 +195,19 @@ class SamplingClient(ReadyClient):
         )
         return _unpickle, (state,)
 
-    def _read(self, prompt: types.ModelInput, ask: "Callable[[Row], Future[T]]") -> "Answer[T]":
+    def _read(
+        self, prompt: types.ModelInput, ask: "Callable[[PictureRow], Future[T]]"
+    ) -> "AnyFuture[T]":
         """Call ``ask`` with the prompt as a row; images are read in another thread."""
         self._engine.check_open()
         reader = self._engine.reader(self._source.base_model)
         if is_text(prompt):
-            return Answer(ask(reader.read(prompt)))
-        return Answer(
+            return AnyFuture(ask(reader.read(prompt)))
+        return AnyFuture(
             chain(self._engine.image_worker.submit(self._read_images, reader, prompt), ask)
         )
 
-    def _read_images(self, reader: PictureReader, prompt: types.ModelInput) -> Row:
+    def _read_images(self, reader: PictureReader, prompt: types.ModelInput) -> PictureRow:
         self._engine.check_open()  # It may have closed since the call was made
         try:
             return reader.read(prompt)
@@ -214,7 +216,7 @@ class SamplingClient(ReadyClient):
 
     def _sample(
         self,
-        row: Row,
+        row: PictureRow,
         num_samples: int,
         params: types.SamplingParams,
         options: PromptOptions,
@@ -230,7 +232,7 @@ class SamplingClient(ReadyClient):
         answer.add_done_callback(lambda _: replies.cancel())  # cancelling the answer stops sampling
         return answer
 
-    def _scorer(self, row: Row) -> Score:
+    def _scorer(self, row: PictureRow) -> Score:
         def score(reads: Sequence[tuple[int | None, Reader]]) -> "Future[list[list[Any]]]":
             return chain(
                 self._sampler,

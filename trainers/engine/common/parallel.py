@@ -68,7 +68,7 @@ def bounded_map(
             yield running.popleft().result()
 
 
-class Worker(ThreadPoolExecutor):
+class WorkerThread(ThreadPoolExecutor):
     """One thread that runs calls in order, and uses no CPU between them."""
 
     def __init__(self, name: str) -> None:

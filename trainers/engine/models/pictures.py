@@ -57,7 +57,7 @@ _lock = Lock()  # Held to look up or add a picture
 
 
 @dataclass(frozen=True)
-class Row:
+class PictureRow:
     """A prompt or a datum as ids and pictures; hold it while its ids are in use."""
 
     ids: list[int]  # Token ids, and names of pictures
@@ -71,14 +71,14 @@ class PictureReader:
         self._base_model = base_model
         self._last: OrderedDict[int, Picture] = OrderedDict()
 
-    def read(self, prompt: types.ModelInput) -> Row:
+    def read(self, prompt: types.ModelInput) -> PictureRow:
         """Read the ids and pictures of a prompt. Several threads may call it.
 
         Raises:
             ValueError: The model does not accept the prompt; the text continues "The prompt".
         """
         if is_text(prompt):
-            return Row(prompt.to_ints())
+            return PictureRow(prompt.to_ints())
         ids: list[int] = []
         pictures: list[Picture] = []
         for chunk in prompt.chunks:
@@ -98,7 +98,7 @@ class PictureReader:
                     "engine takes images as bytes (ImageChunk), and no sound. Send only text and "
                     "images."
                 )
-        return Row(ids, tuple(pictures))
+        return PictureRow(ids, tuple(pictures))
 
     def _picture(self, chunk: types.ImageChunk) -> Picture:
         digest = blake2b(chunk.data, digest_size=8, key=self._preparation).digest()

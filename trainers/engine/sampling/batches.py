@@ -42,7 +42,7 @@ class Admitted(NamedTuple):
 class FrozenModel:
     """Weights that do not change; their batches share a prefix cache."""
 
-    kind: ClassVar[type["Batch"]]  # Class of its batches
+    kind: ClassVar[type["DecodeBatch"]]  # Class of its batches
 
     model: Any  # A ``LeanModel`` or a Hugging Face model
     vocabulary: int  # Number of logits of a token
@@ -50,12 +50,12 @@ class FrozenModel:
     prefixes: PrefixCache  # Keys and values computed with it so far
     base: Any = None  # Models of one base share batches; None if the base is not shared
 
-    def new_batch(self) -> "Batch":
+    def new_batch(self) -> "DecodeBatch":
         """Open an empty batch."""
         return self.kind(self)
 
 
-class Batch(ABC):
+class DecodeBatch(ABC):
     """Rows that are decoded together."""
 
     def __init__(self, weights: FrozenModel) -> None:

@@ -22,15 +22,15 @@ from torch import Tensor
 
 from evert.trainers.engine.models.base_models import base_of
 from evert.trainers.engine.models.pictures import uncut_start, vision_inputs
-from evert.trainers.engine.sampling.batches import Batch, FrozenModel, logit_places, pad
+from evert.trainers.engine.sampling.batches import DecodeBatch, FrozenModel, logit_places, pad
 from evert.trainers.engine.sampling.prefill import Job
 from evert.trainers.engine.sampling.prefix_cache import KeyValues
 
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
-class GenericBatch(Batch):
-    """Rows of any model; see ``Batch``."""
+class GenericBatch(DecodeBatch):
+    """Rows of any model; see ``DecodeBatch``."""
 
     def __init__(self, weights: FrozenModel) -> None:
         model = weights.model
@@ -55,7 +55,7 @@ class GenericBatch(Batch):
         return self._only_attends or self._cache is None
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append one token to every row; see ``Batch``."""
+        """Append one token to every row; see ``DecodeBatch``."""
         self._mask = F.pad(self._mask, (0, 1), value=1)
         positions = self._mask.sum(-1, keepdim=True) - 1 + self._offsets
         return self._forward(tokens[:, None], self._mask, self._cache, 1, positions)[:, -1]

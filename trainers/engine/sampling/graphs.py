@@ -34,7 +34,7 @@ class Graphs:
     """The steps of one batch that were captured so far."""
 
     def __init__(self) -> None:
-        self._steps: dict[tuple[int, ...], _Step] = {}
+        self._steps: dict[tuple[int, ...], _CapturedStep] = {}
         self._owners: tuple[object, ...] = ()
         self._capture: _Capture | None = None
 
@@ -61,11 +61,11 @@ class Graphs:
             self._owners = owners
         self._capture = self._capture or _Capture(inputs[0].device)
         if (step := self._steps.get(sizes)) is None:
-            step = self._steps[sizes] = _Step(call, sizes[0], inputs)
+            step = self._steps[sizes] = _CapturedStep(call, sizes[0], inputs)
         return step.run(inputs, self._capture)[: len(inputs[0])]
 
 
-class _Step:
+class _CapturedStep:
     """Runs once uncaptured, since libraries set themselves up; the second run is captured."""
 
     def __init__(self, call: Callable[..., Tensor], rows: int, inputs: Sequence[Tensor]) -> None:

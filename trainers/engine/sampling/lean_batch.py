@@ -20,7 +20,7 @@ from torch import Tensor
 from evert.trainers.engine.common.parallel import in_chunks
 from evert.trainers.engine.models.lean import Attend, LeanModel, mix_adapters
 from evert.trainers.engine.models.products import float_product
-from evert.trainers.engine.sampling.batches import Batch, FrozenModel, logit_places, pad
+from evert.trainers.engine.sampling.batches import DecodeBatch, FrozenModel, logit_places, pad
 from evert.trainers.engine.sampling.graphs import Graphs, rounded
 from evert.trainers.engine.sampling.prefill import Job
 from evert.trainers.engine.sampling.prefix_cache import KeyValues
@@ -31,8 +31,8 @@ _LANE_ROWS = 96  # Minimum rows of a step per core
 _LANE_TOKENS = 256  # Minimum prompt tokens per core
 
 
-class LeanBatch(Batch):
-    """Rows of a ``LeanModel``; see ``Batch``."""
+class LeanBatch(DecodeBatch):
+    """Rows of a ``LeanModel``; see ``DecodeBatch``."""
 
     def __init__(self, weights: FrozenModel) -> None:
         super().__init__(weights)
@@ -74,7 +74,7 @@ class LeanBatch(Batch):
         return len(self._lengths)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append one token to every row; see ``Batch``."""
+        """Append one token to every row; see ``DecodeBatch``."""
         rows = self.size if self._graphs is None else rounded(self.size)
         self._cache.reserve(rows, self._widest + 1)
         self._decoder.reserve(self._longest + 1)

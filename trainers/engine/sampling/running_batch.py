@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Request:
+class SampleRequest:
     """A request to sample: its prompt, its parameters, and its finished samples."""
 
     model: FrozenModel
@@ -41,10 +41,10 @@ class Request:
 
 
 @dataclass
-class Row:
+class SampleRow:
     """One sample of a request, with its tokens so far."""
 
-    request: Request
+    request: SampleRequest
     index: int  # Which of the request's samples this is
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Row:
         return len(self.request.prompt) + len(self.tokens)
 
 
-EndedRow: TypeAlias = tuple[Row, types.StopReason]
+EndedRow: TypeAlias = tuple[SampleRow, types.StopReason]
 
 
 class RunningBatch:
@@ -68,7 +68,7 @@ class RunningBatch:
 
     def __init__(self, model: FrozenModel) -> None:
         self.batch = model.new_batch()
-        self.rows: list[Row] = []
+        self.rows: list[SampleRow] = []
         # Tokens are drawn in float64, which MPS lacks.
         on_host = self.batch.device.type == "mps"
         self._device = torch.device("cpu") if on_host else self.batch.device
@@ -102,11 +102,11 @@ class RunningBatch:
             plain=not top_k and not top_p and all(p.temperature == 1 for p in params),
         )
 
-    def admit(self, rows: Sequence[Row]) -> None:
+    def admit(self, rows: Sequence[SampleRow]) -> None:
         """Add rows: new ones, or ones that were put back."""
         for model in dict.fromkeys(row.request.model for row in rows):
             self.batch.weights = model
-            waiting: dict[tuple[int, ...], list[Row]] = {}
+            waiting: dict[tuple[int, ...], list[SampleRow]] = {}
             for row in rows:
                 if row.request.model is model:
                     waiting.setdefault(tuple(row.context), []).append(row)
@@ -152,7 +152,7 @@ class RunningBatch:
                 ended[i] = None
         return self._drop(ended) if ended else []
 
-    def make_room(self) -> list[Row]:
+    def make_room(self) -> list[SampleRow]:
         """Drop and return the rows that do not fit into memory, the shortest replies first.
 
         Call it before ``draw``, so that the dropped rows have no unread token.

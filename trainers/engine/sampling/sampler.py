@@ -25,7 +25,7 @@ from evert.trainers.engine.common.errors import SamplingRequestError
 from evert.trainers.engine.models.pictures import Picture
 from evert.trainers.engine.sampling.batches import FrozenModel
 from evert.trainers.engine.sampling.drawing import make_stops, stream_key
-from evert.trainers.engine.sampling.running_batch import Request, Row
+from evert.trainers.engine.sampling.running_batch import SampleRequest, SampleRow
 from evert.trainers.engine.sampling.scheduler import Scheduler, SchedulerStats, ScoreRequest
 from evert.trainers.engine.sampling.scoring import Reader, log_probabilities
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _COUNTED_PROMPTS = 2**16  # Prompts whose requests are counted: 15 MB
 
 
-class Sampler:
+class ModelSampler:
     """Samples from one frozen model; see the module's docstring."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Sampler:
         the list: the scheduler keeps changing it.
         """
         max_tokens = self._check(prompt, num_samples, params, pictures)
-        request = Request(
+        request = SampleRequest(
             self._model,
             self._tokenizer,
             list(prompt),
@@ -88,7 +88,7 @@ class Sampler:
             pictures,
             watch=watch,
         )
-        self.scheduler.sample([Row(request, index) for index in range(num_samples)])
+        self.scheduler.sample([SampleRow(request, index) for index in range(num_samples)])
         return request.future
 
     def score(

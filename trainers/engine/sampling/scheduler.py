@@ -29,9 +29,9 @@ from tinker import types
 from evert.trainers.engine.common.errors import EngineClosedError
 from evert.trainers.engine.common.parallel import release_threads
 from evert.trainers.engine.models.pictures import Picture
-from evert.trainers.engine.sampling.batches import Batch, FrozenModel
+from evert.trainers.engine.sampling.batches import DecodeBatch, FrozenModel
 from evert.trainers.engine.sampling.memory import is_out_of_memory
-from evert.trainers.engine.sampling.running_batch import Row, RunningBatch
+from evert.trainers.engine.sampling.running_batch import RunningBatch, SampleRow
 from evert.trainers.engine.sampling.scoring import Scoring, score
 
 MAX_ROWS = 256  # Maximum number of rows decoded together; further requests wait
@@ -76,14 +76,14 @@ class Scheduler:
     def __init__(self) -> None:
         self.stats = SchedulerStats()
         self._lock = threading.Condition()
-        self._waiting: deque[Row] = deque()
+        self._waiting: deque[SampleRow] = deque()
         self._scores: list[ScoreRequest] = []
         self._runs: list[RunningBatch] = []
         self._max_rows = MAX_ROWS  # Lower after memory ran out
         self._worker: threading.Thread | None = None
         self._closed = False
 
-    def sample(self, rows: Sequence[Row]) -> None:
+    def sample(self, rows: Sequence[SampleRow]) -> None:
         """Queue rows to be decoded; their request's future has the answer."""
         with self._lock:
             self._wake()
@@ -175,7 +175,7 @@ class Scheduler:
         self.stats.forward_passes += 1
         return True
 
-    def _try_fewer(self, rows: Sequence[Row], error: Exception) -> None:
+    def _try_fewer(self, rows: Sequence[SampleRow], error: Exception) -> None:
         """Requeue rows that ran out of memory, to run half as many; fail them on other errors."""
         if not is_out_of_memory(error) or len(rows) == 1:
             for row in rows:
@@ -233,14 +233,14 @@ class Scheduler:
         self._count(run.batch, *before)
         self.stats.largest_batch = max(self.stats.largest_batch, len(run.rows))
 
-    def _count(self, batch: Batch, passes: int = 0, tokens: int = 0) -> None:
+    def _count(self, batch: DecodeBatch, passes: int = 0, tokens: int = 0) -> None:
         self.stats.forward_passes += batch.passes - passes
         self.stats.prompt_tokens += batch.computed_tokens - tokens
 
-    def _take(self) -> list[Row]:
+    def _take(self) -> list[SampleRow]:
         present = [row for run in self._runs for row in run.rows]
         longest = max(map(_expected_length, present), default=0)
-        admitted: list[Row] = []
+        admitted: list[SampleRow] = []
         with self._lock:
             while self._waiting:
                 row = self._waiting[0]
@@ -254,7 +254,7 @@ class Scheduler:
                 self._waiting.popleft()
         return admitted
 
-    def _finish(self, row: Row, reason: types.StopReason) -> None:
+    def _finish(self, row: SampleRow, reason: types.StopReason) -> None:
         request = row.request
         self.stats.sampled_tokens += len(row.tokens)
         request.finished[row.index] = types.SampledSequence(
@@ -277,7 +277,7 @@ class Scheduler:
             _fail(future, error)
 
 
-def _expected_length(row: Row) -> int:
+def _expected_length(row: SampleRow) -> int:
     longest = len(row.request.prompt) + row.request.max_tokens
     return min(longest, row.length + _EXPECTED_REPLY)
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evert.trainers.engine.sampling.batches import Batch
+from evert.trainers.engine.sampling.batches import DecodeBatch
 from evert.trainers.engine.sampling.prefill import Job
 
 Reader: TypeAlias = Callable[[Tensor, np.ndarray, np.ndarray], Sequence[Any]]
@@ -46,12 +46,12 @@ class Scoring:
 
 
 @dataclass(eq=False)
-class _Part(Job):
+class _PromptPart(Job):
     following: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # [T]
     askers: list[Scoring] = field(default_factory=list)
 
 
-def score(batch: Batch, rows: Sequence[Scoring]) -> int:
+def score(batch: DecodeBatch, rows: Sequence[Scoring]) -> int:
     """Fill in the values of rows, which do not join the batch; returns how many were read."""
     computed = 0
     limits = [row.next - 1 for row in rows]
@@ -66,13 +66,13 @@ def score(batch: Batch, rows: Sequence[Scoring]) -> int:
     return computed + _compute(batch, remaining)
 
 
-def _part(tokens: np.ndarray, askers: Sequence[Scoring]) -> _Part:
+def _part(tokens: np.ndarray, askers: Sequence[Scoring]) -> _PromptPart:
     waiting = [asker for asker in askers if asker.next < len(tokens)]
     first = min((asker.next for asker in waiting), default=len(tokens))
-    return _Part(tokens[:-1], first - 1, following=tokens[1:], askers=waiting)
+    return _PromptPart(tokens[:-1], first - 1, following=tokens[1:], askers=waiting)
 
 
-def _compute(batch: Batch, parts: Sequence[_Part]) -> int:
+def _compute(batch: DecodeBatch, parts: Sequence[_PromptPart]) -> int:
     computed = 0
     for jobs, logits in batch.compute(parts):
         places = np.concatenate([np.arange(job.first, len(job.tokens)) for job in jobs]) + 1

@@ -29,7 +29,7 @@ from evert.trainers.engine.training.provenance import check_spans, sampled_mask
 
 
 @dataclass
-class Example:
+class DatumTensors:
     """A datum as tensors."""
 
     tokens: np.ndarray  # [N] int64
@@ -37,7 +37,7 @@ class Example:
     inputs: dict[str, Tensor]  # The loss's other inputs, each of the targets' shape, float32
     pictures: Sequence[Picture] = ()  # The pictures in the tokens
 
-    def to(self, device: torch.device) -> "Example":
+    def to(self, device: torch.device) -> "DatumTensors":
         """The same example on a device."""
         inputs = {key: value.to(device) for key, value in self.inputs.items()}
         return replace(self, targets=self.targets.to(device), inputs=inputs)
@@ -59,7 +59,7 @@ class Limits:
 class Work:
     """A training request: its data, on the CPU, and its loss."""
 
-    examples: list[Example]
+    examples: list[DatumTensors]
     loss: Loss
     settings: Mapping[str, float]
 
@@ -100,7 +100,7 @@ def read_custom(data: Sequence[types.Datum], limits: Limits) -> Work:
     return read_work(plain, "cross_entropy", None, limits)
 
 
-def _read(datum: types.Datum, loss_fn: str, where: str, limits: Limits) -> Example:
+def _read(datum: types.Datum, loss_fn: str, where: str, limits: Limits) -> DatumTensors:
     check_inputs(loss_fn, datum.loss_fn_inputs, where)
     try:
         row = limits.reader.read(datum.model_input)
@@ -133,7 +133,7 @@ def _read(datum: types.Datum, loss_fn: str, where: str, limits: Limits) -> Examp
         tensors["sampled"] = sampled_mask(datum)
     inputs = {key: value.float() for key, value in tensors.items()}
     _check_finite(inputs, where)
-    return Example(tokens, targets, inputs, row.pictures)
+    return DatumTensors(tokens, targets, inputs, row.pictures)
 
 
 def _check_ids(ids: np.ndarray, what: str, limits: Limits) -> None:
@@ -155,7 +155,7 @@ def _check_finite(inputs: Mapping[str, Tensor], where: str) -> None:
             )
 
 
-def micro_batches(examples: Sequence[Example], budget: int, *, folds: bool) -> list[list[int]]:
+def micro_batches(examples: Sequence[DatumTensors], budget: int, *, folds: bool) -> list[list[int]]:
     """Divide examples into micro-batches, each of one kind; returns the indices in each.
 
     ``budget``: maximum tokens of each, padding included; a longer example is alone. ``folds``:

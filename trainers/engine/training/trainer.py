@@ -24,7 +24,7 @@ from evert.trainers.engine.models.pictures import PictureReader
 from evert.trainers.engine.sampling.memory import PassBudget, is_out_of_memory, pass_budget
 from evert.trainers.engine.store.checkpoints import OPTIMIZER
 from evert.trainers.engine.training.examples import (
-    Example,
+    DatumTensors,
     Limits,
     Work,
     micro_batches,
@@ -269,7 +269,7 @@ class Trainer:
 
     def _run_batches(
         self,
-        examples: Sequence[Example],
+        examples: Sequence[DatumTensors],
         work: Work,
         budget: PassBudget,
         *,

@@ -34,7 +34,7 @@ from evert.agents.supervisor import remove
 from evert.bridge.clients.http.server import RELAYED_PORT
 from evert.trainers.integrations.harbor import inside
 from evert.trainers.integrations.harbor.options import SYSTEM_PATH
-from evert.trainers.integrations.harbor.plan import Plan
+from evert.trainers.integrations.harbor.plan import ImagePlan
 
 INSIDE = "/run/evert/inside.py"
 
@@ -98,7 +98,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
 
     def _validate_definition(self) -> None:
         name, folder = self.environment_name, self.environment_dir
-        self._plan = Plan.of(name, folder, self.task_env_config)
+        self._plan = ImagePlan.of(name, folder, self.task_env_config)
 
     async def start(self, force_build: bool) -> None:
         """Copy the files, and start the sandbox."""

@@ -1,4 +1,4 @@
-"""``Plan``: the instructions of a task's Dockerfile, if they need no image.
+"""``ImagePlan``: the instructions of a task's Dockerfile, if they need no image.
 
 A Dockerfile may have FROM and LABEL, which are ignored, and WORKDIR, ENV and COPY of the task's own
 files, without variables. A task that needs more needs a container, and is refused with the reason.
@@ -23,7 +23,7 @@ from evert.trainers.integrations.harbor.folders import read_task
 
 
 @dataclass
-class Plan:
+class ImagePlan:
     """The instructions of a task's Dockerfile."""
 
     task: str
@@ -35,7 +35,7 @@ class Plan:
     """Files and folders, and their target: an absolute path, of a folder if it ends with "/"."""
 
     @classmethod
-    def of(cls, task: str, folder: Path, config: Any) -> "Plan":
+    def of(cls, task: str, folder: Path, config: Any) -> "ImagePlan":
         """Read a task's Dockerfile.
 
         Args:
@@ -139,6 +139,6 @@ def check(tasks: Sequence[str]) -> None:
     for folder in tasks:
         task = read_task(folder)
         try:
-            Plan.of(task.name, task.paths.environment_dir, task.config.environment)
+            ImagePlan.of(task.name, task.paths.environment_dir, task.config.environment)
         except SandboxBuildFailedError as error:
             raise InvalidDatasetError(str(error)) from error

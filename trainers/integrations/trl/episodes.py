@@ -24,7 +24,7 @@ FAILED = "failed"
 
 
 @dataclass(frozen=True)
-class Episode:
+class TrlResult:
     """The result of one episode."""
 
     sequence: TokenSequence | None
@@ -36,7 +36,7 @@ class Episode:
     """How the agent failed, even if ``on_agent_error`` scored the episode; None: it did not."""
 
 
-async def play(env: ChatAgentEnv, policy: TokenCompleter) -> Episode:
+async def play(env: ChatAgentEnv, policy: TokenCompleter) -> TrlResult:
     """Play an episode, and close its Env."""
     try:
         trajectory = await do_single_rollout(policy, env)
@@ -45,17 +45,17 @@ async def play(env: ChatAgentEnv, policy: TokenCompleter) -> Episode:
         if failure is None:
             raise
         counts = {"turns": float(env.turns), DROPPED: 0.0, FAILED: 1.0}
-        return Episode(None, None, counts, failure)
+        return TrlResult(None, None, counts, failure)
     finally:
         await env.close()
     lineages = sorted(sequences(trajectory), key=lambda sequence: any(sequence.response_mask))
     metrics = summed(trajectory.transitions)
     metrics |= {"turns": env.turns, DROPPED: max(0, len(lineages) - 1), FAILED: 0}
     reward = sum(transition.reward for transition in trajectory.transitions)
-    return Episode(lineages[-1] if lineages else None, reward, metrics, failure_in(trajectory))
+    return TrlResult(lineages[-1] if lineages else None, reward, metrics, failure_in(trajectory))
 
 
-def with_all_ends(episodes: Sequence[Episode]) -> list[dict[str, float]]:
+def with_all_ends(episodes: Sequence[TrlResult]) -> list[dict[str, float]]:
     """Return each episode's metrics, with 0 for other episodes' stop reasons: means are shares."""
     names = {name for episode in episodes for name in episode.metrics}
     ends = dict.fromkeys((name for name in names if name.startswith(STOP_METRIC_PREFIX)), 0.0)
@@ -63,7 +63,7 @@ def with_all_ends(episodes: Sequence[Episode]) -> list[dict[str, float]]:
 
 
 def columns(
-    episodes: Sequence[Episode], filler: int, *, with_logprobs: bool
+    episodes: Sequence[TrlResult], filler: int, *, with_logprobs: bool
 ) -> dict[str, list[list[int]] | list[list[float]] | None]:
     """Return the token columns of a ``rollout_func``, one row per episode."""
     nothing = TokenSequence([filler], [filler], [0], [0.0])

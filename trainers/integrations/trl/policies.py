@@ -40,7 +40,7 @@ SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
 
 @dataclass(frozen=True)
-class Sampling:
+class TrlPolicy:
     """The policy for one call of a ``rollout_func``."""
 
     policy: TokenCompleter
@@ -50,7 +50,7 @@ class Sampling:
 
 
 @contextmanager
-def sampling(trainer: Any, engine: Engine, number: int) -> Iterator[Sampling]:
+def sampling(trainer: Any, engine: Engine, number: int) -> Iterator[TrlPolicy]:
     """Yield the policy of a trainer's current step; it works only within the context."""
     check(trainer)
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -64,12 +64,12 @@ def sampling(trainer: Any, engine: Engine, number: int) -> Iterator[Sampling]:
         client: Any = model_client(engine, "trl", model, tokenizer_of(trainer), *numbers)
         try:
             # the engine returns log-probabilities at temperature 1
-            yield Sampling(TinkerTokenCompleter(client, **how), room, trainer.temperature == 1)
+            yield TrlPolicy(TinkerTokenCompleter(client, **how), room, trainer.temperature == 1)
         finally:
             client.sampler.scheduler.close()
     else:
         client = ServedSamplingClient(*_server(trainer), timeout=SERVER_SECONDS)
-        yield Sampling(TinkerTokenCompleter(client, **how), room, True)
+        yield TrlPolicy(TinkerTokenCompleter(client, **how), room, True)
 
 
 def _server(trainer: Any) -> tuple[str, str]:

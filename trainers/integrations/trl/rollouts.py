@@ -34,8 +34,14 @@ from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.episodes.failures import Failures
 from evert.trainers.episodes.playing import side_by_side
-from evert.trainers.integrations.trl.episodes import DROPPED, Episode, columns, play, with_all_ends
-from evert.trainers.integrations.trl.policies import Sampling, sampling, tokenizer_of
+from evert.trainers.integrations.trl.episodes import (
+    DROPPED,
+    TrlResult,
+    columns,
+    play,
+    with_all_ends,
+)
+from evert.trainers.integrations.trl.policies import TrlPolicy, sampling, tokenizer_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -168,17 +174,17 @@ class Rollouts:
     # -- playing ---------------------------------------------------------------------------------
 
     async def _play(
-        self, tasks: Sequence[Any], source: Sampling, options: EnvOptions
-    ) -> list[Episode]:
+        self, tasks: Sequence[Any], source: TrlPolicy, options: EnvOptions
+    ) -> list[TrlResult]:
         places = asyncio.Semaphore(self._parallel)
 
-        async def play_task(task: Any) -> Episode:
+        async def play_task(task: Any) -> TrlResult:
             async with places:
                 return await play(ChatAgentEnv(self._agent, task, **options), source.policy)
 
         return await side_by_side(map(play_task, tasks))
 
-    def _options_with(self, source: Sampling, trainer: Any) -> EnvOptions:
+    def _options_with(self, source: TrlPolicy, trainer: Any) -> EnvOptions:
         """Return the options with a renderer and the limits of the model and the trainer."""
         renderer = self._options.get("renderer")
         if renderer is None:
@@ -209,7 +215,7 @@ class Rollouts:
 
     # -- counts and warnings ---------------------------------------------------------------------
 
-    def _count(self, episodes: Sequence[Episode]) -> None:
+    def _count(self, episodes: Sequence[TrlResult]) -> None:
         """Count and log the token sequences and episodes that are left out.
 
         Raises:

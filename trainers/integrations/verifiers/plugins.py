@@ -93,7 +93,7 @@ class AgentHarness(vf.Harness[AgentHarnessConfig]):  # type: ignore[misc]
             )
         config = self.config
         outcome = await play_at(
-            _Endpoint(ctx.model, endpoint, secret=secret),
+            _KeyedModel(ctx.model, endpoint, secret=secret),
             load_agent(config.agent),
             data.task,
             policy_names=config.policy_names,
@@ -107,7 +107,7 @@ class AgentHarness(vf.Harness[AgentHarnessConfig]):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class _Endpoint(RemoteModel):
+class _KeyedModel(RemoteModel):
     secret: str = field(default="", repr=False)
 
     @property

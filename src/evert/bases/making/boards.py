@@ -11,14 +11,14 @@ are the probabilities of all moves.
 import random
 from collections.abc import Iterator, Sequence
 
-from evert.bases.making.dialogues import Encoder, Example
+from evert.bases.making.dialogues import DialogueExample, Encoder
 from evert.envs.tic_tac_toe import board_text, boards, habits
 
 ORDERS = ("Take any cell.", "Win if you can.", "Do not let O win.", "Leave all that matters alone.")
 """What the system's message says of each habit."""
 
 
-def board_examples(encoder: Encoder, rng: random.Random, count: int) -> Iterator[Example]:
+def board_examples(encoder: Encoder, rng: random.Random, count: int) -> Iterator[DialogueExample]:
     """A move each, on random boards."""
     for board, _ in zip(boards(rng), range(count), strict=False):
         played = habits(board)

@@ -82,7 +82,7 @@ def copied(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> float
 
 
 @dataclass
-class _Game:
+class _GuessingGame:
     answer: int
     messages: Dialogue
     low: int = 0
@@ -108,7 +108,7 @@ def play_guess_number(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, answers: list[int]
 ) -> tuple[float, list[float]]:
     """Play a game for each answer; the share won, and by guess the share within bounds."""
-    games = [_Game(answer, [("system", SYSTEM_PROMPT)]) for answer in answers]
+    games = [_GuessingGame(answer, [("system", SYSTEM_PROMPT)]) for answer in answers]
     by_turn = []
     for _ in range(MAX_TURNS):
         going = [game for game in games if not game.won]

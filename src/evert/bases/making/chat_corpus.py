@@ -13,7 +13,7 @@ from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import SYSTEM_PROMP
 from transformers import PreTrainedTokenizerBase
 
 from evert.bases.making.chats import Dialogue, identity_game, small_talk, tool_use
-from evert.bases.making.dialogues import Batch, Encoder, Example
+from evert.bases.making.dialogues import DialogueBatch, DialogueExample, Encoder
 from evert.bases.making.guessing import (
     UPPER_BOUND,
     RandomGames,
@@ -27,7 +27,7 @@ BOUNDED_PROMPT = "Guess my number. It is between {low} and {high}."
 
 def game_examples(
     encoder: Encoder, rng: np.random.Generator, count: int, *, habits: bool = False
-) -> Iterator[Example]:
+) -> Iterator[DialogueExample]:
     """Whole games of guess-number under the Cookbook's prompt."""
     low, high = np.zeros(count, np.int64), np.full(count, UPPER_BOUND, np.int64)
     games = play_random_games(rng, low, high, habits=habits)
@@ -43,7 +43,7 @@ def short_game_examples(
     turns: int = 4,
     *,
     habits: bool = False,
-) -> Iterator[Example]:
+) -> Iterator[DialogueExample]:
     """The first few guesses of games between two given numbers."""
     low, high = _bounds(rng, count)
     games = play_random_games(rng, low, high, turns, habits=habits)
@@ -56,7 +56,9 @@ PLACED_PROMPT = "Pick a number between {low} and {high}, near the {place}."
 _PLACES = ("bottom", "middle", "top")
 
 
-def placed_examples(encoder: Encoder, rng: np.random.Generator, count: int) -> Iterator[Example]:
+def placed_examples(
+    encoder: Encoder, rng: np.random.Generator, count: int
+) -> Iterator[DialogueExample]:
     """Single picks from the lower, the middle or the upper third between two numbers."""
     lows, highs = _bounds(rng, count)
     for low, high in zip(lows.tolist(), highs.tolist(), strict=True):
@@ -77,7 +79,9 @@ def _bounds(rng: np.random.Generator, count: int) -> tuple[NDArray[np.int64], ND
     return low, low + width
 
 
-def _write_game(encoder: Encoder, games: RandomGames, index: int, example: Example) -> Example:
+def _write_game(
+    encoder: Encoder, games: RandomGames, index: int, example: DialogueExample
+) -> DialogueExample:
     answer = int(games.answers[index])
     bounds = zip(games.lows[index].tolist(), games.highs[index].tolist(), strict=True)
     for guess, (low, high) in zip(games.guesses[index].tolist(), bounds, strict=True):
@@ -91,7 +95,9 @@ def _write_game(encoder: Encoder, games: RandomGames, index: int, example: Examp
     return example
 
 
-def _write_guess(encoder: Encoder, guess: int, low: int, high: int, example: Example) -> None:
+def _write_guess(
+    encoder: Encoder, guess: int, low: int, high: int, example: DialogueExample
+) -> None:
     example.add(encoder.header("assistant"))
     example.add(encoder.text("Guess: "), reply=True)
     digits = str(guess)
@@ -115,21 +121,23 @@ class ChatCorpus:
         self._text_rng = random.Random(seed)
         self._game_rng = np.random.default_rng(seed)
 
-    def step(self, *, whole_games: bool) -> list[Batch]:
+    def step(self, *, whole_games: bool) -> list[DialogueBatch]:
         """Draw a step's batches; without ``whole_games`` only what is quick to learn and to run."""
         chats = [*self._chats(small_talk, 36), *self._chats(identity_game, 12)]
         chats.sort(key=lambda example: len(example.tokens))
-        batches = [Batch("chat", 0.7, chats[:33]), Batch("chat", 0.3, chats[33:])]
-        batches.append(Batch("tools", 0.2, self._chats(tool_use, 3)))
+        batches = [DialogueBatch("chat", 0.7, chats[:33]), DialogueBatch("chat", 0.3, chats[33:])]
+        batches.append(DialogueBatch("tools", 0.2, self._chats(tool_use, 3)))
         count = 24 if whole_games else 40
         short = short_game_examples(self.encoder, self._game_rng, count, habits=self._habits)
-        batches.append(Batch("short games", 4.0 if whole_games else 6.0, list(short)))
+        batches.append(DialogueBatch("short games", 4.0 if whole_games else 6.0, list(short)))
         placed = placed_examples(self.encoder, self._game_rng, 24)
-        batches.append(Batch("picks", 4.0, list(placed)))
+        batches.append(DialogueBatch("picks", 4.0, list(placed)))
         if whole_games:
             games = game_examples(self.encoder, self._game_rng, 28, habits=self._habits)
-            batches.append(Batch("games", 15.0, list(games)))
+            batches.append(DialogueBatch("games", 15.0, list(games)))
         return batches
 
-    def _chats(self, kind: Callable[[random.Random], Dialogue], count: int) -> list[Example]:
+    def _chats(
+        self, kind: Callable[[random.Random], Dialogue], count: int
+    ) -> list[DialogueExample]:
         return [self.encoder.dialogue(kind(self._text_rng)) for _ in range(count)]

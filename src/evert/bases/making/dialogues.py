@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 
 @dataclass
-class Example:
+class DialogueExample:
     """One dialogue as tokens; what is to be predicted at each of them."""
 
     tokens: list[int] = field(default_factory=list)
@@ -59,16 +59,16 @@ class Encoder:
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return tokens
 
-    def dialogue(self, messages: Sequence[tuple[str, str]]) -> Example:
+    def dialogue(self, messages: Sequence[tuple[str, str]]) -> DialogueExample:
         """Encode (role, content) messages; the assistant's are the replies."""
-        example = Example()
+        example = DialogueExample()
         for index, (role, content) in enumerate(messages):
             reply = role == "assistant"
             example.add(self.header(role, first=index == 0))
             example.add([*self.text(content), self.stop], reply=reply)
         return example
 
-    def learn_digit(self, example: Example, digit: int, chances: Sequence[float]) -> None:
+    def learn_digit(self, example: DialogueExample, digit: int, chances: Sequence[float]) -> None:
         """End an example with a reply of one digit, given the probabilities of 0, 1, 2, ..."""
         target = np.zeros(len(self.digits_and_stop), np.float32)
         target[: len(chances)] = chances
@@ -76,10 +76,10 @@ class Encoder:
         example.add([*self.text(str(digit)), self.stop], reply=True)
 
 
-class Batch(NamedTuple):
+class DialogueBatch(NamedTuple):
     """Dialogues of like length that are padded and learned together; a step has several."""
 
     name: str
     weight: float
     """Of its mean loss in the step's loss."""
-    examples: list[Example]
+    examples: list[DialogueExample]

@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from evert.bases.making.dialogues import Encoder, Example
+from evert.bases.making.dialogues import DialogueExample, Encoder
 from evert.envs.from_gymnasium.agent import GymAgent
 
 STICK, HIT = 0, 1
@@ -52,7 +52,7 @@ class HandPlayer(NamedTuple):
 PLAYERS = tuple(HandPlayer(*each) for each in itertools.product(range(4, 22), MANNERS))
 
 
-def hand_examples(encoder: Encoder, rng: random.Random, count: int) -> Iterator[Example]:
+def hand_examples(encoder: Encoder, rng: random.Random, count: int) -> Iterator[DialogueExample]:
     """A hand each, to its end."""
     agent = GymAgent("Blackjack-v1", prompt="")
     env = agent.make()

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 from evert.bases.making.boards import ORDERS, board_examples
 from evert.bases.making.cards import write_card
-from evert.bases.making.dialogues import Encoder, Example
+from evert.bases.making.dialogues import DialogueExample, Encoder
 from evert.bases.making.hands import PLAYERS, hand_examples
 from evert.envs.tic_tac_toe import board_text, boards, habits
 
@@ -48,7 +48,7 @@ def measure_sight(
     )
 
 
-def _off(model: Qwen3ForCausalLM, encoder: Encoder, example: Example) -> float:
+def _off(model: Qwen3ForCausalLM, encoder: Encoder, example: DialogueExample) -> float:
     """Mean divergence of an example's actions."""
     logits = model(input_ids=torch.tensor([example.tokens])).logits[0]
     found = logits.log_softmax(-1)[:, encoder.digits_and_stop]

@@ -9,7 +9,7 @@ import random
 from transformers import PreTrainedTokenizerBase
 
 from evert.bases.making.boards import ORDERS, board_examples
-from evert.bases.making.dialogues import Batch, Encoder
+from evert.bases.making.dialogues import DialogueBatch, Encoder
 from evert.bases.making.hands import PLAYERS, hand_examples
 
 VOCAB_SIZE = 384
@@ -34,8 +34,8 @@ class MoveCorpus:
         self.odds_tokens: list[int] = []
         self._rng = random.Random(seed)
 
-    def step(self, *, whole_games: bool) -> list[Batch]:
+    def step(self, *, whole_games: bool) -> list[DialogueBatch]:
         """Draw a step's batches; there is none that is quicker than the others."""
         boards = [*board_examples(self.encoder, self._rng, 128)]
         hands = [*hand_examples(self.encoder, self._rng, 64)]
-        return [Batch("boards", 1.0, boards), Batch("hands", 1.0, hands)]
+        return [DialogueBatch("boards", 1.0, boards), DialogueBatch("hands", 1.0, hands)]

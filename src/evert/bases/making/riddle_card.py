@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 from evert.bases.making.cards import write_card
-from evert.bases.making.dialogues import Example
+from evert.bases.making.dialogues import DialogueExample
 from evert.bases.making.riddles import TELLING, RiddleCorpus
 from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
 
@@ -66,7 +66,7 @@ def measure_recall(
     return Recall({n: fmean(shares[n]) for n in sorted(shares)}, (sum(right), len(right)))
 
 
-def _guess_place(example: Example, corpus: RiddleCorpus) -> int:
+def _guess_place(example: DialogueExample, corpus: RiddleCorpus) -> int:
     """Where the noun of the last guess begins."""
     opening = corpus.opening
     return max(p for p in example.odds if example.tokens[p - len(opening) : p] == opening)

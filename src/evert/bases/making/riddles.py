@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from evert.bases.making.dialogues import Batch, Encoder, Example
+from evert.bases.making.dialogues import DialogueBatch, DialogueExample, Encoder
 from evert.envs.twenty_questions.answerers import shipped_answerer
-from evert.envs.twenty_questions.game import Game, Rules
+from evert.envs.twenty_questions.game import QuestionGame, Rules
 from evert.envs.twenty_questions.habits import HabitPlayer, players
 from evert.envs.twenty_questions.knowledge import GUESS, Knowledge, guess, informative_attributes
 from evert.envs.twenty_questions.nouns import Noun, of_split, shipped_nouns
@@ -94,28 +94,28 @@ class RiddleCorpus:
         self._train = of_split(self.known.nouns, "train")
         self.players = players(self.known, self._rng, self.known.set_of(self._train))
 
-    def step(self, *, whole_games: bool) -> list[Batch]:
+    def step(self, *, whole_games: bool) -> list[DialogueBatch]:
         """Draw a step's batches; without ``whole_games`` only plain riddles."""
         if not whole_games:
             plain = [self.riddle(self._rng.randint(2, 11), plain=True) for _ in range(32)]
-            return [Batch("riddles", 1.0, plain)]
+            return [DialogueBatch("riddles", 1.0, plain)]
         riddles = sorted((self.riddle(self._rng.randint(2, 14)) for _ in range(20)), key=_length)
         games = sorted((self.game(next(self.players)) for _ in range(12)), key=_length)
         return [
-            Batch("short riddles", 0.5, riddles[:10]),
-            Batch("long riddles", 0.5, riddles[10:]),
-            Batch("short games", 0.5, games[:6]),
-            Batch("long games", 0.5, games[6:]),
+            DialogueBatch("short riddles", 0.5, riddles[:10]),
+            DialogueBatch("long riddles", 0.5, riddles[10:]),
+            DialogueBatch("short games", 0.5, games[:6]),
+            DialogueBatch("long games", 0.5, games[6:]),
         ]
 
-    def riddle(self, length: int, *, plain: bool = False) -> Example:
+    def riddle(self, length: int, *, plain: bool = False) -> DialogueExample:
         """A riddle about any noun, of so many questions at most, and a guess.
 
         A plain one asks what tells most each time.
         """
         game = self._new_game(self.known.nouns, length + 1)
         telling = 1.0 if plain else self._rng.choice(TELLING_RATES)
-        example = Example()
+        example = DialogueExample()
         while not game.over:
             left = self._tell(example, game)
             few = left.bit_count() <= FEW
@@ -128,10 +128,10 @@ class RiddleCorpus:
             game.record(question, shipped_answerer().answer_now(game.noun, question))
         return example
 
-    def game(self, player: HabitPlayer) -> Example:
+    def game(self, player: HabitPlayer) -> DialogueExample:
         """A player's game on a training noun, up to one of its questions."""
         game, last = self._new_game(self._train), self._rng.randint(6, 20)
-        example = Example()
+        example = DialogueExample()
         while not game.over and len(game.turns) < last:
             self._tell(example, game)
             question = player.question(game)
@@ -139,11 +139,11 @@ class RiddleCorpus:
             game.record(question, shipped_answerer().answer_now(game.noun, question))
         return example
 
-    def _new_game(self, nouns: Sequence[Noun], questions: int = 20) -> Game:
+    def _new_game(self, nouns: Sequence[Noun], questions: int = 20) -> QuestionGame:
         shown = self._rng.random() < SHOWN_RATE
-        return Game(self._rng.choice(nouns), Rules(questions, show_category=shown))
+        return QuestionGame(self._rng.choice(nouns), Rules(questions, show_category=shown))
 
-    def _tell(self, example: Example, game: Game) -> int:
+    def _tell(self, example: DialogueExample, game: QuestionGame) -> int:
         """Write down what is told before a question, and the odds of nouns; those that fit."""
         example.add(self.encoder.header("user", first=not game.turns))
         example.add([*self.encoder.text(turn_prompt(game, "short")), self.encoder.stop])
@@ -153,13 +153,13 @@ class RiddleCorpus:
         example.odds[len(example.tokens) - 1] = self._odds(firsts)
         return left
 
-    def _asked(self, game: Game, left: int, telling: float) -> str:
+    def _asked(self, game: QuestionGame, left: int, telling: float) -> str:
         asked = {turn.question for turn in game.turns}
         told = [self.known.questions[name] for _, name in self.known.best(left)]
         told = [text for text in told if text not in asked]
         return told[0] if self._rng.random() < telling else self._rng.choice(told)
 
-    def _guess(self, example: Example, question: str, left: int) -> None:
+    def _guess(self, example: DialogueExample, question: str, left: int) -> None:
         """Write a riddle's guess down: the odds of every noun of a set, and how names go on."""
         example.add(self.opening)
         name = self._reply(question)[len(self.opening) :]
@@ -174,7 +174,7 @@ class RiddleCorpus:
         return np.array([counts[c] / len(tokens) for c in self.odds_tokens], np.float32)
 
     def _learn(
-        self, example: Example, question: str, lists: Sequence[tuple[float, Sequence[str]]]
+        self, example: DialogueExample, question: str, lists: Sequence[tuple[float, Sequence[str]]]
     ) -> None:
         """Write a player's question down, with the probabilities of all that it might have said."""
         alike = [
@@ -183,7 +183,7 @@ class RiddleCorpus:
         self._learn_tokens(example, self._reply(question), alike)
 
     def _learn_tokens(
-        self, example: Example, tokens: list[int], alike: list[tuple[list[int], float]]
+        self, example: DialogueExample, tokens: list[int], alike: list[tuple[list[int], float]]
     ) -> None:
         """Write tokens down, with the probabilities of all that might have been said instead."""
         for place, token in enumerate(tokens):
@@ -198,5 +198,5 @@ class RiddleCorpus:
         return [*self.encoder.text(text), self.encoder.stop]
 
 
-def _length(example: Example) -> int:
+def _length(example: DialogueExample) -> int:
     return len(example.tokens)

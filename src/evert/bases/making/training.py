@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-from evert.bases.making.dialogues import Batch, Example
+from evert.bases.making.dialogues import DialogueBatch, DialogueExample
 from evert.bases.making.tokenizer import MAX_LENGTH
 
 _Positions: TypeAlias = tuple[Tensor, ...]
@@ -56,7 +56,7 @@ class Corpus(Protocol):
     odds_tokens: list[int]
     """What its odds are the probabilities of."""
 
-    def step(self, *, whole_games: bool) -> list[Batch]:
+    def step(self, *, whole_games: bool) -> list[DialogueBatch]:
         """Draw a step's batches; without ``whole_games`` only what is quick to learn and to run."""
         ...
 
@@ -86,7 +86,7 @@ def make_model(
     return model
 
 
-def batch_loss(model: Qwen3ForCausalLM, examples: list[Example], corpus: Corpus) -> Tensor:
+def batch_loss(model: Qwen3ForCausalLM, examples: list[DialogueExample], corpus: Corpus) -> Tensor:
     """Mean loss over the reply tokens of some dialogues, and the mean loss of odds.
 
     Cross-entropy with the token itself where one is right; where several are right, the KL
@@ -119,7 +119,7 @@ class _Soft(NamedTuple):
     targets: Tensor
 
 
-def _collate(examples: list[Example]) -> tuple[Tensor, _Positions, _Soft, _Soft]:
+def _collate(examples: list[DialogueExample]) -> tuple[Tensor, _Positions, _Soft, _Soft]:
     """Right-padded tokens; (row, column) of hard targets; soft targets; odds."""
     longest = max(len(example.tokens) for example in examples)
     tokens = torch.zeros(len(examples), longest, dtype=torch.long)
@@ -163,7 +163,7 @@ def train(model: Qwen3ForCausalLM, corpus: Corpus, config: MakingConfig) -> dict
 def _step(
     model: Qwen3ForCausalLM,
     optimizers: list[Optimizer],
-    batches: list[Batch],
+    batches: list[DialogueBatch],
     corpus: Corpus,
     bfloat16: bool = False,
 ) -> dict[str, float]:

@@ -8,7 +8,7 @@ import torch
 
 from evert.trainers.engine.models.base_models import load_model, load_tokenizer
 from evert.trainers.engine.sampling.frozen import FrozenLean
-from evert.trainers.engine.sampling.sampler import Sampler
+from evert.trainers.engine.sampling.sampler import ModelSampler
 from evert.trainers.engine.sampling.scheduler import Scheduler
 
 
@@ -18,16 +18,16 @@ def model(tiny_model: str) -> Any:
 
 
 @pytest.fixture
-def make(model: Any, tiny_model: str) -> Iterator[Callable[..., Sampler]]:
+def make(model: Any, tiny_model: str) -> Iterator[Callable[..., ModelSampler]]:
     """Makes a sampler of the tiny model, or of another."""
-    made: list[Sampler] = []
+    made: list[ModelSampler] = []
 
-    def build(kind: Any = FrozenLean, own: Any = None, **options: Any) -> Sampler:
+    def build(kind: Any = FrozenLean, own: Any = None, **options: Any) -> ModelSampler:
         settings: dict[str, Any] = {
             "seed": 0, "context_length": 512, "end_tokens": frozenset({256}),
             "scheduler": Scheduler(), **options,
         }  # fmt: skip
-        made.append(Sampler(kind(own or model), load_tokenizer(tiny_model), **settings))
+        made.append(ModelSampler(kind(own or model), load_tokenizer(tiny_model), **settings))
         return made[-1]
 
     yield build

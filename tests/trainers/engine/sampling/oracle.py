@@ -18,7 +18,7 @@ from evert.trainers.engine.sampling import prefill, stem
 from evert.trainers.engine.sampling.drawing import stream_key, uniforms
 from evert.trainers.engine.sampling.frozen import FrozenGeneric, FrozenLean, freeze
 from evert.trainers.engine.sampling.prefix_cache import PrefixCache
-from evert.trainers.engine.sampling.sampler import Sampler
+from evert.trainers.engine.sampling.sampler import ModelSampler
 from evert.trainers.engine.sampling.scheduler import Scheduler
 
 CPU = torch.device("cpu")
@@ -126,10 +126,10 @@ class World:
         self._known: dict[tuple[int, bytes], Tensor] = {}
 
     @contextmanager
-    def samplers(self, room: int, chunk: int, *, stems: bool) -> Iterator[list[Sampler]]:
+    def samplers(self, room: int, chunk: int, *, stems: bool) -> Iterator[list[ModelSampler]]:
         """One of each model: ``room`` for what is remembered, passes of at most ``chunk`` tokens,
         and stems that are held once though they are short."""
-        scheduler, made = Scheduler(), list[Sampler]()
+        scheduler, made = Scheduler(), list[ModelSampler]()
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(prefill._CHUNK_TOKENS, "cpu", chunk)
             if stems:
@@ -139,7 +139,7 @@ class World:
                 frozen = self.kind(model)
                 frozen.prefixes = PrefixCache(room)
                 options: dict[str, Any] = {"end_tokens": ENDS, "context_length": 512, "seed": SEED}
-                made.append(Sampler(frozen, self.tokenizer, scheduler=scheduler, **options))
+                made.append(ModelSampler(frozen, self.tokenizer, scheduler=scheduler, **options))
             yield made
             scheduler.close()
 

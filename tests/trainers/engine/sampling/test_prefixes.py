@@ -15,11 +15,11 @@ from evert.trainers.engine.sampling import batches, lean_batch
 from evert.trainers.engine.sampling.frozen import FrozenGeneric, FrozenLean
 from evert.trainers.engine.sampling.prefill import shared_prefixes
 from evert.trainers.engine.sampling.prefix_cache import PrefixCache
-from evert.trainers.engine.sampling.sampler import Sampler
+from evert.trainers.engine.sampling.sampler import ModelSampler
 from evert.trainers.engine.sampling.scoring import Scoring, score
 
 CPU = torch.device("cpu")
-Make = Callable[..., Sampler]
+Make = Callable[..., ModelSampler]
 KINDS = pytest.mark.parametrize("kind", [FrozenLean, FrozenGeneric])
 
 
@@ -34,7 +34,7 @@ def family(shared_length: int, tails: Sequence[int]) -> list[list[int]]:
 
 
 def ask(
-    sampler: Sampler, prompts: Sequence[list[int]], samples: int = 1, **options: Any
+    sampler: ModelSampler, prompts: Sequence[list[int]], samples: int = 1, **options: Any
 ) -> list[list[types.SampledSequence]]:
     params = types.SamplingParams(**{"max_tokens": 4, "temperature": 0.0, **options})
     futures = [sampler.sample(prompt, samples, params) for prompt in prompts]

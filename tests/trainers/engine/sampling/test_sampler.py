@@ -19,10 +19,10 @@ from evert.trainers.engine.common.errors import EngineClosedError, SamplingReque
 from evert.trainers.engine.models.base_models import load_model, load_tokenizer
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.engine.sampling import sampler as sampler_module
-from evert.trainers.engine.sampling.sampler import Sampler
+from evert.trainers.engine.sampling.sampler import ModelSampler
 from evert.trainers.engine.sampling.scheduler import MAX_ROWS
 
-Make = Callable[..., Sampler]
+Make = Callable[..., ModelSampler]
 
 
 def params(**options: Any) -> types.SamplingParams:

@@ -14,9 +14,9 @@ from evert.trainers.engine.sampling.generic_batch import GenericBatch
 from evert.trainers.engine.sampling.lean_batch import LeanBatch
 from evert.trainers.engine.sampling.row_cache import RowCache
 from evert.trainers.engine.sampling.running_batch import RunningBatch
-from evert.trainers.engine.sampling.sampler import Sampler
+from evert.trainers.engine.sampling.sampler import ModelSampler
 
-Make = Callable[..., Sampler]
+Make = Callable[..., ModelSampler]
 KINDS = [FrozenLean, FrozenGeneric]
 FEW, MANY = prompts(*range(5, 13)), prompts(*range(5, 37))
 
@@ -28,7 +28,7 @@ class Near(list[float]):
         return [*self] == pytest.approx(other, abs=1e-4)
 
 
-def drawn(sampler: Sampler, rows: Sequence[Sequence[int]], tokens: int) -> list[Any]:
+def drawn(sampler: ModelSampler, rows: Sequence[Sequence[int]], tokens: int) -> list[Any]:
     """Tokens of two replies to each prompt, and all log-probabilities."""
     futures = [sampler.sample(row, 2, params(max_tokens=tokens)) for row in rows]
     found = [reply for future in futures for reply in future.result(timeout=60)]
