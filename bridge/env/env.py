@@ -165,7 +165,7 @@ class ChatAgentEnv(Env):
         self.turn_lineages.append(lineage)
         self.turn_callers.append(caller)
         if self.transcript is not None:
-            request, overlaps = outstanding.call.request, self._turns.overlap.is_met
+            request, overlaps = outstanding.call.request, self._turns.open_calls.overlap
             self.transcript.note(request, outstanding.conversation, overlaps=overlaps)
         upcoming = await self._turns.resume(outstanding, turn)
         if isinstance(upcoming, Ending):
@@ -247,7 +247,7 @@ class ChatAgentEnv(Env):
 
         For policies that answer from messages. ``observation`` is the object that the policy got.
         """
-        outstanding = self._turns.overlap.sampled_ahead(observation)
+        outstanding = self._turns.open_calls.submitted(observation)
         return self.request if outstanding is None else outstanding.call.request
 
     @property

@@ -1,7 +1,7 @@
-"""``Ahead`` samples an agent's concurrent calls before the runner asks for them.
+"""``PolicyQueue`` samples an agent's concurrent calls before the runner asks for them.
 
-A runner samples one observation at a time; ``Ahead`` stands between it and its policy. When an
-agent makes a call while others wait for their replies, the Env starts to sample it (``begin``).
+A runner samples one observation at a time; the queue stands between it and its policy. When an
+agent makes a call while others wait for their replies, the Env submits it (``open_calls.py``).
 Once the sample is ready, the Env returns the observation, and the runner gets the sample without
 waiting. So every reply still goes through the runner, with its limits, hooks and token count. The
 policy samples all other observations as usual.
@@ -21,17 +21,20 @@ from evert.bridge.tokens.logprobs import keep_logprobs
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Sampling:
-    """A started sample. ``Ahead`` keeps only a weak reference to it."""
+class Sample:
+    """A sample that has begun. The queue keeps only a weak reference to it."""
 
     observation: Observation
     task: "asyncio.Task[TokensWithLogprobs]"
 
 
-class Ahead(TokenCompleter):
-    """A policy that can start to sample before the runner asks it to.
+class PolicyQueue(TokenCompleter):
+    """A policy that can begin to sample before the runner asks it to.
 
-    ``is_timed``: whether a sample that takes too long fails; a replayed one waits for its turn.
+    Args:
+        policy: The policy that samples.
+        max_calls: Most calls of one episode that are sampled at the same time.
+        is_timed: Whether a sample that takes too long fails; a replayed one waits for its turn.
     """
 
     def __init__(self, policy: TokenCompleter, max_calls: int, *, is_timed: bool = True) -> None:
@@ -39,27 +42,27 @@ class Ahead(TokenCompleter):
         self._is_timed = is_timed
         self._policy = policy
         self._context = contextvars.copy_context()  # not an agent's: its calls are taken over
-        self._samplings: WeakValueDictionary[int, Sampling] = WeakValueDictionary()
+        self._samples: WeakValueDictionary[int, Sample] = WeakValueDictionary()
 
-    def begin(
+    def submit(
         self,
         observation: Observation,
         stop: StopCondition,
         max_tokens: int | None,
         seconds: float | None,
-    ) -> Sampling:
-        """Start to sample an observation; the runner must pass this same object."""
+    ) -> Sample:
+        """Begin to sample an observation; the runner must pass this same object."""
 
-        async def sample() -> TokensWithLogprobs:
+        async def sampled() -> TokensWithLogprobs:
             async with asyncio.timeout(seconds if self._is_timed else None):
                 return await self._ask(observation, stop, max_tokens)
 
         task = asyncio.get_running_loop().create_task(
-            sample(), name="evert sample", context=self._context.copy()
+            sampled(), name="evert sample", context=self._context.copy()
         )
         task.add_done_callback(_retrieve)
-        sampling = self._samplings[id(observation)] = Sampling(observation, task)
-        return sampling
+        sample = self._samples[id(observation)] = Sample(observation, task)
+        return sample
 
     def _ask(
         self, observation: Observation, stop: StopCondition, max_tokens: int | None
@@ -71,17 +74,17 @@ class Ahead(TokenCompleter):
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """Return the started sample, cut at ``max_tokens``, or sample now."""
-        sampling = self._samplings.pop(id(model_input), None)
-        if sampling is None or sampling.task.cancelled():
+        """Return the sample that has begun, cut at ``max_tokens``, or sample now."""
+        sample = self._samples.pop(id(model_input), None)
+        if sample is None or sample.task.cancelled():
             return await self._ask(model_input, stop, max_tokens)
-        return shortened(await sampling.task, max_tokens)
+        return shortened(await sample.task, max_tokens)
 
     def cancel(self) -> None:
         """Cancel the samples that no runner has asked for."""
-        for sampling in [*self._samplings.values()]:
-            sampling.task.cancel()
-        self._samplings.clear()
+        for sample in [*self._samples.values()]:
+            sample.task.cancel()
+        self._samples.clear()
 
 
 def _retrieve(task: "asyncio.Task[TokensWithLogprobs]") -> None:
