@@ -101,7 +101,7 @@ LIGHT = {
     "train env=identity log_path=x model_name=runs/nope": "no run or model at 'runs/nope'",
     "train log_path=x": "No agent to train. log_path=x holds no run to resume.",
     "train": "No agent to train. Pass env= with one of guess_number, hints, identity,",
-    "train env=identity log_path=.": "is not empty and not a run of evert's: it has no run.json.",
+    "train env=identity log_path=.": "is not empty and not an evert run: it has no run.json.",
     "train env=identity tasks=gymnasium:X-v1": "Got both env=identity and tasks=gymnasium:X-v1;",
     "train agent=a:b tasks=gymnasium:X-v1": "Got both tasks=gymnasium:X-v1 and agent=a:b; expected",
     "train tasks=gymnasium:Taxy-v4": "Did you mean: `Taxi`",
