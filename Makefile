@@ -167,7 +167,7 @@ cookbooks: .venv/developing $(OVERLAY)
 
 # The contract with the Tinker SDK: each version is laid over .venv.
 SDKS := 0.36.0 0.38.0 newest
-SDK_TESTS ?= tests/trainers/engine/clients tests/trainers/test_train_cookbook.py
+SDK_TESTS ?= tests/trainers/engine/clients tests/trainers/training/test_cookbook.py
 versions: $(SDKS:%=versions-%)
 versions-%: .venv/developing
 	$(BIN)/python frameworks/run_uv.py pip install --no-deps --upgrade --target .sdks/$* $(patsubst %newest,tinker,tinker==$*)
@@ -175,7 +175,7 @@ versions-%: .venv/developing
 
 # The newest of all that changes often, laid over .venv, without their requirements.
 NEWEST := tinker transformers tokenizers huggingface-hub safetensors openai anthropic google-genai peft gymnasium
-NEWEST_TESTS ?= tests/bridge/dialects tests/bridge/faces tests/bridge/records tests/bridge/test_template.py tests/bridge/test_rendering.py tests/trainers/engine tests/trainers/test_train_cookbook.py
+NEWEST_TESTS ?= tests/bridge/dialects tests/bridge/faces tests/bridge/records tests/bridge/test_template.py tests/bridge/test_rendering.py tests/trainers/engine tests/trainers/training/test_cookbook.py
 newest: .venv/developing
 	$(BIN)/python frameworks/run_uv.py pip install --no-deps --upgrade --target .sdks/all $(NEWEST)
 	PYTHONPATH=$(CURDIR)/.sdks/all $(BIN)/python -m pytest -n 2 --dist worksteal $(NEWEST_TESTS)
