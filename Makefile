@@ -167,7 +167,7 @@ cookbooks: .venv/developing $(OVERLAY)
 
 # The contract with the Tinker SDK: each version is laid over .venv.
 SDKS := 0.36.0 0.38.0 newest
-SDK_TESTS ?= tests/trainers/engine/clients tests/trainers/test_train_cookbook.py
+SDK_TESTS ?= tests/trainers/engine/clients tests/trainers/training/test_cookbook.py
 versions: $(SDKS:%=versions-%)
 versions-%: .venv/developing
 	$(BIN)/python frameworks/run_uv.py pip install --no-deps --upgrade --target .sdks/$* $(patsubst %newest,tinker,tinker==$*)

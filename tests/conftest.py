@@ -25,7 +25,7 @@ COOKBOOK_CONTRACT = (
     "trainers/engine/test_cookbook.py",
     "trainers/engine/test_engine.py",
     "trainers/loop/test_cookbook_loop.py",
-    "trainers/test_train_cookbook.py",
+    "trainers/training/test_cookbook.py",
 )
 """The tests of what evert and the Tinker Cookbook take from each other: types, renderers, runners,
 limits, strategies, the loop. `make cookbooks` runs them against the newest Cookbook."""

@@ -16,9 +16,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tests.faults.test_records import damaged, no_hang
 from tests.kit import ask, call, system, tool, user
+from tests.trainers.commands.test_records import CALL, HERE, record_groups
 from tests.trainers.conftest import Patch, Shown
 from tests.trainers.reporting.test_view import opened
-from tests.trainers.test_records_commands import CALL, HERE, record_groups
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from evert import ChatAgentGroupBuilder, Recorder, RolloutRecord, ScriptedPolicy, read_records

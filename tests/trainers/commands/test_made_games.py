@@ -208,7 +208,7 @@ def test_a_demonstration_with_tools_is_learned_as_the_agent_would_say_it() -> No
     assert datum.model_input.to_ints()[: len(asked)] == asked
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "add-a-game.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "add-a-game.md").read_text()
 
 
 def test_the_commands_of_the_page_train_score_and_report_its_game(

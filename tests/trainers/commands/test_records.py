@@ -17,7 +17,7 @@ from evert.trainers import cli
 from evert.trainers.config.train import read_train_settings
 from evert.trainers.training.cookbook import cookbook_config
 
-HERE = "tests.trainers.test_records_commands"
+HERE = "tests.trainers.commands.test_records"
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 TASKS = [1, 2, 3]
 

@@ -24,9 +24,9 @@ import pytest
 import tinker
 import tinker_cookbook
 from tests.nightly import each
-from tests.trainers.recipes import local_data
-from tests.trainers.recipes.local_model import make_boxing_model
-from tests.trainers.recipes.table import RECIPES, RUNS, Recipe
+from tests.trainers.integrations.recipes import local_data
+from tests.trainers.integrations.recipes.local_model import make_boxing_model
+from tests.trainers.integrations.recipes.table import RECIPES, RUNS, Recipe
 
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.embedded import embedded_engine

@@ -17,7 +17,7 @@ from evert.trainers import cli
 from evert.trainers.episodes.person import typed_message
 from evert.trainers.system.command import INTERRUPTED
 
-HERE = "tests.trainers.test_play_command"
+HERE = "tests.trainers.commands.test_play"
 ADD = tool("add", parameters={"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}})
 EVIL = "\x1b]0;evil\x9b31m"
 

@@ -13,13 +13,14 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from tinker_cookbook.utils.ml_log import JsonLogger
 
 import evert
 from evert.trainers import cli
 from evert.trainers.commands import serve
 from evert.trainers.rundir.folder import RunFolder
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_policy_gradient_on_gymnasiums_interface_learns() -> None:
@@ -65,6 +66,41 @@ def test_the_loop_of_the_page_closes_and_the_reward_rises(
     before, after = (RunFolder(Path("runs", name)) for name in ("first", "second"))
     assert {record.reward for record in evert.read_records("served")} == {0.0, 1.0}
     assert after.before["temperature_1"]["reward"] > before.after["temperature_1"]["reward"] + 0.2
+
+
+def test_the_prompt_that_makes_the_model_right_is_found() -> None:
+    """The policy answers with the number alone where the prompt asks for it."""
+
+    def answer(prompt: str) -> str:
+        one, two = prompt.rpartition("What is ")[2].partition("?")[0].split(" + ")
+        total = int(one) + int(two)
+        return f"{total}" if "Only the number" in prompt else f"It is {total}."
+
+    asked = list[str]()
+
+    def reflect(question: str) -> str:
+        asked.append(question)
+        return "```\nOnly the number.\n```"
+
+    example = runpy.run_path("examples/gepa_prompt.py")
+    found = example["optimise"](evert.ScriptedPolicy(answer), reflect, 40)
+    assert found.best_candidate == {"prompt": "Only the number."}
+    assert found.val_aggregate_scores == [0.0, 1.0]
+    assert "You are helpful." in asked[0]
+    assert "It is " in asked[0]
+    assert "and nothing else" in asked[0]
+
+
+@pytest.mark.nightly
+async def test_two_models_that_learn_together_get_better(tmp_path: Path) -> None:
+    with evert.embedded_engine(tmp_path / "store", device="cpu", full_parameter=False, threads=1):
+        await runpy.run_path("examples/compression.py")["main"](
+            JsonLogger(tmp_path), seed=0, steps=3
+        )
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    first, last = rows[0], rows[-1]
+    assert last["compressor/reward"] > first["compressor/reward"] + 3
+    assert last["reconstructor/gain"] > first["reconstructor/gain"] + 3
 
 
 def read_notebook() -> Any:
