@@ -7,7 +7,7 @@ import pytest
 from tests.bridge.conftest import FAMILIES, renderer_named
 from tests.bridge.records.test_recording import recorded
 from tests.kit import ask, assistant, call, tool, user
-from tests.trainers.conftest import make_tokenizer
+from tests.trainers.kit import make_tokenizer
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.renderers.base import Message, Renderer, ToolCall
 from tinker_cookbook.rl.rollouts import do_single_rollout

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from benchmarks import drift, learning, trainers
 from rich.console import Console
-from tests.trainers.conftest import Patch, Shown
+from tests.trainers.kit import Patch, Shown
 
 from evert import read_records
 from evert.bridge.clients.client import AgentClient

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from tests.bridge.chat_templates import TEMPLATES, tokenizer_of
 from tests.kit import play, reward
-from tests.trainers.conftest import Patch, Shown
+from tests.trainers.kit import Cli, Patch
 
 import evert
 from evert.bridge.import_paths import resolve
@@ -21,7 +21,6 @@ from evert.bridge.tokens.template import TemplateRenderer
 from evert.envs import tasksets
 from evert.envs.games import GameError
 from evert.envs.tasksets.reasoning_gym import Reasoning, reasoning_gym
-from evert.trainers import cli
 from evert.trainers.config.evaluate import read_evaluate_settings
 from evert.trainers.config.train import as_record, read_train_settings
 from evert.trainers.training.warm_up import data_of, render
@@ -84,10 +83,8 @@ def test_it_is_named_on_the_command_line_and_from_python_and_gone_on_with() -> N
     assert [len(tasks) for tasks in evaluated.tasks_by_split().values()] == [200, 100]
     assert evaluated.agent_of(evaluated.run_of("")) == path
     before = {k: tuple(v) if isinstance(v, list) else v for k, v in as_record(typed).items()}
-    assert as_record(read_train_settings({"steps": "9"}, before)) == {
-        **as_record(typed),
-        "steps": 9,
-    }
+    again = as_record(read_train_settings({"steps": "9"}, before))
+    assert again == as_record(typed) | {"steps": 9}
 
 
 def test_held_out_questions_are_never_trained_on() -> None:
@@ -139,10 +136,7 @@ async def test_a_demonstration_shows_the_agents_question_and_an_answer_that_is_r
     ("given", "message"),
     [
         ({"id": "sums"}, "tasks=sums does not name a taskset; .* There are broken, gone, "),
-        (
-            {"id": "sums:x"},
-            "tasks=sums:x does not name a taskset; expected .* modules of yours with a fun",
-        ),
+        ({"id": "sums:x"}, "tasks=sums:x does not name a taskset; .* modules of yours with a fun"),
         ({"id": "json:x"}, r"json/__init__\.py has no function taskset\(name\) that returns an"),
         ({"id": "reasoning_gym"}, "tasks=reasoning_gym has no name; expected tasks=reasoning_gym:"),
         ({"id": "reasoning_gymn:x"}, "Did you mean tasks=reasoning_gym:NAME"),
@@ -155,12 +149,8 @@ async def test_a_demonstration_shows_the_agents_question_and_an_answer_that_is_r
 )
 def test_what_there_is_not_is_said(given: dict[str, Any], message: str, monkeypatch: Patch) -> None:
     own = f"{reasoning_gym.__module__}:reasoning_gym"
-    values = {
-        "reasoning_gym": own,
-        "broken": "builtins:int",
-        "wrong": "builtins:str",
-        "gone": "no_such:f",
-    }
+    values = {"reasoning_gym": own, "broken": "builtins:int", "wrong": "builtins:str"}
+    values["gone"] = "no_such:f"
     entries = [EntryPoint(name, value, tasksets.GROUP) for name, value in values.items()]
     monkeypatch.setattr(tasksets, "entry_points", lambda group: entries)
     with pytest.raises(GameError, match=message):
@@ -197,10 +187,9 @@ def test_a_demonstration_with_tools_is_learned_as_the_agent_would_say_it() -> No
     shown = next(CALCULATOR["demonstrations"](0))
     prompts = prompt_renderer(own)
     [datum] = data_of(shown, prompts)
-    targets, weights = (
-        datum.loss_fn_inputs[key].to_torch().tolist() for key in ("target_tokens", "weights")
-    )
-    learned = own.tokenizer.decode([t for t, w in zip(targets, weights, strict=True) if w])
+    inputs = {name: tensor.to_torch().tolist() for name, tensor in datum.loss_fn_inputs.items()}
+    pairs = zip(inputs["target_tokens"], inputs["weights"], strict=True)
+    learned = own.tokenizer.decode([token for token, weight in pairs if weight])
     asked = prompts.full(render(shown, prompts, "it")[0][:-1])
     expression = shown["messages"][0]["content"].removeprefix("What is ").removesuffix("?")
     answer = shown["messages"][-1]["content"]
@@ -212,7 +201,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "add-a-game.md").read_text()
 
 
 def test_the_commands_of_the_page_train_score_and_report_its_game(
-    tmp_path: Path, monkeypatch: Patch, capsys: Shown
+    tmp_path: Path, monkeypatch: Patch, cli: Cli
 ) -> None:
     [game] = re.findall(r"^```python\n(.*?GAME = .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "round_number.py").write_text(game)
@@ -221,13 +210,12 @@ def test_the_commands_of_the_page_train_score_and_report_its_game(
     lines = re.findall(r"^evert .*$", PAGE, re.MULTILINE)
     train, evaluate, report = [shlex.split(line)[1:] for line in lines]
     small = ["steps=2", "batch_size=4", "group_size=4", "eval_every=0", "samples=1", "device=cpu"]
-    assert cli.main([*train, *small]) == 0
-    trained = capsys.readouterr().out
+    trained = cli(*train, *small)
     assert "round_number: mean reward, 2 steps" in trained
     assert "25 held-out tasks" in trained
     assert "Pick a number between" in (tmp_path / "runs/round/samples.md").read_text()
-    assert cli.main([*evaluate, "seeds=1", "max_tasks=5", "device=cpu", "out=scores"]) == 0
+    cli(*evaluate, "seeds=1", "max_tasks=5", "device=cpu", "out=scores")
     rows = (tmp_path / "scores/scores.csv").read_text()
     assert {"evert-tiny", "runs/round"} <= set(re.findall(r"evert-tiny|runs/round", rows))
-    assert cli.main(report) == 0
+    cli(*report)
     assert "round_number" in (tmp_path / "runs/round/report/index.html").read_text()

@@ -16,7 +16,7 @@ import torch
 from examples.colours import agent, demonstrations, square
 from rich.console import Console
 from tests.kit import ask
-from tests.trainers.conftest import Patch, Shown, interrupt_in_finalizer
+from tests.trainers.kit import Patch, Shown, interrupt_in_finalizer
 
 import evert
 from evert.bases.making.seeing import SeeingConfig, main

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.trainers.engine.training.test_trainer import CPU, KINDS, datum, gradients, model_of
-from tinker import types
+from tests.trainers.kit import sequences, snapshot, spied
 
 from evert.trainers.engine.common import parallel
 from evert.trainers.engine.common.parallel import WorkerThread, bounded_map, lanes, thread_map
@@ -90,20 +90,19 @@ def test_a_worker_and_a_sampler_hold_no_threads_of_pytorch_when_they_are_done(
 
     monkeypatch.setattr(Scheduler, "_turn", turn_and_compute)
     monkeypatch.setattr(scheduler, "_LINGER_SECONDS", 600)
-    client = training.save_weights_and_get_sampling_client().result()
-    one = types.SamplingParams(max_tokens=1)
+    client = snapshot(training)
     worker = WorkerThread("tested")
     work = (  # and how many threads of it stay: the sampler's own
         (lambda: worker.submit(compute).result(), 0),
-        (lambda: client.sample(types.ModelInput.from_ints([1]), 1, one).result(), 1),
+        (lambda: sequences(client, max_tokens=1), 1),
     )
     before = torch.get_num_threads()
     try:
         worker.submit(torch.set_num_threads, 1).result()
-        for each, stay in work:
+        for call, stay in work:
             idle = _held()
             during.clear()
-            each()
+            call()
             born = during[0] - idle
             assert len(born) >= stay + 1
             deadline = time.monotonic() + 60
@@ -115,6 +114,10 @@ def test_a_worker_and_a_sampler_hold_no_threads_of_pytorch_when_they_are_done(
         worker.shutdown()
 
 
+def thread_name(*_: object) -> str:
+    return threading.current_thread().name.split("_")[0]
+
+
 @pytest.mark.parametrize("kind", KINDS[1:3])
 def test_a_pass_is_the_same_to_the_bit_in_one_thread_and_in_several(
     kind: str, tiny_model: str, monkeypatch: pytest.MonkeyPatch
@@ -122,23 +125,14 @@ def test_a_pass_is_the_same_to_the_bit_in_one_thread_and_in_several(
     model = model_of(kind, tiny_model)
     trainer = Trainer(model, load_tokenizer(tiny_model))
     data = [datum(n, n) for n in (60, 40, 3, 17, 17, 1, 52, 52)]
-    threads: list[str] = []  # of each pass
-    run = Passes.logprobs
-
-    def watched(self: Passes, *given: Any) -> torch.Tensor:
-        threads.append(threading.current_thread().name.split("_")[0])
-        return run(self, *given)
-
-    monkeypatch.setattr(Passes, "logprobs", watched)
+    threads = spied(monkeypatch, Passes, "logprobs", thread_name)  # of each pass
     monkeypatch.setitem(prefill._CHUNK_TOKENS, "cpu", 64)
 
     def found(number: int) -> tuple[list[torch.Tensor], list[list[float]], dict[str, float], int]:
         monkeypatch.setattr(parallel, "cores", lambda: number * torch.get_num_threads())
         threads.clear()
-        # The second adds to the first.
-        output, _ = [
-            trainer.forward_backward(trainer.read(data, "cross_entropy")) for _ in range(2)
-        ]
+        for _ in range(2):  # the second adds to the first
+            output = trainer.forward_backward(trainer.read(data, "cross_entropy"))
         slopes = gradients(model)
         model.zero_grad()
         logprobs = [each["logprobs"].tolist() for each in output.loss_fn_outputs]
@@ -169,12 +163,8 @@ def test_many_rows_are_computed_in_several_threads_as_in_one(
     tiny_model: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, threads = load_model(tiny_model, CPU, torch.float32), set[str]()
-    run = LeanModel.hidden
-
-    def watched(self: LeanModel, *given: Any) -> torch.Tensor:
-        threads.add(threading.current_thread().name.split("_")[0])
-        return run(self, *given)
+    model = load_model(tiny_model, CPU, torch.float32)
+    threads = spied(monkeypatch, LeanModel, "hidden", thread_name)
 
     def found(number: int) -> tuple[torch.Tensor, set[str]]:
         monkeypatch.setattr(parallel, "cores", lambda: number * torch.get_num_threads())
@@ -191,7 +181,6 @@ def test_many_rows_are_computed_in_several_threads_as_in_one(
         order = torch.tensor(admitted.owners).argsort()
         return torch.cat([each[order] for each in logits]), {*threads}
 
-    monkeypatch.setattr(LeanModel, "hidden", watched)
     alone, several = found(1), found(2)
 
     assert (alone[1], several[1]) == ({"MainThread"}, {"MainThread", "evert-lane"})

@@ -20,7 +20,8 @@ from tests.trainers.engine.training.test_trainer import (
     model_of,
     same,
     weights,
-)
+)  # fmt: skip
+from tests.trainers.kit import spied
 from tinker import types
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -219,13 +220,7 @@ def test_mps_has_what_the_machine_has_and_metal_recommends(monkeypatch: Any) -> 
 def test_what_does_not_fit_is_run_in_smaller_parts_and_nothing_is_lost(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passes, run = list[Any](), Passes.logprobs
-
-    def counted(self: Passes, *given: Any) -> torch.Tensor:
-        passes.append(given)
-        return run(self, *given)
-
-    monkeypatch.setattr(Passes, "logprobs", counted)
+    passes = spied(monkeypatch, Passes, "logprobs")
     first, both = [datum(30, 9)], (datum(30, 9), *DATA)
     expected = gradient(trainer, both)
     trainer.forward_backward(trainer.read(first, "cross_entropy"))

@@ -22,6 +22,7 @@ import openai
 import pytest
 import tinker
 from tests.nightly import each
+from tests.trainers.kit import sampler_of, sequences, snapshot, trainer_of
 from tinker import RestClient as SdkRestClient
 from tinker import ServiceClient as SdkServiceClient
 
@@ -109,7 +110,7 @@ def ask_as_a_child(_: object = None) -> tuple[list[str], str]:
 
     def ask() -> None:
         try:
-            tinker.ServiceClient().create_sampling_client(base_model="some/model")
+            sampler_of("some/model")
         except Exception as error:
             errors.append(f"{type(error).__name__}: {error}")
 
@@ -155,32 +156,25 @@ def test_a_forked_child_is_told_at_once_that_the_engine_is_not_there(
     tmp_path: Path, tiny_model: str
 ) -> None:
     with embedded_engine(tmp_path, device="cpu", threads=1) as engine:
-        service: Any = tinker.ServiceClient()
-        training = service.create_lora_training_client(tiny_model).result()
-        sampling = training.save_weights_and_get_sampling_client().result()
+        training = trainer_of(tiny_model)
+        sampling = snapshot(training)
         busy = threading.Event()
         engine.loader.submit(busy.wait, 60)
-        loading = service.create_sampling_client(base_model=tiny_model)
-
-        def waits() -> Any:
-            return asyncio.run(loading.result_async())
+        loading = sampler_of(tiny_model)
 
         ways: list[Callable[[], Any]] = [
-            lambda: service.create_sampling_client(base_model=tiny_model),
-            lambda: service.create_lora_training_client(tiny_model).result(),
+            lambda: sampler_of(tiny_model),
+            lambda: trainer_of(tiny_model),
             lambda: training.save_state("x").result(),
-            lambda: sampling.sample(PROMPT, 1, tinker.SamplingParams(max_tokens=1)).result(),
+            lambda: sequences(sampling),
             lambda: loading.sampler,
-            waits,
+            lambda: asyncio.run(loading.result_async()),
         ]
         for way in ways:
             assert _error_in_a_fork(way).startswith("EngineClosedError: This process is a fork of")
         assert _error_in_a_fork(engine.close) == ""
         busy.set()
         assert training.save_state("x").result().path
-
-
-PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
 
 
 def _error_in_a_fork(call: Callable[[], Any]) -> str:

@@ -19,8 +19,8 @@ import torch
 import transformers
 from benchmarks import gpu
 from tests.nightly import each
-from tests.trainers.conftest import make_tokenizer
 from tests.trainers.engine.standin import CUDA, MPS, MPS_SUM, Wait, stand_in
+from tests.trainers.kit import Shown, make_tokenizer, sampler_of, shaken, snapshot, trainer_of
 from tinker import types
 
 from evert.trainers.engine.embedded import embedded_engine
@@ -212,11 +212,8 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.service: Any = tinker.ServiceClient()
-        self.training: Any = self.service.create_lora_training_client(self.folder, rank=4).result()
-        self.sampler: Any = self.snapshot()
-
-    def snapshot(self) -> Any:
-        return self.training.save_weights_and_get_sampling_client().result()
+        self.training = trainer_of(self.folder, rank=4)
+        self.sampler = snapshot(self.training)
 
     def replies(self, asked: Sequence[tuple[Any, list[int], types.SamplingParams]]) -> list[Any]:
         """Replies to prompts of some clients, asked for at once.
@@ -288,7 +285,7 @@ def train_by_a_loss_of_ones_own(scene: Scene) -> list[Any]:
 
 
 def sample(scene: Scene) -> list[Any]:
-    scene.sampler = scene.snapshot()
+    scene.sampler = snapshot(scene.training)
     shapes = (how(), how(temperature=0.5, top_k=5, top_p=0.9), how(temperature=0), how(stop=[1, 2]))
     return scene.replies([(scene.sampler, ROWS[0], shape) for shape in shapes])
 
@@ -301,7 +298,7 @@ def share_a_beginning(scene: Scene) -> list[Any]:
 
 def sample_several_adapters(scene: Scene) -> list[Any]:
     train(scene.training)
-    others = scene.snapshot(), scene.service.create_sampling_client(base_model=scene.folder)
+    others = snapshot(scene.training), sampler_of(scene.folder)
     clients = [scene.sampler, *others] * 2
     return scene.replies([(client, ROWS[3], how(max_tokens=4)) for client in clients])
 
@@ -359,10 +356,7 @@ def make_model(family: str, folder: Path) -> None:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
     torch.manual_seed(0)
     model = made(config(vocab_size=len(tokenizer), tie_word_embeddings=False, **sizes, **heads))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(folder)
+    shaken(model).save_pretrained(folder)
 
 
 @pytest.mark.parametrize("name", each([*SETUPS], by_day=[*[*SETUPS][:2], "an adapter on MPS"]))
@@ -392,7 +386,7 @@ def test_the_host_waits_once_a_step_for_many_rows_as_for_few(
 ) -> None:
     asked = how(temperature=0.7, top_k=9)
     with stand_in() as device, embedded_engine(tmp_path, device=str(CUDA)):
-        client: Any = tinker.ServiceClient().create_sampling_client(base_model=tiny_model)
+        client = sampler_of(tiny_model)
 
         def waits(rows: int, length: int) -> Counter[Wait]:
             longer = asked.model_copy(update={"max_tokens": length})
@@ -418,7 +412,7 @@ def test_a_gpu_does_not_run_the_last_token_of_a_reply() -> None:
 
 @standin_only
 def test_the_benchmark_of_a_gpu_runs_whole_on_the_stand_in_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Shown
 ) -> None:
     threads = torch.get_num_threads()
     try:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from aiohttp import web
+from tests.trainers.kit import spied
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert.bridge.clients.http.connections import send, whole
@@ -102,9 +103,8 @@ def test_a_process_that_is_not_the_first_asks_the_server_for_the_trainers_model(
     trainer: SimpleNamespace, own: SamplingClient, server: VLLMServer
 ) -> None:
     address, port = server.url.removesuffix("/v1").removeprefix("http://").split(":")
-    trainer.vllm_generation = SimpleNamespace(
-        server_base_url=None, server_host=address, server_port=port
-    )
+    place = {"server_base_url": None, "server_host": address, "server_port": port}
+    trainer.vllm_generation = SimpleNamespace(**place)
     server.withdraw(own)
     server.offer(own, trainer.model.config.name_or_path)
     assert len(rollouts()(NUMBERS, trainer)["completion_ids"]) == len(NUMBERS)
@@ -113,20 +113,13 @@ def test_a_process_that_is_not_the_first_asks_the_server_for_the_trainers_model(
 def test_what_vllm_raises_is_raised_and_every_env_is_closed(
     trainer: SimpleNamespace, server: VLLMServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed = set()
-    close = ChatAgentEnv.close
-
-    async def counted(env: ChatAgentEnv) -> None:
-        closed.add(env)
-        await close(env)
-
-    monkeypatch.setattr(ChatAgentEnv, "close", counted)
+    closed = spied(monkeypatch, ChatAgentEnv, "close", lambda env: env)
     trainer.vllm_generation.vllm_client.model = "another-model"
 
     with pytest.raises(NotServedError, match="another-model"):
         rollouts()(NUMBERS, trainer)
 
-    assert len(closed) == len(NUMBERS)
+    assert len({*closed}) == len(NUMBERS)
 
 
 def test_what_cannot_be_followed_is_refused_with_what_to_change(trainer: SimpleNamespace) -> None:

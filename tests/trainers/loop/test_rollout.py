@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tinker
 from tests.kit import ask, assistant, system, user
+from tests.trainers.kit import sampler_of
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -104,9 +105,8 @@ async def test_data_are_those_of_the_cookbook_with_its_advantages() -> None:
     for mine, their in zip(ours, theirs, strict=True):
         assert mine.model_input.to_ints() == their.model_input.to_ints()
         for name, tensor in mine.loss_fn_inputs.items():
-            np.testing.assert_allclose(
-                tensor.to_numpy(), their.loss_fn_inputs[name].to_numpy(), atol=1e-6
-            )
+            expected = their.loss_fn_inputs[name].to_numpy()
+            np.testing.assert_allclose(tensor.to_numpy(), expected, atol=1e-6)
 
 
 async def test_a_function_is_asked_for_the_advantages_of_each_group() -> None:
@@ -238,7 +238,7 @@ async def test_a_sampling_client_draws_by_the_seed_and_trains_on_the_data(engine
 
 async def test_prompts_have_the_tokens_of_the_first_model_that_is_sampled(engine: Any) -> None:
     base = "evert-tiny-20q"
-    client = tinker.ServiceClient().create_sampling_client(base_model=base)
+    client = sampler_of(base)
     script = ScriptedPolicy(lambda _: "so", model_renderer(base))
     expected = base_tokenizer(base).encode("<|im_start|>user\nGo.<|im_end|>\n")
     with PolicyService() as service:
@@ -251,10 +251,8 @@ async def test_prompts_have_the_tokens_of_the_first_model_that_is_sampled(engine
 
 
 async def test_seats_of_different_bases_are_refused_in_words(engine: Any) -> None:
-    service = tinker.ServiceClient()
     player, judge, alike = [
-        service.create_sampling_client(base_model=base)
-        for base in ("evert-tiny", "evert-tiny-20q", str(base_path("evert-tiny")))
+        sampler_of(base) for base in ("evert-tiny", "evert-tiny-20q", str(base_path("evert-tiny")))
     ]
     with PolicyService() as served:
         for pair in ((player, judge), (served.offer(player), served.offer(judge))):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tests.nightly import IS_NIGHT
-from tests.trainers.conftest import Patch, Shown, copy_of
+from tests.trainers.kit import Patch, Shown, copy_of
 
 from evert.bridge.errors import EvertError
 from evert.trainers.commands import train

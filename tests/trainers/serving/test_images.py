@@ -5,11 +5,10 @@ import io
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
-import tinker
 from google import genai
 from PIL import Image
+from tests.trainers.kit import sampler_of
+from tests.trainers.serving.conftest import sdks
 
 from evert import read_records
 from evert.bases.making.seeing import SeeingConfig, main
@@ -27,44 +26,33 @@ def png() -> bytes:
     return file.getvalue()
 
 
+def user(parts: list[Any]) -> dict[str, Any]:
+    return {"role": "user", "content": parts}
+
+
 def test_every_api_shows_a_model_the_same_image(
     engine: Engine, service: PolicyService, tmp_path: Path
 ) -> None:
     folder = str(tmp_path / "seeing")
     main(SeeingConfig(out=folder))
-    client: Any = tinker.ServiceClient().create_sampling_client(base_model=folder)
+    client = sampler_of(folder)
     prompts = prompt_renderer(model_renderer(folder, "qwen3_vl_instruct"))
     model = ChatModel(service.sample(client), prompts, context=512, max_tokens=4)
     records = ServedRecords(tmp_path / "served", {"eyes": prompts})
     service.chat({"eyes": model}, records)
     data, words = base64.b64encode(png()).decode(), "What colour?"
-    url, root = f"data:image/png;base64,{data}", service.url.removesuffix("/v1")
+    url, text = f"data:image/png;base64,{data}", {"type": "text", "text": words}
     source = {"type": "base64", "media_type": "image/png", "data": data}
-    with (
-        openai.OpenAI(base_url=service.url, api_key=service.key) as open_ai,
-        anthropic.Anthropic(base_url=root, api_key=service.key) as claude,
-        genai.Client(api_key=service.key, http_options={"base_url": root}) as gemini,
-    ):
-        asked: Any = [
-            {"type": "image_url", "image_url": {"url": url}},
-            {"type": "text", "text": words},
-        ]
-        chat: Any = open_ai.chat.completions.create(
-            model="eyes", messages=[{"role": "user", "content": asked}]
-        )
-        asked = [
-            {"type": "input_image", "image_url": url, "detail": "auto"},
-            {"type": "input_text", "text": words},
-        ]
-        response: Any = open_ai.responses.create(
-            model="eyes", input=[{"role": "user", "content": asked}]
-        )
-        asked = [{"type": "image", "source": source}, {"type": "text", "text": words}]
-        message = claude.messages.create(
-            model="eyes", max_tokens=4, messages=[{"role": "user", "content": asked}]
-        )
+    with sdks(service) as (open_ai, claude, gemini):
+        asked: Any = [user([{"type": "image_url", "image_url": {"url": url}}, text])]
+        chat = open_ai.chat.completions.create(model="eyes", messages=asked)
+        image: dict[str, Any] = {"type": "input_image", "image_url": url, "detail": "auto"}
+        asked = [user([image, {"type": "input_text", "text": words}])]
+        response = open_ai.responses.create(model="eyes", input=asked)
+        asked = [user([{"type": "image", "source": source}, text])]
+        message = claude.messages.create(model="eyes", max_tokens=4, messages=asked)
         asked = [genai.types.Part.from_bytes(data=png(), mime_type="image/png"), words]
-        content: Any = gemini.models.generate_content(model="eyes", contents=asked)
+        content = gemini.models.generate_content(model="eyes", contents=asked)
     counts = {
         chat.usage.prompt_tokens,
         response.usage.input_tokens,

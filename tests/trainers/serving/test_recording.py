@@ -5,11 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
-from google import genai
+from tests.trainers.serving.conftest import sdks
 
 from evert import read_records
 from evert.bridge.records.record import RolloutRecord
@@ -20,6 +19,11 @@ from evert.trainers.serving.recording import ServedRecords
 from evert.trainers.serving.service import PolicyService
 
 SAY = [{"role": "user", "content": "Let's play a game. Say you are 7."}]
+
+
+def post_feedback(service: PolicyService, content: str) -> httpx.Response:
+    key = {"authorization": f"Bearer {service.key}"}
+    return httpx.post(f"{service.url}/feedback", content=content, headers=key)
 
 
 class Serving:
@@ -39,19 +43,14 @@ class Serving:
         return self.sdk.chat.completions.create(model="tiny", messages=messages, **fields)
 
     def feedback(self, **body: Any) -> httpx.Response:
-        key = {"authorization": f"Bearer {self.service.key}"}
-        return httpx.post(f"{self.service.url}/feedback", json=body, headers=key)
-
-    def close(self) -> None:
-        self.sdk.close()
-        self.service.close()
-        self.records.close()
+        return post_feedback(self.service, json.dumps(body))
 
     def __enter__(self) -> "Serving":
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        for part in (self.sdk, self.service, self.records):
+            part.close()
 
     def recorded(self) -> list[RolloutRecord]:
         self.records._writer.submit(lambda: None).result()  # what was handed over is written
@@ -93,18 +92,13 @@ def test_a_conversation_is_a_record_with_its_exact_tokens_and_the_rewards_given_
 
 def test_every_api_gives_ids_that_take_feedback(client: Any, tmp_path: Path) -> None:
     with Serving(client, tmp_path) as serving:
-        root, key = serving.service.url.removesuffix("/v1"), serving.service.key
-        text: Any = SAY[0]["content"]
-        asked: Any = {"model": "tiny", "messages": SAY}
-        with (
-            anthropic.Anthropic(base_url=root, api_key=key) as claude,
-            genai.Client(api_key=key, http_options={"base_url": root}) as gemini,
-        ):
+        text = SAY[0]["content"]
+        with sdks(serving.service) as (open_ai, claude, gemini):
             ids = [
                 serving.ask(SAY).id,
                 [*serving.ask(SAY, stream=True)][-1].id,
-                serving.sdk.responses.create(model="tiny", input=text).id,
-                claude.messages.create(max_tokens=8, **asked).id,
+                open_ai.responses.create(model="tiny", input=text).id,
+                claude.messages.create(model="tiny", max_tokens=8, messages=SAY).id,
                 gemini.models.generate_content(model="tiny", contents=text).response_id,
             ]
         assert len({*ids}) == 5
@@ -128,8 +122,7 @@ def test_wrong_feedback_is_refused_and_says_what_is_expected(client: Any, tmp_pa
     with Serving(client, tmp_path) as serving:
         for body, status, words in BAD:
             content = json.dumps(body).replace("Infinity", "1e999")
-            key = {"authorization": f"Bearer {serving.service.key}"}
-            answer = httpx.post(f"{serving.service.url}/feedback", content=content, headers=key)
+            answer = post_feedback(serving.service, content)
             assert answer.status_code == status, body
             assert words in answer.json()["error"]["message"]
 
@@ -137,9 +130,7 @@ def test_wrong_feedback_is_refused_and_says_what_is_expected(client: Any, tmp_pa
 def test_without_records_feedback_is_refused(client: Any, service: PolicyService) -> None:
     service.chat({"tiny": ChatModel(service.sample(client), prompt_renderer(None),
                                     context=8192, max_tokens=8)})  # fmt: skip
-    body = {"id": "chatcmpl-0123456789ab0", "reward": 1}
-    key = {"authorization": f"Bearer {service.key}"}
-    answer = httpx.post(f"{service.url}/feedback", json=body, headers=key)
+    answer = post_feedback(service, '{"id": "chatcmpl-0123456789ab0", "reward": 1}')
     assert answer.status_code == 400
     assert "record=FOLDER" in answer.json()["error"]["message"]
 

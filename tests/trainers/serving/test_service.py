@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tinker
+from tests.trainers.kit import sampler_of
 from tests.trainers.serving.conftest import prompt
 from tinker_cookbook.completers import TinkerTokenCompleter
 
@@ -101,7 +102,7 @@ async def test_models_are_listed_while_others_are_offered(
 ) -> None:
     """As from a trainer's thread, which may offer new weights at any moment."""
     served = service.offer(client)
-    newer = tinker.ServiceClient().create_sampling_client(base_model="evert-tiny")
+    newer = sampler_of("evert-tiny")
 
     def base_model() -> str:
         service.offer(newer)

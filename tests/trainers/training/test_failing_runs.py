@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainers.conftest import Patch, Shown
+from tests.trainers.kit import Patch, Shown
 from tinker_cookbook.rl import train as cookbook
 
 from evert import AgentDatasetBuilder, embedded_engine

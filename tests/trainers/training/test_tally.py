@@ -16,7 +16,7 @@ import openai
 import pytest
 from google import genai
 from tests import kit
-from tests.trainers.conftest import Patch
+from tests.trainers.kit import Patch
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_strategy import FailFast, MinViableGroup, RetryOnFailure

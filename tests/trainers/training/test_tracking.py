@@ -14,7 +14,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
     EventAccumulator,
 )
-from tests.trainers.conftest import Patch, Shown
+from tests.trainers.kit import Cli, Patch
 
 from evert.trainers.commands import train
 from evert.trainers.config.backend import wandb_hosts
@@ -177,7 +177,7 @@ def test_only_wandb_online_opens_a_door(monkeypatch: Patch) -> None:
 
 
 def test_wandb_without_a_login_says_what_to_do(
-    tmp_path: Path, monkeypatch: Patch, capsys: Shown
+    tmp_path: Path, monkeypatch: Patch, cli: Cli
 ) -> None:
     import wandb
 
@@ -186,8 +186,7 @@ def test_wandb_without_a_login_says_what_to_do(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     path = tmp_path / "run"
-    assert train.main([*SMALL, "steps=1", "wandb_project=p", f"log_path={path}"]) == 1
-    message = capsys.readouterr().err
+    message = cli("train", *SMALL, "steps=1", "wandb_project=p", f"log_path={path}", status=1)
     assert "could not be started for wandb_project=p: No API key configured" in message
     assert "WANDB_MODE=offline" in message
     assert not path.exists()
@@ -273,11 +272,10 @@ def test_the_final_score_comes_after_the_last_step_if_it_is_tracked(tmp_path: Pa
     assert scalars(tmp_path, HELD_OUT_REWARD) == {3: 0.5}
 
 
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: Patch, cli: Cli) -> None:
     for package, asked in (("wandb", "wandb_project=p"), ("tensorboard", "tensorboard=True")):
         monkeypatch.setitem(sys.modules, package, None)
-        assert train.main([*SMALL, asked, f"log_path={tmp_path / 'run'}"]) == 1
-        said = capsys.readouterr().err
+        said = cli("train", *SMALL, asked, f"log_path={tmp_path / 'run'}", status=1)
         assert f"error: {asked} needs the package {package}" in said
         assert f"pip install {package}, or leave {asked.partition('=')[0]} out" in said
         assert not (tmp_path / "run").exists()

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 import pytest
-import tinker
+from tests.trainers.kit import sampler_of
 from tests.trainers.workers.conftest import after_a_call, play, rewards, says_task
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.rollout_strategy import FailFast
@@ -344,7 +344,7 @@ def test_workers_end_when_their_trainer_is_killed() -> None:
 
 
 def base_client() -> Any:
-    made: Any = tinker.ServiceClient().create_sampling_client(base_model="evert-tiny")
+    made = sampler_of("evert-tiny")
     assert made.sampler  # loaded
     return made
 

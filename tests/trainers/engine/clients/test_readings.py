@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import tinker
 import torch
-from tests.trainers.engine.test_engine import params, prompt
+from tests.trainers.kit import params, prompt, sampler_of, snapshot, trainer_of
 from tinker import types
 
 from evert.trainers.engine.clients.engine import Engine
@@ -17,7 +17,7 @@ TOKENS = [5, 6, 7, 100, 31, 8, 8, 77]
 
 @pytest.fixture
 def client(engine: Engine, tiny_model: str) -> Any:
-    return tinker.ServiceClient().create_sampling_client(base_model=tiny_model)
+    return sampler_of(tiny_model)
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +103,8 @@ def test_a_token_that_the_model_does_not_know_fails_its_request_alone(client: An
 
 
 async def test_every_client_tells_of_its_prompt(client: Any, tiny_model: str) -> None:
-    training: Any = tinker.ServiceClient().create_lora_training_client(tiny_model).result()
-    others = [training.save_weights_and_get_sampling_client().result() for _ in range(2)]
+    training = trainer_of(tiny_model)
+    others = [snapshot(training) for _ in range(2)]
     asked = prompt(*TOKENS)
     given_up = client.sample(asked, 1, params(max_tokens=400), True, 2)
     assert given_up.future().cancel()

@@ -13,7 +13,17 @@ import pytest
 import safetensors.torch
 import tinker
 import torch
-from tests.trainers.engine.test_engine import ADAM, datum, loss_of, params, prompt, train
+from tests.trainers.kit import (
+    ADAM,
+    datum,
+    loss_of,
+    params,
+    prompt,
+    sampler_of,
+    sequences,
+    train,
+    trainer_of,
+)
 from tinker import types
 from tinker_cookbook import weights
 
@@ -74,11 +84,10 @@ def test_every_method_of_the_sdks_takes_its_arguments(theirs: type, ours: type) 
 
 
 async def test_what_is_refused_says_why_and_what_to_do(engine: Engine, tiny_model: str) -> None:
-    service = tinker.ServiceClient()
-    sampling = service.create_sampling_client(base_model=tiny_model)
+    sampling = sampler_of(tiny_model)
     for refused, client, sdk in (
         (rest_client.REFUSED, tinker.RestClient(), "RestClient"),
-        (service_client.REFUSED, service, "ServiceClient"),
+        (service_client.REFUSED, tinker.ServiceClient(), "ServiceClient"),
         (sampling_client.REFUSED, sampling, "SamplingClient"),
     ):
         for name in refused:
@@ -94,7 +103,7 @@ async def test_what_is_refused_says_why_and_what_to_do(engine: Engine, tiny_mode
 def test_what_needs_a_connection_is_refused_and_consoles_are_folders(
     engine: Engine, training: Any, tiny_model: str
 ) -> None:
-    sampling: Any = tinker.ServiceClient().create_sampling_client(base_model=tiny_model)
+    sampling = sampler_of(tiny_model)
     assert sampling.on_queue_state_change("paused", None) is None
     with pytest.raises(UnsupportedError, match="public methods"):
         _ = tinker.ServiceClient().holder
@@ -115,8 +124,7 @@ def files_of(rest: Any, path: str) -> list[Path]:
 def test_runs_and_checkpoints_are_listed(
     engine: Engine, rest: Any, training: Any, tiny_model: str
 ) -> None:
-    service: Any = tinker.ServiceClient()
-    other = service.create_lora_training_client(tiny_model, user_metadata={"who": "b"}).result()
+    other = trainer_of(tiny_model, user_metadata={"who": "b"})
     state = training.save_state("s", ttl_seconds=7200, user_metadata={"k": "v"}).result().path
     weights = training.save_weights_for_sampler("w").result().path
     listed = rest.list_checkpoints(training.model_id).result().checkpoints
@@ -195,7 +203,7 @@ def test_what_a_newer_sdk_adds_is_refused_by_its_name_and_told(
     assert told == [f"Newer.{added[0]}", added[1], "colour= of Newer.list_training_runs_async"]
     with pytest.raises(UnsupportedError, match=r"Newer.brand_new was called.*does not know it"):
         client.brand_new()
-    run = tinker.ServiceClient().create_lora_training_client(tiny_model).result().model_id
+    run = trainer_of(tiny_model).model_id
     assert client.get_training_run(run, colour="red").result().training_run_id == run
     with pytest.raises(UnsupportedError, match="colour='blue'"):
         client.get_training_run(run, colour="blue")
@@ -234,7 +242,7 @@ def test_a_script_that_never_waits_for_a_client_runs(engine: Engine, tiny_model:
         client.optim_step(ADAM)
         sampler = client.save_weights_and_get_sampling_client()
         assert isinstance(sampler, tinker.SamplingClient)
-        assert sampler.sample(prompt(), 1, params()).result().sequences[0].tokens
+        assert sequences(sampler)[0].tokens
         assert sampler.get_tokenizer() is not None
 
 
@@ -247,7 +255,7 @@ def test_what_fails_to_load_is_raised_by_whatever_is_asked_first(engine: Engine)
 
 @pytest.mark.filterwarnings("ignore:DEPRECATED:FutureWarning")
 async def test_answers_are_futures_of_the_standard_library(engine: Engine, tiny_model: str) -> None:
-    client: Any = tinker.ServiceClient().create_sampling_client(base_model=tiny_model)
+    client = sampler_of(tiny_model)
     asked = [client.sample(prompt(i), 1, params()) for i in range(1, 4)]
     scored = client.compute_logprobs(prompt(1, 2, 3))
     assert {*concurrent.futures.as_completed([*asked, scored], 30)} == {*asked, scored}
@@ -269,7 +277,7 @@ def test_a_state_is_loaded_when_its_turn_comes(training: Any) -> None:
 
 
 def test_a_state_of_another_model_is_refused(engine: Engine, training: Any) -> None:
-    other = tinker.ServiceClient().create_lora_training_client("evert-tiny").result()
+    other = trainer_of("evert-tiny")
     path = other.save_state("x").result().path
     before = loss_of(training)
     with pytest.raises(CheckpointError, match=r"'evert-tiny' with LoRA rank None.*from_state"):

@@ -14,11 +14,11 @@ from gguf import GGUFReader
 from huggingface_hub.repocard import metadata_load
 from safetensors.torch import load_file, save_file
 from tests.other_trainers.gguf_base import write_gguf
+from tests.trainers.kit import Cli
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from evert.bridge.errors import InvalidModelError
 from evert.bridge.tokens.bases import base_path, base_tokenizer
-from evert.trainers.commands import model
 from evert.trainers.engine.common.errors import ModelNotFoundError
 from evert.trainers.engine.models.base_models import load_model, load_tokenizer
 from evert.trainers.engine.models.importing import SAMPLES, check, import_model
@@ -62,9 +62,7 @@ def test_a_gguf_file_becomes_the_model_that_it_was_made_of(original: Path, impor
     assert metadata_load(imported / "README.md") == {"license": "mit"}
 
 
-def test_an_imported_model_is_checked(
-    imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_imported_model_is_checked(imported: Path, tmp_path: Path, cli: Cli) -> None:
     assert check(imported) is None  # it has no chat template
     out = tmp_path / "copy"
     import_model(str(imported), out)
@@ -73,12 +71,11 @@ def test_an_imported_model_is_checked(
     assert result is not None
     told = result.renderer_name, result.renders_tails, result.shows_tools
     assert told == ("template", True, False)
-    assert model.main(["import", str(out), f"out={tmp_path / 'again'}"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli("model import", str(out), f"out={tmp_path / 'again'}")
     assert f"written: {tmp_path / 'again'}" in shown
     assert "gives text back as it was" in shown
-    assert model.main(["import", str(imported), f"out={tmp_path / 'bare'}"]) == 0
-    assert "no chat template: pass renderer_name=" in capsys.readouterr().out
+    shown = cli("model import", str(imported), f"out={tmp_path / 'bare'}")
+    assert "no chat template: pass renderer_name=" in shown
 
 
 Change = Callable[[Path], object]
@@ -257,11 +254,10 @@ def test_what_is_no_model_is_refused_and_nothing_is_left(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged.gguf", "there"]
 
 
-def test_a_wrong_line_says_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_line_says_how_it_is_used(cli: Cli) -> None:
     for line, message in (
         ([], "evert model got 'nothing'"),
         (["import"], "source, out must be set"),
         (["import", "x.gguf"], "out must be set"),
     ):
-        assert model.main(line) == 1
-        assert message in capsys.readouterr().err
+        assert message in cli("model", *line, status=1)

@@ -14,6 +14,7 @@ import pytest
 import tinker
 import torch
 from PIL import Image
+from tests.trainers.kit import sampler_of, shaken, snapshot, trainer_of
 from tinker import types
 from torch import Tensor
 
@@ -115,10 +116,7 @@ def test_what_is_no_image_is_refused(seeing: str, tiny_model: str) -> None:
     pointer = types.ImageAssetPointerChunk(format="png", location="/x")
     wrong: list[tuple[Any, str]] = [
         (types.ImageChunk(data=b"no image", format="png"), "an image of 8 bytes that cannot be"),
-        (
-            types.ImageChunk(data=image().data[:60], format="png"),
-            "cannot be read; expected a complete",
-        ),
+        (types.ImageChunk(data=image().data[:60], format="png"), "cannot be read; expected a com"),
         (image().model_copy(update={"expected_tokens": 5}), "image of 4 tokens where 5 were exp"),
         (pointer, "of type 'image_asset_pointer'"),
         (text(-7), "token id -7; the model knows 0 and up"),
@@ -157,11 +155,7 @@ def family(name: str) -> Any:
     )
     torch.manual_seed(0)
     build: Any = AutoModelForImageTextToText
-    model = build.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
+    return shaken(build.from_config(config))
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
@@ -220,7 +214,7 @@ def answered(asked: types.ModelInput, tokens: Sequence[int]) -> types.ModelInput
 
 
 def test_rows_sample_and_score_what_the_model_says(engine: Engine, seeing: str) -> None:
-    client: Any = tinker.ServiceClient().create_sampling_client(base_model=seeing)
+    client = sampler_of(seeing)
     own = prompt(text(5, IMAGE_PAD), image(), text(IMAGE_PAD, 7))
     asked = [grey(10), grey(11, 12), prompt(text(5, 6, 7)), grey(11), grey(10, 13, 14), own]
 
@@ -267,8 +261,8 @@ def test_the_trainer_learns_from_what_was_drawn(
 ) -> None:
     with embedded_engine(tmp_path, device="cpu", full_parameter=full_parameter):
         service = tinker.ServiceClient()
-        training = service.create_lora_training_client(seeing, rank=4).result()
-        client = training.save_weights_and_get_sampling_client().result()
+        training = trainer_of(seeing, rank=4)
+        client = snapshot(training)
         asked = [grey(40), grey(41, 42), prompt(text(5, 6, 7))]
         said = [client.sample(each, 1, params()).result().sequences[0] for each in asked]
         data = [datum(each, one.tokens) for each, one in zip(asked, said, strict=True)]
@@ -281,15 +275,14 @@ def test_the_trainer_learns_from_what_was_drawn(
         assert second.metrics["loss:sum"] < first.metrics["loss:sum"]
         path = training.save_weights_for_sampler("x").result().path
         again = service.create_sampling_client(model_path=path)
-        now = training.save_weights_and_get_sampling_client().result()
+        now = snapshot(training)
         whole = answered(asked[1], said[1].tokens)
         scores = [each.compute_logprobs(whole).result()[-2:] for each in (again, now)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-5)
 
 
 def test_what_cannot_be_served_is_refused_alone(engine: Engine, seeing: str) -> None:
-    service = tinker.ServiceClient()
-    client = service.create_sampling_client(base_model=seeing)
+    client = sampler_of(seeing)
     broken = prompt(text(1), types.ImageChunk(data=b"?", format="png", expected_tokens=1), text(2))
     good, bad = client.sample(grey(50), 1, params()), client.sample(broken, 1, params())
     with pytest.raises(SamplingRequestError, match="The prompt has an image of 1 bytes that cann"):
@@ -299,7 +292,7 @@ def test_what_cannot_be_served_is_refused_alone(engine: Engine, seeing: str) -> 
         client.sample(prompt(text(1), image()), 1, params()).result()
     with pytest.raises(SamplingRequestError, match="token ids from -5 to 1; the model knows 0"):
         client.sample(prompt(text(1, -5)), 1, params()).result()
-    training = service.create_lora_training_client(seeing).result()
+    training = trainer_of(seeing)
     data = [datum(prompt(text(1)), [2]), datum(broken, [3])]
     with pytest.raises(LossInputError, match="Datum 1 has an image of 1 bytes that cannot be read"):
         training.forward_backward(data, "cross_entropy")

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.trainers.kit import spied
 
 from evert.trainers.engine.models import products
 from evert.trainers.engine.models.products import linear
@@ -52,18 +53,11 @@ def test_products_and_their_slopes_are_those_of_pytorch(
 
 
 def test_only_float32_products_that_gain_are_onednns(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[int, ...]] = []
-    run = products._product
-
-    def watched(x: torch.Tensor, *given: Any) -> torch.Tensor:
-        made.append(tuple(x.shape))
-        return run(x, *given)
-
-    monkeypatch.setattr(products, "_product", watched)
+    shapes = spied(monkeypatch, products, "_product", lambda x, *_: (*x.shape,))
     for rows, features, out in ((1, 600, 600), (64, 128, 128), (63, 128, 128), (1, 128, 128)):
         linear(torch.ones(rows, features), torch.ones(out, features))
         linear(torch.ones(rows, features).bfloat16(), torch.ones(out, features).bfloat16())
-    assert made == [(1, 600), (64, 128)]
+    assert shapes == [(1, 600), (64, 128)]
 
 
 def test_an_amd_processor_is_known_by_what_the_system_tells(

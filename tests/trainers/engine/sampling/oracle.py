@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.trainers.kit import shaken
 from tinker import types
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -63,14 +64,6 @@ GENERIC: dict[str, tuple[str, dict[str, Any]]] = {
 ADAPTERS: list[dict[str, Any]] = [
     {"rank": 4}, {"rank": 9, "train_mlp": False}, {"rank": 2, "train_attn": False},
 ]  # fmt: skip
-
-
-def shaken(model: Any, noise: float = 0.1) -> Any:
-    """Far from uniform: norms and biases, too, which a pass that forgets them must not hide."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * noise)
-    return model.eval()
 
 
 def make_model(name: str) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.trainers.engine.sampling.test_sampler import params, prompts
+from tests.trainers.kit import spied
 from torch import Tensor
 
 from evert.trainers.engine.sampling import scheduler
@@ -36,19 +37,16 @@ def drawn(sampler: ModelSampler, rows: Sequence[Sequence[int]], tokens: int) -> 
     return [[reply.tokens for reply in found], Near(logprobs)]
 
 
+def longest(run: RunningBatch) -> int:
+    return max(row.length for row in run.rows)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_replies_longer_than_expected_wait_for_each_other_and_are_drawn_as_ever(
     make: Make, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     expected = drawn(make(kind), FEW, 40)
-    held: list[int] = []
-    step = RunningBatch.step
-
-    def watched(run: RunningBatch) -> None:
-        held.append(len(run.rows) * max(row.length for row in run.rows))
-        step(run)
-
-    monkeypatch.setattr(RunningBatch, "step", watched)
+    held = spied(monkeypatch, RunningBatch, "step", lambda run: len(run.rows) * longest(run))
     monkeypatch.setattr(scheduler, "_EXPECTED_REPLY", 4)
     sampler = make(kind)
     sampler._model.cache_tokens = 200

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tests.nightly import draws
+from tests.trainers.kit import spied
 from tinker import types
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -100,6 +101,10 @@ def reference_logprobs(model: Any, one: types.Datum) -> Tensor:
 
 def gradients(model: Any) -> list[Tensor]:
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def norm_of(tensors: list[Tensor]) -> float:
+    return math.sqrt(sum(float((tensor**2).sum()) for tensor in tensors))
 
 
 def weights(model: Any) -> list[Tensor]:
@@ -277,15 +282,8 @@ def test_a_step_is_torchs_adamw(trainer: Trainer, model: Any, tiny_model: str) -
 
 def test_clipping_reports_the_norm_before(trainer: Trainer, model: Any, monkeypatch: Any) -> None:
     trainer.forward_backward(trainer.read([datum(20)], "cross_entropy"))
-    norm = math.sqrt(sum(float((g**2).sum()) for g in gradients(model)))
-    clipped: list[float] = []
-    step = torch.optim.AdamW.step
-
-    def spy(optimizer: torch.optim.AdamW) -> None:
-        clipped.append(math.sqrt(sum(float((g**2).sum()) for g in gradients(model))))
-        step(optimizer)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+    norm = norm_of(gradients(model))
+    clipped = spied(monkeypatch, torch.optim.AdamW, "step", lambda _: norm_of(gradients(model)))
     response = trainer.optim_step(types.AdamParams(grad_clip_norm=0.5))
     assert response.metrics is not None
     assert response.metrics["optim/grad_norm"] == pytest.approx(norm, rel=1e-4)
