@@ -13,6 +13,7 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from tests.trainers.kit import Patch
 from tinker_cookbook.utils.ml_log import JsonLogger
 
 import evert
@@ -30,7 +31,7 @@ def test_a_policy_gradient_on_gymnasiums_interface_learns() -> None:
     assert max(curve[2:]) > curve[0]
 
 
-def test_a_student_learns_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_student_learns_from_a_run(tmp_path: Path, monkeypatch: Patch) -> None:
     distil = runpy.run_path("examples/distillation.py")["distil"]
     monkeypatch.chdir(tmp_path)
     distil()
@@ -40,7 +41,7 @@ def test_a_student_learns_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_loop_of_the_page_closes_and_the_reward_rises(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     page = (ROOT / "docs/use.md").read_text().partition("## Close the loop")[2]
     commands = page.replace("\\\n", " ").splitlines()
@@ -118,7 +119,7 @@ def test_the_notebook_has_the_readmes_agent_and_no_outputs() -> None:
 
 @pytest.mark.nightly
 def test_the_notebook_shows_the_curve_and_an_episode_before_and_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     notebook = read_notebook()
     monkeypatch.setenv(

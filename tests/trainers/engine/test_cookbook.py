@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.kit import ask, assistant, user
 from tests.nightly import each
+from tests.trainers.kit import Patch
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.supervised import train as supervised_train
 from tinker_cookbook.supervised.data import FromConversationFileBuilder
@@ -41,7 +42,7 @@ async def speaks_evenly(client: Any, number: int) -> float:
 
 
 @pytest.fixture(autouse=True)
-def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_key(monkeypatch: Patch) -> None:
     for name in [name for name in os.environ if name.startswith("TINKER_")]:
         monkeypatch.delenv(name)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.trainers.engine.training.test_trainer import CPU, KINDS, datum, gradients, model_of
-from tests.trainers.kit import sequences, snapshot, spied
+from tests.trainers.kit import Patch, sequences, snapshot, spied
 
 from evert.trainers.engine.common import parallel
 from evert.trainers.engine.common.parallel import WorkerThread, bounded_map, lanes, thread_map
@@ -74,7 +74,7 @@ def _held() -> set[str]:
 
 @pytest.mark.skipif(parallel._openmp() is None, reason="this PyTorch has another OpenMP")
 def test_a_worker_and_a_sampler_hold_no_threads_of_pytorch_when_they_are_done(
-    training: Any, monkeypatch: pytest.MonkeyPatch
+    training: Any, monkeypatch: Patch
 ) -> None:
     during: list[set[str]] = []
     turn = Scheduler._turn
@@ -120,7 +120,7 @@ def thread_name(*_: object) -> str:
 
 @pytest.mark.parametrize("kind", KINDS[1:3])
 def test_a_pass_is_the_same_to_the_bit_in_one_thread_and_in_several(
-    kind: str, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, tiny_model: str, monkeypatch: Patch
 ) -> None:
     model = model_of(kind, tiny_model)
     trainer = Trainer(model, load_tokenizer(tiny_model))
@@ -161,7 +161,7 @@ def test_many_rows_are_computed_in_several_threads_as_in_one(
     asked_before: int,
     steps: int,
     tiny_model: str,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     model = load_model(tiny_model, CPU, torch.float32)
     threads = spied(monkeypatch, LeanModel, "hidden", thread_name)

@@ -21,6 +21,7 @@ import tinker
 import torch
 from tests.trainers.kit import (
     ADAM,
+    Patch,
     datum,
     loss_of,
     params,
@@ -226,7 +227,7 @@ def test_a_damaged_checkpoint_is_refused_by_every_way_in(engine: Engine, trainin
 
 
 def test_a_checkpoint_is_read_once_to_train_on_and_twice_to_sample(
-    training: Any, monkeypatch: pytest.MonkeyPatch
+    training: Any, monkeypatch: Patch
 ) -> None:
     path = training.save_state("x").result().path
     service: Any = tinker.ServiceClient()
@@ -334,7 +335,7 @@ def test_a_device_that_is_not_there_is_refused(device: str, text: str, tmp_path:
     [(["cuda", "mps"], "cuda"), (["cuda"], "cuda"), (["mps"], "mps"), ([], "cpu")],
 )
 def test_auto_is_cuda_then_mps_then_the_cpu(
-    gpus: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+    gpus: list[str], expected: str, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in gpus)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in gpus)
@@ -349,7 +350,7 @@ def test_threads_are_set_inside_the_block_only(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_closes_ends_a_pass_before_its_next_micro_batch(
-    tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     begun, run = threading.Event(), Passes.logprobs
     passes: list[Any] = []
@@ -424,7 +425,7 @@ def test_saves_that_nobody_awaits_are_written_before_the_engine_closes(
 
 
 def test_an_interrupt_while_saves_are_written_names_those_that_are_dropped(
-    tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    tiny_model: str, tmp_path: Path, monkeypatch: Patch, caplog: Any
 ) -> None:
     write = Trainer.save_weights
 
@@ -452,7 +453,7 @@ def test_an_interrupt_while_saves_are_written_names_those_that_are_dropped(
 
 
 def test_a_save_that_failed_is_named_when_the_engine_closes_unless_somebody_knows(
-    tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    tiny_model: str, tmp_path: Path, monkeypatch: Patch, caplog: Any
 ) -> None:
     def full(self: Trainer, folder: Path) -> None:
         raise OSError(28, "No space left on device")

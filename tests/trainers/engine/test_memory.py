@@ -21,7 +21,7 @@ from tests.trainers.engine.training.test_trainer import (
     same,
     weights,
 )  # fmt: skip
-from tests.trainers.kit import spied
+from tests.trainers.kit import Patch, spied
 from tinker import types
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -92,7 +92,7 @@ def gradient(trainer: Trainer, data: Sequence[types.Datum] = DATA) -> list[torch
     return found
 
 
-def test_large_logits_never_stand_whole(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_logits_never_stand_whole(trainer: Trainer, monkeypatch: Patch) -> None:
     monkeypatch.setattr(logits, "SLICE_BYTES", 4 * VOCABULARY * 33)
     with Device() as device:
         gradient(trainer)
@@ -218,7 +218,7 @@ def test_mps_has_what_the_machine_has_and_metal_recommends(monkeypatch: Any) -> 
 
 
 def test_what_does_not_fit_is_run_in_smaller_parts_and_nothing_is_lost(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+    trainer: Trainer, monkeypatch: Patch
 ) -> None:
     passes = spied(monkeypatch, Passes, "logprobs")
     first, both = [datum(30, 9)], (datum(30, 9), *DATA)

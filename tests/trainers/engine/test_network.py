@@ -22,7 +22,7 @@ import openai
 import pytest
 import tinker
 from tests.nightly import each
-from tests.trainers.kit import sampler_of, sequences, snapshot, trainer_of
+from tests.trainers.kit import Patch, sampler_of, sequences, snapshot, trainer_of
 from tinker import RestClient as SdkRestClient
 from tinker import ServiceClient as SdkServiceClient
 
@@ -130,7 +130,7 @@ tinker.ServiceClient().create_sampling_client(base_model="some/model")
 
 @pytest.mark.parametrize("key", each(["tml-not-a-key", None], ["tml-not-a-key"]))
 def test_a_child_process_asks_nobody_and_is_told_what_to_do(
-    key: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    key: str | None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     if key is None:
         monkeypatch.delenv("TINKER_API_KEY", raising=False)
@@ -197,7 +197,7 @@ def _error_in_a_fork(call: Callable[[], Any]) -> str:
         child.join()
 
 
-def test_allowed_hosts_get_through_with_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allowed_hosts_get_through_with_their_addresses(monkeypatch: Patch) -> None:
     entry = (socket.AF_INET, socket.SOCK_STREAM, 6, "", OUTSIDE)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [entry])
     with no_network(allow_hosts=("tool.example",)):
@@ -219,7 +219,7 @@ def test_the_hub_is_offline_inside_so_that_cached_models_load_unless_it_is_allow
         assert huggingface_hub.constants.HF_HUB_OFFLINE == WAS_OFFLINE
 
 
-def test_leaving_the_last_block_restores_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_the_last_block_restores_everything(monkeypatch: Patch) -> None:
     def state() -> tuple[Any, ...]:
         prepare = multiprocessing.spawn.get_preparation_data
         here = (socket.getaddrinfo, prepare, dict(vars(socket.socket)))

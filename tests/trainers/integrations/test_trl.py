@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from aiohttp import web
-from tests.trainers.kit import spied
+from tests.trainers.kit import Patch, spied
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert.bridge.clients.http.connections import send, whole
@@ -111,7 +111,7 @@ def test_a_process_that_is_not_the_first_asks_the_server_for_the_trainers_model(
 
 
 def test_what_vllm_raises_is_raised_and_every_env_is_closed(
-    trainer: SimpleNamespace, server: VLLMServer, monkeypatch: pytest.MonkeyPatch
+    trainer: SimpleNamespace, server: VLLMServer, monkeypatch: Patch
 ) -> None:
     closed = spied(monkeypatch, ChatAgentEnv, "close", lambda env: env)
     trainer.vllm_generation.vllm_client.model = "another-model"
@@ -164,7 +164,7 @@ class AsksTwice:
 
 
 def test_what_an_agent_brings_holds_unless_the_user_says_otherwise(
-    trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    trainer: SimpleNamespace, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(trainer.model.config, "name_or_path", "nobody/knows")
     one, two = ({"limits": RolloutLimits(max_turns=number)} for number in (1, 2))

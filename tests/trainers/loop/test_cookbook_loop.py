@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.kit import ask
+from tests.trainers.kit import Patch
 from tinker_cookbook.rl import train as rl_train
 
 from evert import AgentDatasetBuilder, ParallelRollouts, embedded_engine
@@ -60,7 +61,7 @@ def train(
 
 
 @pytest.fixture
-def most_at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+def most_at_once(monkeypatch: Patch) -> Callable[[], int]:
     """How many requests the engine had at the same time."""
     now, most, sample, lock = 0, 0, SamplingClient._sample, Lock()
 

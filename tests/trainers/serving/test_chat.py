@@ -12,7 +12,7 @@ import openai
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tests.trainers.kit import spied
+from tests.trainers.kit import Patch, spied
 from tests.trainers.serving.conftest import prompt, sdks
 from tinker import types
 
@@ -210,7 +210,7 @@ async def test_a_long_prompt_whose_client_left_is_rendered_to_its_end_and_counte
 
 
 async def test_a_long_opening_is_read_in_a_thread(
-    client: Any, service: PolicyService, monkeypatch: pytest.MonkeyPatch
+    client: Any, service: PolicyService, monkeypatch: Patch
 ) -> None:
     threads = spied(monkeypatch, chat, "blake2b", lambda *_: threading.current_thread())
     model = chat_model(service, client)

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import openai
-import pytest
+from tests.trainers.kit import Patch
 from tests.trainers.serving.conftest import sdks
 
 from evert import read_records
@@ -167,7 +167,7 @@ def test_a_share_is_recorded_and_feedback_on_the_others_is_no_error(
 
 
 def test_full_files_are_followed_by_others_and_the_oldest_are_deleted(
-    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Any, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(recording, "FILE", 4_000)
     with Serving(client, tmp_path, max_bytes=20_000, idle=0) as serving:
@@ -183,7 +183,7 @@ def test_full_files_are_followed_by_others_and_the_oldest_are_deleted(
 
 
 def test_keys_of_this_machine_are_not_recorded(
-    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Any, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     secret = "sk-proj-" + "aB3" * 16
     monkeypatch.setenv("OPENAI_API_KEY", secret)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tinker
-from tests.trainers.kit import sampler_of
+from tests.trainers.kit import Log, Patch, sampler_of
 from tests.trainers.serving.conftest import prompt
 from tinker_cookbook.completers import TinkerTokenCompleter
 
@@ -98,7 +98,7 @@ async def test_withdrawn_weights_are_refused_by_name(client: Any, service: Polic
 
 
 async def test_models_are_listed_while_others_are_offered(
-    client: Any, service: PolicyService, monkeypatch: pytest.MonkeyPatch
+    client: Any, service: PolicyService, monkeypatch: Patch
 ) -> None:
     """As from a trainer's thread, which may offer new weights at any moment."""
     served = service.offer(client)
@@ -183,7 +183,7 @@ STRANGE: list[tuple[bytes, int]] = [
 
 
 async def test_a_request_needs_the_key_and_comes_from_no_page_of_another_host(
-    service: PolicyService, caplog: pytest.LogCaptureFixture
+    service: PolicyService, caplog: Log
 ) -> None:
     host, port = service.url.split("/")[2].split(":")
     for headers, status in STRANGE:
@@ -200,7 +200,7 @@ async def test_a_request_needs_the_key_and_comes_from_no_page_of_another_host(
 
 
 async def test_a_long_text_is_cut_into_tokens_beside_the_services_loop(
-    client: Any, service: PolicyService, monkeypatch: pytest.MonkeyPatch
+    client: Any, service: PolicyService, monkeypatch: Patch
 ) -> None:
     threads: set[str] = set()
     tokenizer = client.get_tokenizer()

@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 import tinker
+from tests.trainers.kit import Patch
 from tests.trainers.serving.conftest import prompt
 
 from evert.trainers.engine.clients.sampling_client import SamplingClient
@@ -108,7 +109,7 @@ async def test_a_body_that_is_wrong_is_refused_by_its_field_and_breaks_no_servic
 
 
 async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
-    client: SamplingClient, service: PolicyService, monkeypatch: pytest.MonkeyPatch
+    client: SamplingClient, service: PolicyService, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("evert.trainers.serving.service.context_length_here", lambda name: 8)
     served = service.offer(client)

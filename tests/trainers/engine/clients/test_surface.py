@@ -15,6 +15,7 @@ import tinker
 import torch
 from tests.trainers.kit import (
     ADAM,
+    Patch,
     datum,
     loss_of,
     params,
@@ -187,7 +188,7 @@ def test_the_cookbook_downloads_weights(engine: Engine, training: Any, tmp_path:
 
 
 def test_what_a_newer_sdk_adds_is_refused_by_its_name_and_told(
-    engine: Engine, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, tiny_model: str, monkeypatch: Patch
 ) -> None:
     class Newer(tinker.RestClient):
         def brand_new(self) -> None: ...

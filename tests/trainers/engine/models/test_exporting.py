@@ -13,7 +13,7 @@ import pytest
 import tinker
 import torch
 from huggingface_hub.repocard import metadata_load
-from tests.trainers.kit import Cli, environment, shaken, trainer_of
+from tests.trainers.kit import Cli, Patch, environment, shaken, trainer_of
 from tokenizers import Regex, pre_tokenizers  # type: ignore[import-untyped]
 from transformers import (
     AutoModelForCausalLM,
@@ -229,7 +229,7 @@ sys.exit("torch" in sys.modules)
 
 
 def test_an_export_that_computes_something_else_leaves_nothing(
-    run: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, cli: Cli, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("evert.trainers.commands.model_export.BAR", 0.0)
     shown = cli("model export", str(run), f"out={tmp_path / 'out'}", "format=gguf", status=1)

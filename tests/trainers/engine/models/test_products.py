@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainers.kit import spied
+from tests.trainers.kit import Patch, spied
 
 from evert.trainers.engine.models import products
 from evert.trainers.engine.models.products import linear
@@ -52,7 +52,7 @@ def test_products_and_their_slopes_are_those_of_pytorch(
         torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-4)
 
 
-def test_only_float32_products_that_gain_are_onednns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_float32_products_that_gain_are_onednns(monkeypatch: Patch) -> None:
     shapes = spied(monkeypatch, products, "_product", lambda x, *_: (*x.shape,))
     for rows, features, out in ((1, 600, 600), (64, 128, 128), (63, 128, 128), (1, 128, 128)):
         linear(torch.ones(rows, features), torch.ones(out, features))
@@ -61,7 +61,7 @@ def test_only_float32_products_that_gain_are_onednns(monkeypatch: pytest.MonkeyP
 
 
 def test_an_amd_processor_is_known_by_what_the_system_tells(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    monkeypatch: Patch, tmp_path: Any
 ) -> None:
     told = tmp_path / "cpuinfo"
     monkeypatch.setattr(machine, "_PROCESSOR", told)

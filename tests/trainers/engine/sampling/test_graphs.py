@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.trainers.engine.sampling.test_prefixes import family, tokens
 from tests.trainers.engine.standin import CUDA, Graph, stand_in
+from tests.trainers.kit import Log
 
 from evert.trainers.engine.sampling.frozen import FrozenLean
 from evert.trainers.engine.sampling.graphs import rounded
@@ -57,7 +58,7 @@ def test_a_graph_gives_the_logits_of_its_operations_whichever_rows_there_are(mod
 
 
 def test_a_step_that_cannot_be_captured_is_computed_without_a_graph(
-    model: Any, caplog: pytest.LogCaptureFixture
+    model: Any, caplog: Log
 ) -> None:
     expected = play(model)
     refusal = RuntimeError("operation not permitted")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.trainers.engine.sampling.oracle import make_model
+from tests.trainers.kit import Patch
 from tinker import types
 
 from evert.trainers.engine.sampling import batches, lean_batch
@@ -217,7 +218,7 @@ def test_staggered_requests_take_as_many_passes_as_on_the_lean_path(make: Make) 
     assert max(generic) <= 1.5 * lean
 
 
-def test_logits_of_prompts_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_of_prompts_are_not_kept(monkeypatch: Patch) -> None:
     model, seen = make_model("learned positions"), list[int]()
     forward = type(model).forward
 

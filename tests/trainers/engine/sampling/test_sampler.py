@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from tests.trainers.engine.sampling.oracle import adapters_of
+from tests.trainers.kit import Patch
 from tinker import types
 
 from evert.trainers.engine.clients.engine import Engine
@@ -126,7 +127,7 @@ def test_what_cannot_be_served_is_refused_with_the_reason(make: Make) -> None:
     assert (len(longest.tokens), longest.stop_reason) == (12, "length")
 
 
-def test_an_idle_sampler_has_no_thread(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_sampler_has_no_thread(make: Make, monkeypatch: Patch) -> None:
     monkeypatch.setattr("evert.trainers.engine.sampling.scheduler._LINGER_SECONDS", 0.01)
     sampler = make()
     for _ in range(2):

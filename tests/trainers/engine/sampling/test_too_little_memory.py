@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.trainers.engine.sampling.test_sampler import params, prompts
-from tests.trainers.kit import spied
+from tests.trainers.kit import Patch, spied
 from torch import Tensor
 
 from evert.trainers.engine.sampling import scheduler
@@ -43,7 +43,7 @@ def longest(run: RunningBatch) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_replies_longer_than_expected_wait_for_each_other_and_are_drawn_as_ever(
-    make: Make, monkeypatch: pytest.MonkeyPatch, kind: Any
+    make: Make, monkeypatch: Patch, kind: Any
 ) -> None:
     expected = drawn(make(kind), FEW, 40)
     held = spied(monkeypatch, RunningBatch, "step", lambda run: len(run.rows) * longest(run))
@@ -57,7 +57,7 @@ def test_replies_longer_than_expected_wait_for_each_other_and_are_drawn_as_ever(
 
 @pytest.mark.parametrize("batch", [LeanBatch, GenericBatch])
 def test_where_memory_runs_out_fewer_rows_go_on_and_draw_what_they_would_have(
-    make: Make, monkeypatch: pytest.MonkeyPatch, batch: Any
+    make: Make, monkeypatch: Patch, batch: Any
 ) -> None:
     kind = KINDS[batch is GenericBatch]
     expected = drawn(make(kind), MANY, 9)
@@ -68,7 +68,7 @@ def test_where_memory_runs_out_fewer_rows_go_on_and_draw_what_they_would_have(
 
 
 def test_a_request_that_needs_more_than_there_is_fails_alone(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: Patch
 ) -> None:
     expected = drawn(make(), FEW, 9)
     run_out(monkeypatch, RowCache, "_empty", lambda cache, rows, length: rows * length > 500)
@@ -85,9 +85,7 @@ def test_a_request_that_needs_more_than_there_is_fails_alone(
     assert drawn(sampler, MANY, 2)
 
 
-def run_out(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, is_full: Callable[..., bool]
-) -> None:
+def run_out(monkeypatch: Patch, owner: Any, name: str, is_full: Callable[..., bool]) -> None:
     """Have a method find no memory where ``is_full`` says so."""
     method = getattr(owner, name)
 

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 from safetensors.torch import save_file
+from tests.trainers.kit import Patch
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 
 from evert.trainers.engine.common.errors import CheckpointError
@@ -210,7 +211,7 @@ def test_repair_makes_the_cookbook_resume_from_the_newest_whole_one(
     assert paths[2] in log.with_suffix(".jsonl.damaged").read_text()
 
 
-def test_the_default_root_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_root_comes_from_the_environment(monkeypatch: Patch) -> None:
     monkeypatch.setenv("EVERT_HOME", "/somewhere")
     assert default_root() == Path("/somewhere")
     monkeypatch.delenv("EVERT_HOME")

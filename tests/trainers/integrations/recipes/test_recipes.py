@@ -27,6 +27,7 @@ from tests.nightly import each
 from tests.trainers.integrations.recipes import local_data
 from tests.trainers.integrations.recipes.local_model import make_boxing_model
 from tests.trainers.integrations.recipes.table import RECIPES, RUNS, Recipe
+from tests.trainers.kit import Patch, Shown
 
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.embedded import embedded_engine
@@ -48,7 +49,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     """The working directory of a recipe, with local data for what it would download."""
     local_data.write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -74,7 +75,7 @@ def _logging_as_it_was() -> Iterator[None]:
     root.setLevel(level)
 
 
-def run(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def run(recipe: Recipe, folder: Path, monkeypatch: Patch) -> None:
     """``python -m`` of a recipe, in this process."""
     log = folder / "log"
     saved = [row["sampler_path"] for row in lines(log / "checkpoints.jsonl")]
@@ -108,8 +109,8 @@ def test_a_recipe_runs_as_its_users_call_it(
     recipe: Recipe,
     engine: Engine,
     folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Patch,
+    capsys: Shown,
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(recipe.typed))
     if recipe.after is not None:
