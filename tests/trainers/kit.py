@@ -96,7 +96,6 @@ def trainer_of(model: str, **options: Any) -> Any:
 
 
 def sampler_of(model: str) -> Any:
-    """A sampling client of a base model."""
     return tinker.ServiceClient().create_sampling_client(base_model=model)
 
 
@@ -128,7 +127,6 @@ def datum(length: int = 8, seed: int = 0) -> types.Datum:
 
 
 def loss_of(client: Any) -> float:
-    """Of one datum."""
     return float(client.forward([datum()], "cross_entropy").result().metrics["loss:sum"])
 
 

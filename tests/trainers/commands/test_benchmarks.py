@@ -31,7 +31,6 @@ from evert.trainers.reporting.figures.metrics import Curve
 
 
 def result(seed: int, before: float, after: float) -> dict[str, Any]:
-    """What a run returns."""
     held_out = {
         when: {how: {"reward": mean} for how in ("greedy", "temperature_1")}
         for when, mean in (("before", before), ("after", after))

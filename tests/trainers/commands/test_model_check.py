@@ -95,7 +95,6 @@ TEMPLATES: dict[str, tuple[str, list[str], list[str]]] = {
 
 
 def folder_with(template: str, folder: Path) -> Path:
-    """The shipped base with another chat template."""
     shutil.copytree(base_path(), folder)
     (folder / "chat_template.jinja").write_text(template)
     return folder

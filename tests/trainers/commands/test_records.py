@@ -50,7 +50,6 @@ async def record(path: Path, of: Any = agent) -> Path:
 
 
 async def length(record: RolloutRecord) -> float:
-    """A reward that is awaited, as a judge's is."""
     return len(record.messages()) + float(record.task == 3)
 
 
@@ -84,10 +83,9 @@ async def test_rescoring_shows_old_against_new_rewards(tmp_path: Path, cli: Cli)
 
 def test_a_run_without_a_whole_rollout_is_said(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "rollouts.jsonl").write_text('{"evert_sch')
-    cli(f"rescore run={tmp_path} reward={HERE}:length", status=1)
-    said = cli(f"export run={tmp_path}", status=1)
-    assert "has no complete rollout" in said
-    assert "no model was called" in said
+    rescored = cli(f"rescore run={tmp_path} reward={HERE}:length", status=1)
+    assert "has no complete rollout" in rescored
+    assert "no model was called" in cli(f"export run={tmp_path}", status=1)
 
 
 async def test_what_is_exported_trains_on_the_sampled_tokens(tmp_path: Path, cli: Cli) -> None:
@@ -223,8 +221,7 @@ async def test_a_runs_training_rollouts_are_written_and_no_others(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("share", "batch", "recorded"),
-    [(0.1, 4, [0]), (0.1, 21, [0, 10, 20]), (0.5, 5, [0, 2, 4])],
+    ("share", "batch", "recorded"), [(0.1, 4, [0]), (0.1, 21, [0, 10, 20]), (0.5, 5, [0, 2, 4])]
 )
 async def test_a_share_of_each_steps_groups_is_recorded_one_at_least(
     share: float, batch: int, recorded: list[int], tmp_path: Path

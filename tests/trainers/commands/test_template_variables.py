@@ -33,7 +33,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(trained: Path, tmp_path: Path) -> Path:
-    """The same, to train further."""
     return shutil.copytree(trained, tmp_path / "run")
 
 

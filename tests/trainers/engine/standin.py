@@ -93,19 +93,16 @@ class StandIn:
     """By thread, the operations of the graph that it captures."""
 
     def waited(self, call: Callable[[], Any]) -> Counter[Wait]:
-        """What the host waits for while a call runs."""
         before = len(self.waits)
         call()
         return Counter(self.waits[before:])
 
     def wait(self, why: str) -> None:
-        """Note that the host waits."""
         if threading.get_ident() in self.captures:
             raise RuntimeError(f"{why} is not permitted when stream is capturing")
         self.waits.append(Wait(why.removeprefix("aten::"), _place()))
 
     def run(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What an operation returns, on the device where it belongs."""
         name = operation._schema.name
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         ours = [tensor for tensor in tensors if isinstance(tensor, NumbersOnDevice)]
@@ -215,18 +212,15 @@ class Graph:
     _of_pools: ClassVar["WeakKeyDictionary[Any, WeakSet[Graph]]"] = WeakKeyDictionary()
 
     def capture_begin(self, pool: object, capture_error_mode: str) -> None:
-        """Begin to capture this thread's operations."""
         if not self._of_pools.get(pool, True):
             raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED: the pool's graphs are gone")
         self._of_pools.setdefault(pool, WeakSet()).add(self)
         self._operations = _current.captures[threading.get_ident()] = []
 
     def capture_end(self) -> None:
-        """End the capture."""
         del _current.captures[threading.get_ident()]
 
     def replay(self) -> None:
-        """Repeat the operations."""
         _current.replays += 1
         for operation, args, kwargs, found in self._operations:
             again = operation(*args, **kwargs)
@@ -236,8 +230,6 @@ class Graph:
 
 
 class NumbersOnDevice(Tensor):
-    """A tensor on the device."""
-
     numbers: Tensor
     """On the CPU."""
 

@@ -34,10 +34,10 @@ def test_calls_run_at_the_same_time_and_their_results_come_in_order() -> None:
     assert thread_map(str, []) == []
 
 
-def test_what_needs_one_thread_stays_in_this_one() -> None:
-    for items, most in ((5, 1), (1, 5), (0, 5)):
-        found = [*bounded_map(lambda _: threading.current_thread(), range(items), most)]
-        assert found == [threading.current_thread()] * items
+@pytest.mark.parametrize(("items", "limit"), [(5, 1), (1, 5), (0, 5)])
+def test_what_needs_one_thread_stays_in_this_one(items: int, limit: int) -> None:
+    threads = [*bounded_map(lambda _: threading.current_thread(), range(items), limit)]
+    assert threads == [threading.current_thread()] * items
 
 
 def test_an_error_is_raised_in_its_turn_and_no_thread_is_left() -> None:
@@ -59,11 +59,13 @@ def test_an_error_is_raised_in_its_turn_and_no_thread_is_left() -> None:
     assert not [each for each in threading.enumerate() if each.name.startswith("evert-lane")]
 
 
-def test_there_are_as_many_lanes_as_cores_for_the_threads_of_each(monkeypatch: Any) -> None:
+@pytest.mark.parametrize(("threads", "expected"), [(1, 8), (4, 2), (16, 1)])
+def test_there_are_as_many_lanes_as_cores_for_the_threads_of_each(
+    threads: int, expected: int, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(parallel, "cores", lambda: 8)
-    for threads, expected in ((1, 8), (4, 2), (16, 1)):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert lanes(CPU) == expected
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert lanes(CPU) == expected
     assert lanes(torch.device("cuda")) == 1
 
 
@@ -157,11 +159,7 @@ LONG = [[1 + i, *range(3 * i, 3 * i + 20 + i % 5)] for i in range(60)]
     ids=["short prompts", "behind a stem", "new prompts", "resumed prompts"],
 )
 def test_many_rows_are_computed_in_several_threads_as_in_one(
-    prompts: list[list[int]],
-    asked_before: int,
-    steps: int,
-    tiny_model: str,
-    monkeypatch: Patch,
+    prompts: list[list[int]], asked_before: int, steps: int, tiny_model: str, monkeypatch: Patch
 ) -> None:
     model = load_model(tiny_model, CPU, torch.float32)
     threads = spied(monkeypatch, LeanModel, "hidden", thread_name)

@@ -208,13 +208,15 @@ def test_a_gpu_has_what_is_free_and_what_is_reserved_for_nothing() -> None:
         assert free_bytes(torch.device("cuda")) == 5200
 
 
-def test_mps_has_what_the_machine_has_and_metal_recommends(monkeypatch: Any) -> None:
-    answers = {"driver_allocated_memory": 300, "current_allocated_memory": 100}
-    calls: dict[str, Any] = {name: lambda found=found: found for name, found in answers.items()}
+@pytest.mark.parametrize(("recommended", "expected"), [(9000, 5200), (4000, 3900), (50, 0)])
+def test_mps_has_what_the_machine_has_and_metal_recommends(
+    recommended: int, expected: int, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 5000)
-    for recommended, expected in ((9000, 5200), (4000, 3900), (50, 0)):
-        with patch.multiple(torch.mps, recommended_max_memory=lambda: recommended, **calls):  # noqa: B023
-            assert free_bytes(MPS) == expected
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: recommended)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 300)
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 100)
+    assert free_bytes(MPS) == expected
 
 
 def test_what_does_not_fit_is_run_in_smaller_parts_and_nothing_is_lost(

@@ -8,6 +8,7 @@ from tests.trainers.kit import Log
 from tinker_cookbook import model_info, renderers, tokenizer_utils
 from transformers import AutoTokenizer
 
+from evert.bridge.tokens.bases import base_path
 from evert.trainers.engine.common.errors import ModelNotFoundError
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.models.stand_ins import StandIns
@@ -15,17 +16,24 @@ from evert.trainers.engine.models.stand_ins import StandIns
 NAMED = "Qwen/Qwen3-8B"
 
 
-def test_the_first_pattern_that_fits_counts_but_for_what_is_here(tiny_model: str) -> None:
-    some = {"Qwen/*-20q": "evert-tiny-20q", "Qwen/*": "evert-tiny"}
-    for patterns, name, found in [
-        (some, "Qwen/a-20q", "evert-tiny-20q"),
-        (some, NAMED, "evert-tiny"),
-        (some, "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B"),
+SOME = {"Qwen/*-20q": "evert-tiny-20q", "Qwen/*": "evert-tiny"}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "name", "expected"),
+    [
+        (SOME, "Qwen/a-20q", "evert-tiny-20q"),
+        (SOME, NAMED, "evert-tiny"),
+        (SOME, "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B"),
         ({NAMED: "evert-tiny"}, f"{NAMED}:peft:262144", "evert-tiny"),
         ({"*": "evert-tiny"}, "evert-tiny-20q", "evert-tiny-20q"),
-        ({"*": "evert-tiny"}, tiny_model, tiny_model),
-    ]:
-        assert StandIns(patterns).of(name) == found, (patterns, name)
+        ({"*": "evert-tiny"}, str(base_path()), str(base_path())),
+    ],
+)
+def test_the_first_pattern_that_fits_counts_but_for_what_is_here(
+    patterns: dict[str, str], name: str, expected: str
+) -> None:
+    assert StandIns(patterns).of(name) == expected
 
 
 def test_a_name_that_is_replaced_is_said_once(caplog: Log) -> None:
@@ -82,9 +90,9 @@ def test_the_table_of_models_keeps_what_it_knows_of_a_name(tiny_model: str, tmp_
         assert model_info.get_recommended_renderer_name(NAMED) == "qwen3"
 
 
-def test_a_stand_in_that_is_not_here_is_named_at_once(tmp_path: Path) -> None:
-    for missing in ("evert-tinny", "./nowhere", "nobody/has-it"):
-        engine = embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": missing})
-        text = f"stand_ins maps 'Qwen/\\*' to '{missing}'"
-        with pytest.raises(ModelNotFoundError, match=text), engine:
-            pass
+@pytest.mark.parametrize("missing", ["evert-tinny", "./nowhere", "nobody/has-it"])
+def test_a_stand_in_that_is_not_here_is_named_at_once(missing: str, tmp_path: Path) -> None:
+    engine = embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": missing})
+    text = f"stand_ins maps 'Qwen/\\*' to '{missing}'"
+    with pytest.raises(ModelNotFoundError, match=text), engine:
+        pass

@@ -342,12 +342,10 @@ STAGES = (
 
 
 def play(scene: Scene) -> dict[str, list[Any]]:
-    """What each stage came to, by its name."""
     return {stage.__name__: stage(scene) for stage in STAGES}
 
 
 def make_model(family: str, folder: Path) -> None:
-    """A random model of 60 thousand parameters that is far from uniform."""
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(folder)
     config: Any = getattr(transformers, f"{family}Config")

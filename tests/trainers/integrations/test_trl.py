@@ -38,7 +38,6 @@ def model() -> Any:
 
 @pytest.fixture
 def trainer(model: Any) -> SimpleNamespace:
-    """What of TRL's trainer is used."""
     accelerator = SimpleNamespace(
         unwrap_model=lambda wrapped: wrapped, device=torch.device("cpu"), process_index=0,
         distributed_type="DistributedType.NO",
@@ -78,7 +77,6 @@ class VLLMServer(PolicyService):
 
 @pytest.fixture
 def server(trainer: SimpleNamespace, own: SamplingClient) -> Iterator[VLLMServer]:
-    """The vLLM server of a trainer."""
     with VLLMServer() as running:
         running.offer(own, "the-model")
         trainer.use_vllm, trainer.vllm_mode = True, "server"
@@ -151,8 +149,6 @@ def test_a_renderer_comes_from_the_models_name(trainer: SimpleNamespace, monkeyp
 
 
 class AsksTwice:
-    """An agent with options of its own."""
-
     def __init__(self, **options: Any) -> None:
         self.env_options = options
 

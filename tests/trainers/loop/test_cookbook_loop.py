@@ -47,7 +47,6 @@ async def debate(client: Any, task: int) -> dict[str, float]:
 def train(
     folder: Path, agent: Any, steps: int, *, strategy: Any = None, **dataset: Any
 ) -> list[dict[str, Any]]:
-    """A run of the Cookbook's; the metrics of each step."""
     builder = AgentDatasetBuilder(agent=agent, group_size=4, **dataset)
     config = rl_train.Config(
         recipe_name="test", learning_rate=1e-3, dataset_builder=builder, model_name=BASE_MODEL,

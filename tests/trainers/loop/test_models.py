@@ -24,7 +24,6 @@ NAMES = ("player", "judge")
 
 @pytest.fixture(autouse=True)
 def running(tmp_path: Path) -> Iterator[Engine]:
-    """The embedded engine, training adapters."""
     with embedded_engine(tmp_path / "store", device="cpu", full_parameter=False) as engine:
         yield engine
 
@@ -152,12 +151,12 @@ async def test_a_prompt_and_its_reply_are_learned_as_the_conversation_they_are()
     assert learned == [3, 7]  # of a pair the reply alone
 
 
-def test_the_images_of_a_prompt_stay_in_it_before_a_text_and_before_ids() -> None:
-    for target in ("Red.", [7, 8]):
-        datum = target_datum(prompt_renderer(vision()), seen(data_url()), target)
-        assert len(chunks(datum.model_input)) == 1
-        weights = datum.loss_fn_inputs["weights"].to_numpy()
-        assert len(weights) == datum.model_input.length > weights.sum() > 1
+@pytest.mark.parametrize("target", ["Red.", [7, 8]])
+def test_the_images_of_a_prompt_stay_in_it_before_a_text_and_before_ids(target: Any) -> None:
+    datum = target_datum(prompt_renderer(vision()), seen(data_url()), target)
+    assert len(chunks(datum.model_input)) == 1
+    weights = datum.loss_fn_inputs["weights"].to_numpy()
+    assert len(weights) == datum.model_input.length > weights.sum() > 1
 
 
 async def test_a_model_earns_more_where_its_steps_are_on_what_it_earned() -> None:

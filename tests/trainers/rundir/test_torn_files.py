@@ -33,7 +33,6 @@ FILES = (
 
 
 def odd(value: Any) -> Any:
-    """A value of another type."""
     return 3 if isinstance(value, str | dict | list) else "x"
 
 
@@ -137,18 +136,23 @@ def test_a_damaged_file_is_gone_behind_or_named(finished: RunFolder, part: int) 
     assert not failed
 
 
-def test_the_command_goes_on_or_names_the_file(finished: RunFolder, capsys: Shown) -> None:
-    for name, how, status in (
+@pytest.mark.parametrize(
+    ("name", "how", "status"),
+    [
         ("metrics.jsonl", "other types", 0),
         ("config.json", "a folder", 1),
         ("metrics.jsonl", "a folder", 1),
         *(("run.json", how, 1) for how in ("half", "a list", "an empty object", "other types")),
-    ):
-        with damaged(finished, name, how) as path:
-            assert train.main(["steps=4", f"log_path={path}"]) == status, name
-            shown = capsys.readouterr().err
-            assert "Traceback" not in shown
-            assert not status or f"error: {path / name} cannot be " in shown
+    ],
+)
+def test_the_command_goes_on_or_names_the_file(
+    name: str, how: str, status: int, finished: RunFolder, capsys: Shown
+) -> None:
+    with damaged(finished, name, how) as path:
+        assert train.main(["steps=4", f"log_path={path}"]) == status
+        shown = capsys.readouterr().err
+        assert "Traceback" not in shown
+        assert not status or f"error: {path / name} cannot be " in shown
 
 
 def test_a_broken_line_is_taken_out_and_a_copy_keeps_it(tmp_path: Path) -> None:

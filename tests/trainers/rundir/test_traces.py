@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -86,7 +85,6 @@ def records(run: Path) -> list[RolloutRecord]:
 
 
 def export(run: Path, form: str, out: Path) -> list[Any]:
-    """What an export writes: the values of its lines."""
     assert main(["export", f"run={run}", f"format={form}", f"out={out}"]) == 0
     return read_jsonl(out)
 
@@ -194,32 +192,26 @@ def test_no_known_secret_is_exported(run: Path, tmp_path: Path, monkeypatch: Pat
     assert "correcthorsebattery" not in text  # its name says what it is
 
 
-def test_rollouts_are_written_one_after_the_other(records: list[RolloutRecord]) -> None:
-    for form in ("training_trace", "otel", "atif"):
-        read = list[RolloutRecord]()
-
-        def reading(read: list[RolloutRecord] = read) -> Iterator[RolloutRecord]:
-            for record in records:
-                read.append(record)
-                yield record
-
-        next(FORMATS[form](reading(), print))
-        assert len(read) == 1
+@pytest.mark.parametrize("form", ["training_trace", "otel", "atif"])
+def test_rollouts_are_written_one_after_the_other(form: str, records: list[RolloutRecord]) -> None:
+    rest = iter(records)
+    next(FORMATS[form](rest, print))
+    assert len([*rest]) == len(records) - 1
 
 
-def test_a_masked_turn_is_masked_again() -> None:
+@pytest.mark.parametrize("mask", [[0, 0], [0, 1]])
+def test_a_masked_turn_is_masked_again(mask: list[int]) -> None:
     assert traces.UNTRAINED == UNTRAINED
     turn = {"node_id": "a", "prompt_token_ids": [1, 2], "completion_token_ids": [3, 4],
-        "per_token_logps": [-1.0, -1.0]}  # fmt: skip
-    for mask in ([0, 0], [0, 1]):
-        [row] = traces.rows_of({"turns": [{**turn, "loss_mask": [0, 0, *mask]}]})
-        record = RolloutRecord(row)
-        assert record.row["steps"][0]["metrics"] == UNTRAINED
-        [again] = FORMATS["training_trace"]([record], print)
-        assert again["turns"][0]["loss_mask"] == [0, 0, 0, 0]
-        assert record.row["trace"]["has_reward"] is False
-        with pytest.raises(RecordError, match="they were not kept"):
-            record.messages()
+        "per_token_logps": [-1.0, -1.0], "loss_mask": [0, 0, *mask]}  # fmt: skip
+    [row] = traces.rows_of({"turns": [turn]})
+    record = RolloutRecord(row)
+    assert record.row["steps"][0]["metrics"] == UNTRAINED
+    [again] = FORMATS["training_trace"]([record], print)
+    assert again["turns"][0]["loss_mask"] == [0, 0, 0, 0]
+    assert record.row["trace"]["has_reward"] is False
+    with pytest.raises(RecordError, match="they were not kept"):
+        record.messages()
 
 
 async def test_a_trace_without_tokens_says_so_and_is_shown_as_text(

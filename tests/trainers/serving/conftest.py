@@ -34,7 +34,6 @@ def service() -> Iterator[PolicyService]:
 
 @contextmanager
 def sdks(service: PolicyService) -> Iterator[tuple[Any, Any, Any]]:
-    """Three vendors' clients of a service."""
     key, root = service.key, service.url.removesuffix("/v1")
     with (
         openai.OpenAI(base_url=service.url, api_key=key, max_retries=0) as open_ai,

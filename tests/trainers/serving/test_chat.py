@@ -222,7 +222,6 @@ async def test_a_long_opening_is_read_in_a_thread(
 
 
 async def model_reply(service: PolicyService, model: ChatModel, request: ChatRequest) -> Any:
-    """The model's reply, in the service's loop."""
     future = asyncio.run_coroutine_threadsafe(model.reply(request, {}), service._loop)
     return await asyncio.wrap_future(future)
 

@@ -25,7 +25,6 @@ from evert.trainers.serving.service import PolicyService
 
 @pytest.fixture
 def policy(client: Any, service: PolicyService) -> ServedPolicy:
-    """Of the shipped base."""
     named = service.url, service.offer(client).model
     tokenizer, key = base_tokenizer(), service.key
     return ServedPolicy(*named, api_key=key, max_tokens=12, seed=5, tokenizer=tokenizer)

@@ -182,20 +182,20 @@ STRANGE: list[tuple[bytes, int]] = [
 ]
 
 
+@pytest.mark.parametrize(("headers", "status"), STRANGE)
 async def test_a_request_needs_the_key_and_comes_from_no_page_of_another_host(
-    service: PolicyService, caplog: Log
+    headers: bytes, status: int, service: PolicyService, caplog: Log
 ) -> None:
     host, port = service.url.split("/")[2].split(":")
-    for headers, status in STRANGE:
-        sent = headers.replace(b"KEY", service.key.encode())
-        if b"Host:" not in sent:
-            sent += f"\r\nHost: {host}:{port}".encode()
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"GET /v1/models HTTP/1.1\r\n" + sent + b"\r\n\r\n")
-        answer = await reader.readuntil(b"\r\n")
-        writer.close()
-        await writer.wait_closed()
-        assert int(answer.split()[1]) == status, headers
+    headers = headers.replace(b"KEY", service.key.encode())
+    if b"Host:" not in headers:
+        headers += f"\r\nHost: {host}:{port}".encode()
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /v1/models HTTP/1.1\r\n" + headers + b"\r\n\r\n")
+    answer = await reader.readuntil(b"\r\n")
+    writer.close()
+    await writer.wait_closed()
+    assert int(answer.split()[1]) == status
     assert not caplog.records
 
 

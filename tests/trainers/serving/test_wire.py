@@ -30,14 +30,16 @@ PARAMS = [
 ]
 
 
-def test_a_request_is_read_as_it_was_written() -> None:
-    for params in PARAMS:
-        asked = CompletionRequest("m", [1, 2], params, count=3, prompt_logprobs=True)
-        assert read_request(write_request(asked)) == asked
-    left_out = read_request(b'{"model": "m", "prompt": "Hi"}')
-    assert left_out == CompletionRequest(
-        "m", "Hi", tinker.SamplingParams(max_tokens=16), texts=True
-    )
+@pytest.mark.parametrize("params", PARAMS)
+def test_a_request_is_read_as_it_was_written(params: tinker.SamplingParams) -> None:
+    request = CompletionRequest("m", [1, 2], params, count=3, prompt_logprobs=True)
+    assert read_request(write_request(request)) == request
+
+
+def test_what_a_request_leaves_out_has_a_default() -> None:
+    params = tinker.SamplingParams(max_tokens=16)
+    request = read_request(b'{"model": "m", "prompt": "Hi"}')
+    assert request == CompletionRequest("m", "Hi", params, texts=True)
 
 
 def test_each_server_is_asked_for_the_whole_distribution_in_its_own_words() -> None:
@@ -152,9 +154,9 @@ UNFIT: list[tuple[bytes, str]] = [
 ]
 
 
-def test_an_answer_without_what_is_needed_says_what_to_change() -> None:
-    change = "Expected vLLM 0.10.2 or newer, llama.cpp's server, or `evert serve`"
-    for content, said in UNFIT:
-        with pytest.raises(UnfitServerError, match=said) as error:
-            read_answer(content, ASKED)
-        assert change in str(error.value)
+@pytest.mark.parametrize(("content", "text"), UNFIT)
+def test_an_answer_without_what_is_needed_says_what_to_change(content: bytes, text: str) -> None:
+    with pytest.raises(UnfitServerError, match=text) as error:
+        read_answer(content, ASKED)
+    remedy = "Expected vLLM 0.10.2 or newer, llama.cpp's server, or `evert serve`"
+    assert remedy in str(error.value)

@@ -114,7 +114,6 @@ def _home(tmp_path: Path, monkeypatch: Patch) -> None:
 
 
 def run(agent: str, *arguments: str) -> int:
-    """The command, in this process; returns its exit status."""
     return train.main([f"agent=failing_agents:{agent}", *SMALL, *arguments])
 
 

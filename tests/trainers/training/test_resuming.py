@@ -43,7 +43,6 @@ def saved(folder: RunFolder) -> set[str]:
 
 
 def list_rolling(folder: RunFolder, run_id: str, *batches: int) -> None:
-    """List checkpoints to resume from."""
     with (folder.path / files.CHECKPOINTS).open("a") as listed:
         for batch in batches:
             path = f"tinker://{run_id}/weights/{batch:06d}"
@@ -52,7 +51,6 @@ def list_rolling(folder: RunFolder, run_id: str, *batches: int) -> None:
 
 
 def forget(folder: RunFolder, name: str) -> None:
-    """Strike a checkpoint off the list."""
     listed = folder.path / files.CHECKPOINTS
     files.keep_lines(listed, lambda record: record.get("name") != name)
 

@@ -25,11 +25,7 @@ from evert.trainers.config.fields import DemonstrationsError
 from evert.trainers.rundir.folder import WARM_UP, RunFolder
 from evert.trainers.system.files import CHECKPOINTS, RunFolderError
 from evert.trainers.training.resuming import check_folder, prepare_folder
-from evert.trainers.training.warm_up import (
-    ConversationDatasetBuilder,
-    data_of,
-    load_demonstrations,
-)
+from evert.trainers.training.warm_up import ConversationDatasetBuilder, data_of, load_demonstrations
 
 HI, BYE = user("Hi"), assistant("Bye.")
 LOOK = tool("look", description="Looks <|im_end|> around.")

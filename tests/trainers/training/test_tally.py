@@ -278,7 +278,6 @@ def builder(agent: Any, group_size: int = 3) -> ChatAgentGroupBuilder:
 
 
 def failing_once() -> Callable[..., Any]:
-    """An agent whose first episode fails."""
     order = iter(range(100))
 
     async def agent(client: Any) -> float:
@@ -321,30 +320,31 @@ class Counting(ScriptedPolicy):
         return await super().__call__(*arguments, **options)
 
 
-async def test_a_run_samples_calls_together_that_an_agent_makes_at_once() -> None:
+@pytest.mark.parametrize("strategy", [None, FailFast(), RetryOnFailure(max_retries=1)])
+async def test_a_run_samples_calls_together_that_an_agent_makes_at_once(strategy: Any) -> None:
     async def gathers(client: Any) -> float:
         await asyncio.gather(*(kit.ask(client, f"{number}?") for number in range(8)))
         return 1.0
 
-    for asked in (None, FailFast(), RetryOnFailure(max_retries=1)):
-        config: Any = SimpleNamespace(
-            rollout_error_tolerance=asked, effective_rollout_strategy=lambda asked=asked: asked
-        )
-        policy = Counting(lambda prompt: "Yes.")
-        await do_group_rollout(builder(gathers, 1), policy, strategy_of(config))
-        assert policy.most == 8, asked
+    config: Any = SimpleNamespace(
+        rollout_error_tolerance=strategy, effective_rollout_strategy=lambda: strategy
+    )
+    policy = Counting(lambda prompt: "Yes.")
+    await do_group_rollout(builder(gathers, 1), policy, strategy_of(config))
+    assert policy.most == 8
 
 
-async def test_so_many_groups_of_held_out_tasks_are_played_at_a_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("batch", "most"), [(None, 2), (BatchPosition(0, 5), 5)])
+async def test_so_many_groups_of_held_out_tasks_are_played_at_a_time(
+    batch: BatchPosition | None, most: int, tmp_path: Path
+) -> None:
     """Those of a batch are played together: the Cookbook waits for all of them."""
-    told, places = Told(tmp_path), asyncio.Semaphore(2)
-    for batch, most in ((None, 2), (BatchPosition(0, 5), 5)):
-        groups, policy = [builder(kit.asks, 1) for _ in range(5)], Counting(lambda prompt: "Yes.")
-        for group in groups:
-            group.batch = batch
-        strategy = Counted(LeaveOut(), told.tally, places)
-        await asyncio.gather(*(do_group_rollout(group, policy, strategy) for group in groups))
-        assert policy.most == most
+    groups, policy = [builder(kit.asks, 1) for _ in range(5)], Counting(lambda prompt: "Yes.")
+    for group in groups:
+        group.batch = batch
+    strategy = Counted(LeaveOut(), Told(tmp_path).tally, asyncio.Semaphore(2))
+    await asyncio.gather(*(do_group_rollout(group, policy, strategy) for group in groups))
+    assert policy.most == most
 
 
 class Told:
@@ -358,7 +358,6 @@ class Told:
         self.path = path
 
     def batch(self, failures: Sequence[Failure], trajectories: Sequence[Trajectory] = ()) -> None:
-        """A batch of one group."""
         self.tally.count(BatchPosition(index=0, groups=1), BatchSummary.of(trajectories, failures))
 
     @property
@@ -464,19 +463,23 @@ async def test_every_group_of_a_training_batch_is_counted_and_no_other(tmp_path:
     assert copy.deepcopy(retrying) is retrying  # which the Cookbook does to write it down
 
 
-async def test_a_group_that_is_given_up_has_failed_unless_it_ends_the_run(tmp_path: Path) -> None:
-    for inner, error in (
+@pytest.mark.parametrize(
+    ("inner", "error"),
+    [
         (RetryOnFailure(max_retries=0), AgentError),
         (MinViableGroup(max_retries=0), AllTrajectoriesFailedError),
         (LeaveOut(), GroupFailedError),
         (FailFast(), AgentError),
-    ):
-        told = Told(tmp_path / type(inner).__name__)
-        with pytest.raises(error):
-            await do_group_rollout(builder(raises, 1), POLICY, Counted(inner, told.tally))
-        ends = isinstance(inner, FailFast)
-        assert [row["metrics"][FAILED] for row in told.records] == [1.0] * (not ends)
-        assert isinstance(told.tally.error, AgentError) is ends
+    ],
+)
+async def test_a_group_that_is_given_up_has_failed_unless_it_ends_the_run(
+    inner: Any, error: type[Exception], tmp_path: Path
+) -> None:
+    told, ends = Told(tmp_path), isinstance(inner, FailFast)
+    with pytest.raises(error):
+        await do_group_rollout(builder(raises, 1), POLICY, Counted(inner, told.tally))
+    assert [row["metrics"][FAILED] for row in told.records] == [1.0] * (not ends)
+    assert isinstance(told.tally.error, AgentError) is ends
 
 
 async def test_a_training_that_nobody_ends_is_cancelled_with_the_run(tmp_path: Path) -> None:

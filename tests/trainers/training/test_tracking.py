@@ -89,17 +89,14 @@ def leveldb_records(log: bytes) -> Iterator[bytes]:
 
 
 def wandb_runs(folder: RunFolder) -> list[Any]:
-    """Each session's announcement of the run."""
     return [record.run for record in wandb_records(folder) if record.HasField("run")]
 
 
 def wandb_history(folder: RunFolder) -> list[dict[str, Any]]:
-    """The metrics of each step."""
     return [values(r.history.item) for r in wandb_records(folder) if r.HasField("history")]
 
 
 def values(items: Any) -> dict[str, Any]:
-    """What records name by a key or by a path."""
     return {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in items}
 
 
@@ -150,7 +147,6 @@ def test_a_run_that_fails_ends_as_failed(tmp_path: Path) -> None:
 
 
 def settings(**values: Any) -> TrainSettings:
-    """Of a run of a game."""
     return train.parse(["env=identity", *(f"{key}={value}" for key, value in values.items())])
 
 
@@ -194,13 +190,11 @@ def test_wandb_without_a_login_says_what_to_do(
 
 
 def events(folder: Path) -> Any:
-    """The event files of a run."""
     everything = {"scalars": 0, "tensors": 0}
     return EventAccumulator(str(folder / "tensorboard"), size_guidance=everything).Reload()
 
 
 def scalars(folder: Path, name: str) -> dict[int, float]:
-    """Step -> value."""
     found = [(scalar.step, scalar.value) for scalar in events(folder).Scalars(name)]
     assert len({step for step, _ in found}) == len(found)
     return dict(found)
@@ -227,7 +221,6 @@ ABOUT = {"settings": {"steps": 9}, "engine": {"engine": "none"}, "versions": {}}
 
 
 def log_rows(folder: RunFolder, rows: list[dict[str, Any]]) -> None:
-    """One session, which writes these."""
     with tracking(settings(tensorboard=True), folder, ABOUT, QUIET) as logger:
         for row in rows:
             logger.log_metrics(row, row["step"])
@@ -240,7 +233,6 @@ def checkpoint(folder: RunFolder, step: int) -> None:
 
 
 def step_row(step: int, reward: float) -> dict[str, Any]:
-    """A line of ``metrics.jsonl``."""
     return {"step": step, "progress": 0.5, TRAIN_REWARD: reward, "note": "text is left out"}
 
 
@@ -272,10 +264,14 @@ def test_the_final_score_comes_after_the_last_step_if_it_is_tracked(tmp_path: Pa
     assert scalars(tmp_path, HELD_OUT_REWARD) == {3: 0.5}
 
 
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: Patch, cli: Cli) -> None:
-    for package, asked in (("wandb", "wandb_project=p"), ("tensorboard", "tensorboard=True")):
-        monkeypatch.setitem(sys.modules, package, None)
-        said = cli("train", *SMALL, asked, f"log_path={tmp_path / 'run'}", status=1)
-        assert f"error: {asked} needs the package {package}" in said
-        assert f"pip install {package}, or leave {asked.partition('=')[0]} out" in said
-        assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize(
+    ("package", "asked"), [("wandb", "wandb_project=p"), ("tensorboard", "tensorboard=True")]
+)
+def test_a_missing_package_is_named(
+    package: str, asked: str, tmp_path: Path, monkeypatch: Patch, cli: Cli
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    said = cli("train", *SMALL, asked, f"log_path={tmp_path / 'run'}", status=1)
+    assert f"error: {asked} needs the package {package}" in said
+    assert f"pip install {package}, or leave {asked.partition('=')[0]} out" in said
+    assert not (tmp_path / "run").exists()

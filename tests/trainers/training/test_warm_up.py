@@ -21,11 +21,7 @@ from evert.trainers.rundir.folder import WARM_UP as FOLDER
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.files import CHECKPOINTS, METRICS, read_jsonl
 from evert.trainers.training.resuming import prepare_folder
-from evert.trainers.training.warm_up import (
-    ConversationDatasetBuilder,
-    warm_up,
-    warm_up_config,
-)
+from evert.trainers.training.warm_up import ConversationDatasetBuilder, warm_up, warm_up_config
 
 HELLO = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello."}]
 

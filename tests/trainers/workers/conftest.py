@@ -62,7 +62,6 @@ def after_a_call(then: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def says_task() -> Callable[..., Any]:
-    """An agent that is a closure, and earns its task."""
     return after_a_call(lambda task: float(task))
 
 
@@ -112,6 +111,5 @@ async def play(
 
 
 def rewards(group: TrajectoryGroup | None) -> list[float]:
-    """What a group earned."""
     assert group is not None
     return group.get_total_rewards()

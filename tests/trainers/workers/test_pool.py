@@ -57,7 +57,6 @@ async def until(reached: Callable[[], object]) -> None:
 
 
 def said(groups: Any) -> list[Any]:
-    """The actions of some groups."""
     return [t.transitions[0].ac for group in groups for t in group.trajectories_G]
 
 
@@ -192,10 +191,10 @@ def test_only_the_cookbooks_groups_are_played(pool: PoolRollouts) -> None:
         pool.submit(print, "Hi")
 
 
-def test_there_is_at_least_one_worker_with_room_for_a_group() -> None:
-    for numbers in ((0, 1), (1, 0)):
-        with pytest.raises(ValueError, match="must be at least 1, got 0"):
-            PoolRollouts(*numbers)
+@pytest.mark.parametrize("numbers", [(0, 1), (1, 0)])
+def test_there_is_at_least_one_worker_with_room_for_a_group(numbers: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="must be at least 1, got 0"):
+        PoolRollouts(*numbers)
 
 
 turned = threading.Event()
@@ -207,8 +206,6 @@ def wait_for_the_loop() -> None:
 
 
 class Slow:
-    """An agent whose module is imported when the event loop has turned."""
-
     def __reduce__(self) -> Any:
         return wait_for_the_loop, ()
 

@@ -78,7 +78,6 @@ def test_the_cookbooks_loop_is_the_same_in_a_pool_and_survives_its_workers(tmp_p
 
 
 def run(path: Path, **values: Any) -> tuple[RunFolder, str]:
-    """A run, and what it said."""
     said = io.StringIO()
     given = {**OWN, "log_path": str(path), "device": "cpu", "threads": 1, **values}
     tasks = given.pop("train_tasks")
@@ -125,13 +124,11 @@ def test_lost_groups_are_in_the_metrics_and_said_once(tmp_path: Path) -> None:
     assert said.count("a worker died") == 1
 
 
-def test_workers_of_another_machine_sample_at_this_ones_address() -> None:
-    for nodes, near in (
-        (["10.0.0.1"], "127.0.0.1"),
-        (["10.0.0.2"], "10.0.0.1"),
-        (["10.0.0.1", "10.0.0.2"], "10.0.0.1"),
-    ):
-        assert _near(nodes, host="10.0.0.1") == near
+@pytest.mark.parametrize(
+    ("nodes", "near"), [("1", "127.0.0.1"), ("2", "10.0.0.1"), ("12", "10.0.0.1")]
+)
+def test_workers_of_another_machine_sample_at_this_ones_address(nodes: str, near: str) -> None:
+    assert _near([f"10.0.0.{node}" for node in nodes], host="10.0.0.1") == near
 
 
 # -- 3. what cannot be ----------------------------------------------------------------------------
@@ -139,8 +136,6 @@ def test_workers_of_another_machine_sample_at_this_ones_address() -> None:
 
 def test_a_ray_that_cannot_be_started_is_said_with_what_to_do() -> None:
     class Busy:
-        """Ray on a machine that is busy."""
-
         shut = 0
 
         def init(self, *args: Any, **options: Any) -> None:

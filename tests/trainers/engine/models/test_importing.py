@@ -254,10 +254,13 @@ def test_what_is_no_model_is_refused_and_nothing_is_left(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged.gguf", "there"]
 
 
-def test_a_wrong_line_says_how_it_is_used(cli: Cli) -> None:
-    for line, message in (
-        ([], "evert model got 'nothing'"),
-        (["import"], "source, out must be set"),
-        (["import", "x.gguf"], "out must be set"),
-    ):
-        assert message in cli("model", *line, status=1)
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("model", "evert model got 'nothing'"),
+        ("model import", "source, out must be set"),
+        ("model import x.gguf", "out must be set"),
+    ],
+)
+def test_a_wrong_line_says_how_it_is_used(line: str, message: str, cli: Cli) -> None:
+    assert message in cli(line, status=1)

@@ -129,7 +129,6 @@ def test_what_is_no_image_is_refused(seeing: str, tiny_model: str) -> None:
 
 
 def family(name: str) -> Any:
-    """A tiny random model of one of the families."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     text_config = {

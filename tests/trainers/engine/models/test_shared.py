@@ -120,22 +120,20 @@ def test_adapters_train_side_by_side_and_change_nothing_else(adapting: Engine, f
     assert found != pytest.approx(before[0], abs=1e-3)
 
 
-def test_an_adapter_beside_a_shared_base_computes_what_peft_does() -> None:
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_adapter_beside_a_shared_base_computes_what_peft_does(name: str) -> None:
     data = [long_datum(n, n) for n in (30, 7, 1)]
     tokenizer: Any = None
-    for name in FAMILIES:
-        shared = with_random_adapter(SharedBases().tree(name, partial(make, name)))
-        alone = with_random_adapter(make(name))
-        assert isinstance(freeze(shared), FrozenGeneric if name == "gpt-neox" else FrozenLean)
-        ours, theirs = Trainer(shared, tokenizer), Trainer(alone, tokenizer)
-        losses = [
-            trainer.forward_backward(trainer.read(data, "cross_entropy")).metrics["loss:sum"]
-            for trainer in (ours, theirs)
-        ]
-        assert losses[0] == pytest.approx(losses[1], rel=1e-5), name
-        pairs = list(zip(gradients(shared), gradients(alone), strict=True))
-        assert len(pairs) > 4
-        assert all(float((a - b).norm()) < 1e-4 * float(b.norm()) for a, b in pairs), name
+    shared = with_random_adapter(SharedBases().tree(name, partial(make, name)))
+    alone = with_random_adapter(make(name))
+    assert isinstance(freeze(shared), FrozenGeneric if name == "gpt-neox" else FrozenLean)
+    trainers = Trainer(shared, tokenizer), Trainer(alone, tokenizer)
+    outputs = [each.forward_backward(each.read(data, "cross_entropy")) for each in trainers]
+    losses = [output.metrics["loss:sum"] for output in outputs]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    pairs = list(zip(gradients(shared), gradients(alone), strict=True))
+    assert len(pairs) > 4
+    assert all(float((a - b).norm()) < 1e-4 * float(b.norm()) for a, b in pairs)
 
 
 def test_layers_of_an_adapter_may_be_chosen() -> None:
@@ -176,12 +174,12 @@ def test_a_base_is_let_go_with_the_last_who_uses_it() -> None:
     assert len(loads) == 2
 
 
-def test_on_cuda_weights_that_are_not_trained_are_in_bfloat16() -> None:
+@pytest.mark.parametrize(("device", "dtype"), [("cuda", torch.bfloat16), ("cpu", torch.float32)])
+def test_on_cuda_weights_that_are_not_trained_are_in_bfloat16(device: str, dtype: Any) -> None:
     loader = Loader(EngineSettings())
-    for device, trained_in in (("cuda", torch.bfloat16), ("cpu", torch.float32)):
-        loader.device = torch.device(device)
-        assert loader.dtype(full_parameter=False) == trained_in
-        assert loader.dtype(full_parameter=True) == torch.float32
+    loader.device = torch.device(device)
+    assert loader.dtype(full_parameter=False) == dtype
+    assert loader.dtype(full_parameter=True) == torch.float32
 
 
 def test_a_type_may_be_named(tmp_path: Path, tiny_model: str) -> None:

@@ -146,7 +146,6 @@ class World:
         return self._known[key]
 
     def scores(self, number: int, row: Sequence[int]) -> list[float]:
-        """Of each token but the first."""
         targets = torch.tensor(row[1:], dtype=torch.long)[:, None]
         return self.logprobs(number, row).gather(1, targets)[:, 0].tolist()
 

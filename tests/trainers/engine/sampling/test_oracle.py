@@ -12,13 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.nightly import draws
-from tests.trainers.engine.sampling.oracle import (
-    GENERIC,
-    LEAN,
-    VOCABULARY,
-    World,
-    key_of,
-)
+from tests.trainers.engine.sampling.oracle import GENERIC, LEAN, VOCABULARY, World, key_of
 from tests.trainers.engine.training.test_trainer import some
 from tinker import types
 

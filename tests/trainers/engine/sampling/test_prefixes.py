@@ -29,7 +29,6 @@ def tokens(length: int, seed: int) -> list[int]:
 
 
 def family(shared_length: int, tails: Sequence[int]) -> list[list[int]]:
-    """Prompts that begin alike."""
     start = tokens(shared_length, 0)
     return [start + tokens(length, 1 + i) for i, length in enumerate(tails)]
 

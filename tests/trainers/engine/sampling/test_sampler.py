@@ -118,11 +118,16 @@ REFUSED: list[tuple[list[int], dict[str, Any], str]] = [
 ]
 
 
-def test_what_cannot_be_served_is_refused_with_the_reason(make: Make) -> None:
+@pytest.mark.parametrize(("prompt", "options", "text"), REFUSED)
+def test_what_cannot_be_served_is_refused_with_the_reason(
+    prompt: list[int], options: dict[str, Any], text: str, make: Make
+) -> None:
+    with pytest.raises(SamplingRequestError, match=text):
+        make().sample(prompt, 1, params(**options))
+
+
+def test_a_reply_without_a_limit_ends_where_the_context_does(make: Make) -> None:
     sampler = make()
-    for prompt, options, text in REFUSED:
-        with pytest.raises(SamplingRequestError, match=text):
-            sampler.sample(prompt, 1, params(**options))
     longest = one(sampler.sample(prompts(500)[0], 1, params(max_tokens=None)))
     assert (len(longest.tokens), longest.stop_reason) == (12, "length")
 

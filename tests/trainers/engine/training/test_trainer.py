@@ -36,7 +36,6 @@ VOCABULARY = 262
 
 
 def other(family: str) -> Any:
-    """A tiny random model of another family, far from uniform."""
     sizes: dict[str, dict[str, Any]] = {
         "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 2, "n_head": 2},
         "Gemma2ForCausalLM": {  # does more to its logits than its output layer

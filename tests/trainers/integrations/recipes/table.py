@@ -19,8 +19,6 @@ VARIES = ("env=", "dataset=", "methods=", "max_steps_off_policy=", "reverse=")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe as it is run here."""
-
     module: str
     """Below ``tinker_cookbook.recipes``."""
     settings: str = ""
@@ -45,7 +43,6 @@ class Recipe:
 
 
 def trains(module: str, settings: str, steps: int = 1) -> Recipe:
-    """A recipe whose run is in ``{log}``."""
     return Recipe(module, settings, {"log": steps})
 
 

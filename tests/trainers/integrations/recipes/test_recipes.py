@@ -106,11 +106,7 @@ def check_run(log: Path, steps: int, engine: Engine) -> None:
 
 @pytest.mark.parametrize("recipe", each(RUNS, BY_DAY), ids=lambda recipe: recipe.name)
 def test_a_recipe_runs_as_its_users_call_it(
-    recipe: Recipe,
-    engine: Engine,
-    folder: Path,
-    monkeypatch: Patch,
-    capsys: Shown,
+    recipe: Recipe, engine: Engine, folder: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(recipe.typed))
     if recipe.after is not None:
