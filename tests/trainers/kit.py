@@ -1,11 +1,12 @@
 """What the trainers' tests share; ``conftest.py`` has what is made once a session.
 
 - commands: settings of a small run, a copy of a run, another Python, an interrupt;
-- ``spied``: the calls of a function that is called all the same;
+- ``spied``: the calls of a function that is called all the same; ``until`` a condition holds;
 - the engine: clients, prompts, data, a little training;
 - models: a tiny tokenizer and model, and an endpoint of another.
 """
 
+import asyncio
 import functools
 import json
 import os
@@ -85,6 +86,13 @@ def spied(
 
     patch.setattr(owner, name, spy)
     return calls
+
+
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait for a condition."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 ADAM = types.AdamParams(learning_rate=1e-2)

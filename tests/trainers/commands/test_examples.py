@@ -1,7 +1,6 @@
 """Examples that train, run as a reader would."""
 
 import asyncio
-import json
 import os
 import re
 import runpy
@@ -20,6 +19,7 @@ import evert
 from evert.trainers import cli
 from evert.trainers.commands import serve
 from evert.trainers.rundir.folder import RunFolder
+from evert.trainers.system.files import METRICS, read_jsonl
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,8 +35,7 @@ def test_a_student_learns_from_a_run(tmp_path: Path, monkeypatch: Patch) -> None
     distil = runpy.run_path("examples/distillation.py")["distil"]
     monkeypatch.chdir(tmp_path)
     distil()
-    rows = [*map(json.loads, (tmp_path / "student_run/metrics.jsonl").read_text().splitlines())]
-    divergences = [row["teacher_kl"] for row in rows]
+    divergences = [row["teacher_kl"] for row in read_jsonl(Path("student_run", METRICS))]
     assert divergences[-1] < 0.7 * divergences[0]
 
 
@@ -98,8 +97,7 @@ async def test_two_models_that_learn_together_get_better(tmp_path: Path) -> None
         await runpy.run_path("examples/compression.py")["main"](
             JsonLogger(tmp_path), seed=0, steps=3
         )
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    first, last = rows[0], rows[-1]
+    first, *_, last = read_jsonl(tmp_path / METRICS)
     assert last["compressor/reward"] > first["compressor/reward"] + 3
     assert last["reconstructor/gain"] > first["reconstructor/gain"] + 3
 

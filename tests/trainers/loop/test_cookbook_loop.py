@@ -1,7 +1,6 @@
 """What the loop of one's own has, under ``tinker_cookbook.rl.train.main`` as it is."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
@@ -16,6 +15,7 @@ from evert import AgentDatasetBuilder, ParallelRollouts, embedded_engine
 from evert.bridge.tokens.bases import BASE_MODEL, BASE_RENDERER
 from evert.envs.identity import TRAIN_TASKS, score
 from evert.trainers.engine.clients.sampling_client import SamplingClient
+from evert.trainers.system.files import METRICS, read_jsonl
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -55,7 +55,7 @@ def train(
     )  # fmt: skip
     with embedded_engine(folder / "store", device="cpu", threads=1):
         asyncio.run(rl_train.main(config))
-    rows = map(json.loads, (folder / "log" / "metrics.jsonl").read_text().splitlines())
+    rows = read_jsonl(folder / "log" / METRICS)
     return [row for row in rows if "optim/grad_norm" in row]
 
 

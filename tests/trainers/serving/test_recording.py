@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import openai
-from tests.trainers.kit import Patch
+from tests.trainers.kit import Patch, until
 from tests.trainers.serving.conftest import sdks
 
 from evert import read_records
@@ -140,8 +140,7 @@ def test_an_idle_or_dropped_conversation_is_written_and_its_rest_is_a_record_of_
 ) -> None:
     with Serving(client, tmp_path, idle=0.05) as serving:
         first = serving.ask(SAY)
-        while not serving.records._files():
-            asyncio.run(asyncio.sleep(0.01))
+        asyncio.run(until(serving.records._files))
         serving.recorded()
         rest = [*SAY, first.choices[0].message, {"role": "user", "content": "Why?"}]
         serving.ask(rest)

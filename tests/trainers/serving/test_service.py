@@ -5,12 +5,12 @@ import math
 import pickle
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import tinker
-from tests.trainers.kit import Log, Patch, sampler_of
+from tests.trainers.kit import Log, Patch, sampler_of, until
 from tests.trainers.serving.conftest import prompt
 from tinker_cookbook.completers import TinkerTokenCompleter
 
@@ -34,11 +34,6 @@ async def sampled(client: Any, params: Sequence[tinker.SamplingParams]) -> Sampl
 
 def how(index: int, **fields: object) -> tinker.SamplingParams:
     return tinker.SamplingParams(**{"max_tokens": 12, "seed": index, **fields})  # type: ignore[arg-type]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
 
 
 LONG = how(0, stop=[], max_tokens=900)
@@ -143,7 +138,7 @@ async def test_a_service_that_closes_lets_its_callers_go(client: Any) -> None:
 async def test_a_caller_who_leaves_gives_up_its_work(client: Any, service: PolicyService) -> None:
     served = service.offer(client)
     task = asyncio.create_task(served.sample_async(prompt(), 1, LONG))
-    await until(lambda: bool(client.sampler.scheduler._runs))
+    await until(lambda: client.sampler.scheduler._runs)
     task.cancel()
     await until(lambda: not client.sampler.scheduler._runs)
     assert client.sampler.stats.sampled_tokens == 0  # of rows that were finished

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.trainers.kit import sampler_of
+from tests.trainers.kit import sampler_of, until
 from tests.trainers.workers.conftest import after_a_call, play, rewards, says_task
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.rollout_strategy import FailFast
@@ -45,12 +45,6 @@ from evert.trainers.workers.travel import pack, unpack
 
 SECONDS = 60.0
 """How long a test waits for what has to come."""
-
-
-async def until(reached: Callable[[], object]) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not reached():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 # -- 1. groups ------------------------------------------------------------------------------------
