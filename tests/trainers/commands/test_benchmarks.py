@@ -134,9 +134,9 @@ async def first_question(client: AgentClient, task: Task) -> float:
     game = await TwentyQuestions(rules=ONE, style="short").play(
         client, QuestionGame(noun_of(task), ONE)
     )
-    found = measures(game)
-    client.metric("asks_first", found["asks_first"])
-    return found["bits"]
+    scores = measures(game)
+    client.metric("asks_first", scores["asks_first"])
+    return scores["bits"]
 
 
 @pytest.mark.nightly
@@ -160,9 +160,9 @@ def test_of_an_agent_that_compacts_evert_keeps_every_token_and_others_repeat_or_
     def rows(*options: str) -> dict[str, dict[str, int]]:
         only = ["--only", "compacting", "--episodes", "2", "--out", str(tmp_path)]
         assert drift.main([*only, *options]) == 0
-        found: dict[str, Any] = json.loads((tmp_path / "drift.json").read_text())
-        assert f"{found['rows']['compacting']['evert']['rendered']:,}" in capsys.readouterr().out
-        return dict(found["rows"]["compacting"])
+        saved: dict[str, Any] = json.loads((tmp_path / "drift.json").read_text())
+        assert f"{saved['rows']['compacting']['evert']['rendered']:,}" in capsys.readouterr().out
+        return dict(saved["rows"]["compacting"])
 
     def said(calls: int = 9) -> int:
         played = [record.row["steps"] for record in read_records(tmp_path / "compacting")]

@@ -52,8 +52,8 @@ def test_the_loop_of_the_page_closes_and_the_reward_rises(
         monkeypatch.delenv(key, raising=False)
 
     assert cli.main(first) == 0
-    with serve.serving(serve.parse(served[1:])) as told:
-        [line] = [line for line in told.splitlines() if line.startswith("  export OPENAI")]
+    with serve.serving(serve.parse(served[1:])) as text:
+        [line] = [line for line in text.splitlines() if line.startswith("  export OPENAI")]
         for assignment in line.split()[1:]:
             monkeypatch.setenv(*assignment.split("="))
         runpy.run_path(str(ROOT / "examples/closed_loop/program.py"))
@@ -72,23 +72,23 @@ def test_the_prompt_that_makes_the_model_right_is_found() -> None:
     """The policy answers with the number alone where the prompt asks for it."""
 
     def answer(prompt: str) -> str:
-        one, two = prompt.rpartition("What is ")[2].partition("?")[0].split(" + ")
-        total = int(one) + int(two)
+        first, second = prompt.rpartition("What is ")[2].partition("?")[0].split(" + ")
+        total = int(first) + int(second)
         return f"{total}" if "Only the number" in prompt else f"It is {total}."
 
-    asked = list[str]()
+    questions = list[str]()
 
     def reflect(question: str) -> str:
-        asked.append(question)
+        questions.append(question)
         return "```\nOnly the number.\n```"
 
     example = runpy.run_path("examples/gepa_prompt.py")
-    found = example["optimise"](evert.ScriptedPolicy(answer), reflect, 40)
-    assert found.best_candidate == {"prompt": "Only the number."}
-    assert found.val_aggregate_scores == [0.0, 1.0]
-    assert "You are helpful." in asked[0]
-    assert "It is " in asked[0]
-    assert "and nothing else" in asked[0]
+    result = example["optimise"](evert.ScriptedPolicy(answer), reflect, 40)
+    assert result.best_candidate == {"prompt": "Only the number."}
+    assert result.val_aggregate_scores == [0.0, 1.0]
+    assert "You are helpful." in questions[0]
+    assert "It is " in questions[0]
+    assert "and nothing else" in questions[0]
 
 
 @pytest.mark.nightly

@@ -44,16 +44,23 @@ def test_the_commands_of_the_readme_are_read_and_train(tmp_path: Path, capsys: S
     assert (tmp_path / "new" / "runs" / "first" / "result.json").exists()
 
 
-def test_a_folder_with_files_and_an_unknown_kind_are_refused(tmp_path: Path, cli: Cli) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("there", "there exists already, and is not an empty folder. Nothing was changed."),
+        ("there/mine", "there/mine exists already"),
+        ("new --agent crewai", "agent takes openai or openai-agents or "),
+        ("new --agent", "Did you mean agent=...?"),
+    ],
+)
+def test_a_folder_with_files_and_an_unknown_kind_are_refused(
+    words: str, message: str, tmp_path: Path, cli: Cli
+) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine").write_text("")
-    for arguments, message in (
-        (["there"], "there exists already, and is not an empty folder. Nothing was changed."),
-        (["there/mine"], "there/mine exists already"),
-        (["new", "--agent", "crewai"], "agent takes openai or openai-agents or "),
-        (["new", "--agent"], "Did you mean agent=...?"),
-    ):
-        path = [f"{tmp_path}/{arguments[0]}", *arguments[1:]]
-        assert message in cli("init", *path, status=1)
+    assert message in cli(f"init {tmp_path}/{words}", status=1)
     assert [file.name for file in tmp_path.rglob("*")] == ["there", "mine"]
+
+
+def test_a_folder_is_of_the_openai_sdk_unless_told() -> None:
     assert init.parse([]) == init.parse(["my-agent", "--agent=openai"])

@@ -34,8 +34,8 @@ async def agent(client: Any, task: int) -> float:
 
 
 async def with_few_shot_calls(client: Any, task: int) -> float:
-    asked = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    shown = {**assistant(""), "tool_calls": [asked]}
+    request = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    shown = {**assistant(""), "tool_calls": [request]}
     await call(client, user("?"), shown, {"role": "tool", "tool_call_id": "1", "content": "2"})
     return 1.0
 
@@ -76,9 +76,9 @@ async def test_rescoring_shows_old_against_new_rewards(tmp_path: Path, cli: Cli)
         ("raising", "The reward of rollout 0/0 raised KeyError: 'x' (at "),
         ("TASKS", "is a list; expected a function from a RolloutRecord to a number"),
     ):
-        said = cli(f"rescore run={tmp_path} reward={HERE}:{reward}", status=1)
-        assert said.startswith("error: ")
-        assert message in said
+        error = cli(f"rescore run={tmp_path} reward={HERE}:{reward}", status=1)
+        assert error.startswith("error: ")
+        assert message in error
 
 
 def test_a_run_without_a_whole_rollout_is_said(tmp_path: Path, cli: Cli) -> None:
@@ -205,8 +205,8 @@ async def test_an_export_into_a_file_is_refused(form: str, tmp_path: Path, cli: 
 
 
 async def test_a_runs_training_rollouts_are_written_and_no_others(tmp_path: Path) -> None:
-    given = {"env": "identity", "record": True, "batch_size": 2, "steps": 2}
-    config = cookbook_config(read_train_settings(given, {}), tmp_path, embedded=True)
+    settings = {"env": "identity", "record": True, "batch_size": 2, "steps": 2}
+    config = cookbook_config(read_train_settings(settings, {}), tmp_path, embedded=True)
     train, test = await config.dataset_builder()
     assert test is not None
     for builder in [*train.get_batch(1), *test.get_batch(0)[:1]]:
@@ -215,7 +215,7 @@ async def test_a_runs_training_rollouts_are_written_and_no_others(tmp_path: Path
     records = [*read_records(tmp_path)]
     played = [(r.row["iteration"], r.row["group_idx"]) for r in records]
     assert played == [(1, 0)] * 8 + [(1, 1)] * 8
-    plain = read_train_settings(given | {"record": False}, {})
+    plain = read_train_settings(settings | {"record": False}, {})
     off: Any = cookbook_config(plain, tmp_path, embedded=True)
     assert off.dataset_builder.record is None
 
@@ -226,8 +226,8 @@ async def test_a_runs_training_rollouts_are_written_and_no_others(tmp_path: Path
 async def test_a_share_of_each_steps_groups_is_recorded_one_at_least(
     share: float, batch: int, recorded: list[int], tmp_path: Path
 ) -> None:
-    given = {"env": "identity", "batch_size": batch, "steps": 1, "record": share}
-    config: Any = cookbook_config(read_train_settings(given, {}), tmp_path, embedded=True)
+    settings = {"env": "identity", "batch_size": batch, "steps": 1, "record": share}
+    config: Any = cookbook_config(read_train_settings(settings, {}), tmp_path, embedded=True)
     train, _ = await config.dataset_builder()
     assert [place for place, group in enumerate(train.get_batch(0)) if group.record] == recorded
 

@@ -63,6 +63,6 @@ def test_an_evaluation_counts_wins_by_seat(run: RunFolder, tmp_path: Path, cli: 
         [row] = csv.DictReader(file)
     assert sum(float(row[name]) for name in ("won", "drawn", "lost")) == pytest.approx(1.0)
     metrics = [episode.metrics for episode in EpisodeLog(out).by_key.values()]
-    seats = [("seat/x/reward" in each, "seat/o/reward" in each) for each in metrics]
+    seats = [("seat/x/reward" in row, "seat/o/reward" in row) for row in metrics]
     assert seats.count((True, False)) == 2
     cli("evaluate", *plays, f"opponent={run.path}@1", f"out={tmp_path}/other")

@@ -34,11 +34,11 @@ LOSSES = ["importance_sampling", "ppo", "cispo", "dro"]
 
 async def speaks_evenly(client: Any, number: int) -> float:
     """Two turns that earn the share of even characters."""
-    said = [user(f"go {number}")]
+    messages = [user(f"go {number}")]
     for _ in range(2):
-        text = await ask(client, *said)
+        text = await ask(client, *messages)
         client.reward(sum(ord(letter) % 2 == 0 for letter in text) / (len(text) or 1))
-        said += [assistant(text), user("and on")]
+        messages += [assistant(text), user("and on")]
     return 0.0
 
 

@@ -49,14 +49,14 @@ def test_an_error_is_raised_in_its_turn_and_no_thread_is_left() -> None:
 
         return call
 
-    found = bounded_map(fails_at(1), range(4), 2)
-    assert next(found) == 0
+    results = bounded_map(fails_at(1), range(4), 2)
+    assert next(results) == 0
     with pytest.raises(LookupError):
-        next(found)
+        next(results)
     for wrong in (0, 1):
         with pytest.raises(LookupError):
             thread_map(fails_at(wrong), range(2))
-    assert not [each for each in threading.enumerate() if each.name.startswith("evert-lane")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("evert-lane")]
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(1, 8), (4, 2), (16, 1)])
@@ -137,7 +137,7 @@ def test_a_pass_is_the_same_to_the_bit_in_one_thread_and_in_several(
             output = trainer.forward_backward(trainer.read(data, "cross_entropy"))
         slopes = gradients(model)
         model.zero_grad()
-        logprobs = [each["logprobs"].tolist() for each in output.loss_fn_outputs]
+        logprobs = [output["logprobs"].tolist() for output in output.loss_fn_outputs]
         return slopes, logprobs, output.metrics, len(threads)
 
     alone, alone_threads = found(1), {*threads}
@@ -177,7 +177,7 @@ def test_many_rows_are_computed_in_several_threads_as_in_one(
             for _ in range(steps):
                 logits.append(batch.step(logits[-1].argmax(-1)))
         order = torch.tensor(admitted.owners).argsort()
-        return torch.cat([each[order] for each in logits]), {*threads}
+        return torch.cat([step[order] for step in logits]), {*threads}
 
     alone, several = found(1), found(2)
 

@@ -258,11 +258,11 @@ def test_a_client_works_in_another_process(training: Any, tiny_model: str) -> No
     train(training)
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
-        found, there, same = pool.apply(_score_elsewhere, (client,))
+        scores, there, same = pool.apply(_score_elsewhere, (client,))
         pool.close()
         pool.join()
     [here] = sequences(client, max_tokens=16)
-    assert found == pytest.approx(expected, abs=1e-5)
+    assert scores == pytest.approx(expected, abs=1e-5)
     assert same
     assert there != here.tokens
 
@@ -359,12 +359,12 @@ def test_an_engine_that_closes_ends_a_pass_before_its_next_micro_batch(
 
     with embedded_engine(tmp_path) as engine:
 
-        def first_waits_for_the_close(self: Passes, *given: Any) -> torch.Tensor:
-            passes.append(given)
+        def first_waits_for_the_close(self: Passes, *args: Any) -> torch.Tensor:
+            passes.append(args)
             begun.set()
             while not engine._closed:
                 time.sleep(0.01)
-            return run(self, *given)
+            return run(self, *args)
 
         monkeypatch.setattr(Passes, "logprobs", first_waits_for_the_close)
         client = trainer_of(tiny_model, rank=4)

@@ -267,6 +267,6 @@ async def test_a_client_that_cannot_be_taken_over_is_told_what_to_take() -> None
     def agent() -> None:
         urllib.request.urlopen("http://api.openai.com/v1/chat/completions", b"{}")
 
-    told = r"use client\.base_url and client\.api_key"
-    with no_network(), pytest.raises(AgentError, match=told):
+    remedy = r"use client\.base_url and client\.api_key"
+    with no_network(), pytest.raises(AgentError, match=remedy):
         await ChatAgentEnv(agent).initial_observation()

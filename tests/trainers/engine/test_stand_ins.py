@@ -40,14 +40,14 @@ def test_a_name_that_is_replaced_is_said_once(caplog: Log) -> None:
     stand_ins = StandIns({"Qwen/*": "evert-tiny"})
     for name in (NAMED, NAMED, "Qwen/Qwen3-32B", "other"):
         stand_ins.of(name)
-    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(said) == 2
-    assert said[0].startswith("evert-tiny STANDS IN FOR Qwen/Qwen3-8B (stand_ins)")
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 2
+    assert warnings[0].startswith("evert-tiny STANDS IN FOR Qwen/Qwen3-8B (stand_ins)")
 
 
 def test_look_ups_by_name_find_the_stand_in_inside_the_block_alone(tmp_path: Path) -> None:
     before = tokenizer_utils.get_tokenizer, model_info.get_model_attributes
-    own = vars(AutoTokenizer)["from_pretrained"]
+    method = vars(AutoTokenizer)["from_pretrained"]
     with embedded_engine(tmp_path, device="cpu", stand_ins={"*/*": "evert-tiny"}):
         tokenizer = tokenizer_utils.get_tokenizer(NAMED)
         named = AutoTokenizer.from_pretrained("meta-llama/Llama-3.2-1B")
@@ -57,7 +57,7 @@ def test_look_ups_by_name_find_the_stand_in_inside_the_block_alone(tmp_path: Pat
         renderer = renderers.get_renderer(name, tokenizer)
         assert renderer.get_stop_sequences() == [tokenizer.eos_token_id]
     assert (tokenizer_utils.get_tokenizer, model_info.get_model_attributes) == before
-    assert vars(AutoTokenizer)["from_pretrained"] is own
+    assert vars(AutoTokenizer)["from_pretrained"] is method
 
 
 def test_a_chat_format_without_tokens_is_the_stand_ins_own(tmp_path: Path, caplog: Log) -> None:
@@ -76,9 +76,9 @@ def test_a_chat_format_without_tokens_is_the_stand_ins_own(tmp_path: Path, caplo
 
 def test_the_table_of_models_keeps_what_it_knows_of_a_name(tiny_model: str, tmp_path: Path) -> None:
     with embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": "evert-tiny"}):
-        found = model_info.get_model_attributes("Qwen/Qwen3.5-4B")
-        assert (found.size_str, found.is_vl) == ("4B", False)
-        assert found.recommended_renderers[:2] == ("qwen3_instruct", "qwen3_5")
+        attributes = model_info.get_model_attributes("Qwen/Qwen3.5-4B")
+        assert (attributes.size_str, attributes.is_vl) == ("4B", False)
+        assert attributes.recommended_renderers[:2] == ("qwen3_instruct", "qwen3_5")
         assert model_info.get_recommended_renderer_name("evert-tiny-20q") == "qwen3_instruct"
         with pytest.raises(KeyError):
             model_info.get_model_attributes("meta-llama/none")

@@ -33,8 +33,8 @@ class Asking:
 
     async def __call__(self, client: Any) -> float:
         for _ in range(2):
-            asked = {"model": "user", "messages": self.messages, **self.fields}
-            self.replies.append(await client.chat.completions.create(**asked))
+            request = {"model": "user", "messages": self.messages, **self.fields}
+            self.replies.append(await client.chat.completions.create(**request))
         await client.chat.completions.create(messages=GAME)
         return 1.0
 
@@ -110,8 +110,8 @@ async def test_a_reply_ends_at_the_tightest_bound(engine: Engine, tiny_model: st
     await play(agent, TinkerModel(tiny_model, renderer_name="qwen3", max_tokens=5000))
     assert agent.replies[0].usage.total_tokens <= 512
     assert agent.replies[0].choices[0].finish_reason in ("length", "stop")
-    for mine, asked in ((3, None), (3, 7), (7, 3)):
-        fields: dict[str, Any] = {} if asked is None else {"max_tokens": asked}
+    for mine, limit in ((3, None), (3, 7), (7, 3)):
+        fields: dict[str, Any] = {} if limit is None else {"max_tokens": limit}
         agent = Asking(**fields)
         await play(agent, TinkerModel(tiny_model, renderer_name="qwen3", max_tokens=mine))
         assert {reply.usage.completion_tokens for reply in agent.replies} <= {1, 2, 3}
@@ -146,9 +146,9 @@ async def test_all_envs_of_an_engine_share_a_client_though_they_ask_at_once(tmp_
     clients = []
     for name in "ab":
         with embedded_engine(tmp_path / name, device="cpu", threads=1):
-            found = await asyncio.gather(*(open_weights(model) for model in models * 4))
-            assert len({id(weights.client) for weights in found}) == 1
-            clients.append(found[0].client)
+            opened = await asyncio.gather(*(open_weights(model) for model in models * 4))
+            assert len({id(weights.client) for weights in opened}) == 1
+            clients.append(opened[0].client)
             await play(agent := Asking(), models[1])
             assert agent.texts[0]
     assert clients[0] is not clients[1]

@@ -61,11 +61,11 @@ def rollouts(**options: Any) -> Rollouts:
     return Rollouts(IDENTITY, TASKS, **options)
 
 
-def check_same(given: dict[str, Any], expected: dict[str, Any]) -> None:
+def check_same(rows: dict[str, Any], expected: dict[str, Any]) -> None:
     """Compare what TRL gets, log-probabilities up to rounding."""
-    for ours, theirs in zip(given.pop("logprobs"), expected.pop("logprobs"), strict=True):
+    for ours, theirs in zip(rows.pop("logprobs"), expected.pop("logprobs"), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5)
-    assert given == expected
+    assert rows == expected
 
 
 class VLLMServer(PolicyService):
@@ -140,9 +140,9 @@ def test_processes_draw_different_replies(trainer: SimpleNamespace) -> None:
 def test_a_renderer_comes_from_the_models_name(trainer: SimpleNamespace, monkeypatch: Any) -> None:
     for name in ("Qwen/Qwen3-4B-Instruct-2507", str(base_path())):
         monkeypatch.setattr(trainer.model.config, "name_or_path", name)
-        found = rollouts()(NUMBERS, trainer)
+        rows = rollouts()(NUMBERS, trainer)
         # Which rows meet in a batch is up to the clock, and with it the last bits of a float32.
-        check_same(found, rollouts(renderer_name="qwen3_instruct")(NUMBERS, trainer))
+        check_same(rows, rollouts(renderer_name="qwen3_instruct")(NUMBERS, trainer))
     monkeypatch.setattr(trainer.model.config, "name_or_path", "nobody/knows")
     with pytest.raises(InvalidModelError, match="renderer_name="):
         rollouts()(NUMBERS, trainer)
@@ -154,8 +154,8 @@ class AsksTwice:
 
     async def __call__(self, client: Any, task: int) -> float:
         for _ in range(2):
-            asked = [{"role": "user", "content": f"Say {task}."}]
-            await client.chat.completions.create(messages=asked, max_tokens=2)
+            messages = [{"role": "user", "content": f"Say {task}."}]
+            await client.chat.completions.create(messages=messages, max_tokens=2)
         return 1.0
 
 
@@ -163,20 +163,21 @@ def test_what_an_agent_brings_holds_unless_the_user_says_otherwise(
     trainer: SimpleNamespace, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(trainer.model.config, "name_or_path", "nobody/knows")
-    one, two = ({"limits": RolloutLimits(max_turns=number)} for number in (1, 2))
+    one_turn, two_turns = ({"limits": RolloutLimits(max_turns=number)} for number in (1, 2))
     named, brought = {"renderer_name": BASE_RENDERER}, {"renderer": default_renderer()}
     table: list[tuple[dict[str, Any], dict[str, Any], int]] = [
-        ({**one, **brought}, {}, 1),
-        (one, {**named, **two}, 2),
+        ({**one_turn, **brought}, {}, 1),
+        (one_turn, {**named, **two_turns}, 2),
         ({"context_length": 5}, named, 0),
         ({"context_length": 5}, {**named, "context_length": 400}, 0),
         ({"context_length": 400}, {**named, "context_length": 5}, 0),
         ({"context_length": 400}, {**named, "context_length": 399}, 2),
         ({"renderer": "of another model"}, named, 2),
     ]
-    for own, options, turns in table:
-        played = Rollouts(AsksTwice(**own), [7], **options)(["0"], trainer)
-        assert [each["turns"] for each in played["episode_metrics"]] == [turns], (own, options)
+    for agent_options, options, turns in table:
+        played = Rollouts(AsksTwice(**agent_options), [7], **options)(["0"], trainer)
+        [metrics] = played["episode_metrics"]
+        assert metrics["turns"] == turns, (agent_options, options)
 
 
 def test_what_needs_a_whole_group_or_several_policies_is_refused() -> None:
@@ -203,7 +204,7 @@ def test_the_reward_function_hands_on_what_episodes_earned() -> None:
         episode_reward=[1.0, None],
         episode_metrics=[{"turns": 2.0}, {"turns": 1.0}],
         task=[0, {"question": "?"}],
-        log_metric=lambda *each: metrics.append(each),
+        log_metric=lambda *metric: metrics.append(metric),
         log_extra=columns.__setitem__,
     )
     assert earned == [1.0, None]

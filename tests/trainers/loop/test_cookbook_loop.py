@@ -31,17 +31,17 @@ async def gathers(client: Any, task: int) -> float:
 async def one_turn_decides(client: Any, task: int) -> float:
     for turn in range(TURNS):
         if turn == DECIDES:
-            said = await ask(client, f"Let's play a game. Say you are {task}.")
-            client.reward(score(said, task))
+            reply = await ask(client, f"Let's play a game. Say you are {task}.")
+            client.reward(score(reply, task))
         else:
             await ask(client, f"{turn + 1} of {TURNS}. Say a color, {task}.")
     return 0.0
 
 
 async def debate(client: Any, task: int) -> dict[str, float]:
-    said = await ask(client.seat("player"), f"Let's play a game. Say you are {task}.")
-    await ask(client.seat("judge"), f"Is {task} in {said}?")
-    return {"player": score(said, task), "judge": 0.5}
+    reply = await ask(client.seat("player"), f"Let's play a game. Say you are {task}.")
+    await ask(client.seat("judge"), f"Is {task} in {reply}?")
+    return {"player": score(reply, task), "judge": 0.5}
 
 
 def train(

@@ -80,9 +80,9 @@ def deny(path: Path, file: Path) -> None:
     """Have nobody read a file; root gives the folder away and becomes somebody else."""
     file.chmod(0)
     if os.geteuid() == 0:
-        for each in (path.parent, path, *path.rglob("*")):
-            if each.suffix != ".safetensors":  # which are links
-                os.chown(each, 65534, 65534)
+        for place in (path.parent, path, *path.rglob("*")):
+            if place.suffix != ".safetensors":  # which are links
+                os.chown(place, 65534, 65534)
         os.seteuid(65534)
 
 
@@ -123,16 +123,16 @@ def test_a_damaged_file_is_gone_behind_or_named(finished: RunFolder, part: int) 
     failed = []
     for name, how, reader in ROWS[part :: 4 if IS_NIGHT else 20]:
         with damaged(finished, name, how) as path:
-            said = str(path)
+            message = str(path)
             try:
                 with file_errors(path, "folder"):
                     reader(path)
             except EvertError as error:
-                said = str(error)
+                message = str(error)
             except Exception as error:
-                said = f"{error!r}\n"
-            if "\n" in said or not (str(path) in said or "held_out" in said):
-                failed.append((name, how, reader.__name__, said))
+                message = f"{error!r}\n"
+            if "\n" in message or not (str(path) in message or "held_out" in message):
+                failed.append((name, how, reader.__name__, message))
     assert not failed
 
 

@@ -164,16 +164,16 @@ def test_spans_are_read_by_opentelemetry_with_the_records_tokens(
         assert values(root)["gen_ai.operation.name"] == "invoke_agent"
         assert values(root)["evert.reward"] == record.reward
         for turn, span in enumerate(calls):
-            told = values(span)
+            attributes = values(span)
             assert (span.name, span.kind) == ("chat policy", Span.SPAN_KIND_CLIENT)
-            assert told["gen_ai.request.model"] == "policy"
-            assert int(told["gen_ai.usage.input_tokens"]) == len(record.prompts[turn])
-            assert int(told["gen_ai.usage.output_tokens"]) == len(record.action(turn).tokens)
-            asked = json.loads(told["gen_ai.input.messages"])
-            assert roles(asked) == roles(record.asked(turn))
+            assert attributes["gen_ai.request.model"] == "policy"
+            assert int(attributes["gen_ai.usage.input_tokens"]) == len(record.prompts[turn])
+            assert int(attributes["gen_ai.usage.output_tokens"]) == len(record.action(turn).tokens)
+            messages = json.loads(attributes["gen_ai.input.messages"])
+            assert roles(messages) == roles(record.asked(turn))
             assert root.start_time_unix_nano < span.start_time_unix_nano < root.end_time_unix_nano
-        [said] = json.loads(values(calls[0])["gen_ai.output.messages"])
-        [part] = said["parts"]
+        [message] = json.loads(values(calls[0])["gen_ai.output.messages"])
+        [part] = message["parts"]
         assert (part["type"], part["name"], part["arguments"]) == ("tool_call", "add", {"a": 1})
         answer = json.loads(values(calls[1])["gen_ai.input.messages"])[-1]["parts"][0]
         assert (answer["type"], answer["response"]) == ("tool_call_response", "2")
@@ -228,12 +228,12 @@ async def test_a_trace_without_tokens_says_so_and_is_shown_as_text(
             read()
     async with opened(file, database=tmp_path / "index") as page:
         [listed] = (await page.get("runs"))["runs"]
-        found = await page.get("search", words="Right Two")
+        matches = await page.get("search", words="Right Two")
         step = await page.get("step", run=listed["id"], split="train", model="", step=0)
         first = await page.get("episode", id=step["episodes"][0]["id"])
-        texts = [each["said"] for each in step["episodes"]]
+        texts = [episode["said"] for episode in step["episodes"]]
     assert (listed["episodes"], listed["broken"], sorted(texts)) == (2, 0, ["Done.", "Two."])
-    assert not found["episodes"]
+    assert not matches["episodes"]
     assert first["pieces"] is None
     for step in first["row"]["steps"]:
         assert not {"prompt", "tokens", "logprobs"} & step.keys()
@@ -254,11 +254,11 @@ def test_a_trace_without_tokens_is_exported_as_text(tmp_path: Path, cli: Cli) ->
         "role": "tool", "content": "2", "tool_call_id": "1", "name": "add",
     }  # fmt: skip
     request, _ = export(file, "otel", tmp_path / "otel.jsonl")
-    told = [values(span) for span in spans_of(request)[1:]]
-    assert [each.get("gen_ai.usage.output_tokens") for each in told] == ["3", None]
+    attributes = [values(span) for span in spans_of(request)[1:]]
+    assert [span.get("gen_ai.usage.output_tokens") for span in attributes] == ["3", None]
     out = tmp_path / "atif"
     cli(f"export run={file} format=atif out={out}")
-    [first, _] = [json.loads(each.read_text()) for each in sorted(out.iterdir())]
+    [first, _] = [json.loads(file.read_text()) for file in sorted(out.iterdir())]
     assert first["agent"] == {k: v for k, v in FOREIGN["agent"].items() if k != "model_name"}
     assert first["steps"][2]["metrics"] == {"prompt_tokens": 7, "completion_tokens": 3}
     shown = cli(f"export run={file} format=training_trace out={out}.jsonl", status=1)

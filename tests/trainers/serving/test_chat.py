@@ -62,9 +62,9 @@ def _replies(open_ai: Any, claude: Any, gemini: Any) -> tuple[dict[str, Any], se
     message: Any = claude.messages.create(max_tokens=16, **asking)
     with claude.messages.stream(max_tokens=16, **asking) as stream:
         last: Any = stream.get_final_message()
-    asked: Any = {"model": "tiny", "contents": text, "config": {"temperature": 0}}
-    content = gemini.models.generate_content(**asked)
-    pieces = gemini.models.generate_content_stream(**asked)
+    request: Any = {"model": "tiny", "contents": text, "config": {"temperature": 0}}
+    content = gemini.models.generate_content(**request)
+    pieces = gemini.models.generate_content_stream(**request)
 
     texts = {
         "chat": chat.choices[0].message.content,

@@ -44,15 +44,15 @@ def test_every_api_shows_a_model_the_same_image(
     url, text = f"data:image/png;base64,{data}", {"type": "text", "text": words}
     source = {"type": "base64", "media_type": "image/png", "data": data}
     with sdks(service) as (open_ai, claude, gemini):
-        asked: Any = [user([{"type": "image_url", "image_url": {"url": url}}, text])]
-        chat = open_ai.chat.completions.create(model="eyes", messages=asked)
+        messages: Any = [user([{"type": "image_url", "image_url": {"url": url}}, text])]
+        chat = open_ai.chat.completions.create(model="eyes", messages=messages)
         image: dict[str, Any] = {"type": "input_image", "image_url": url, "detail": "auto"}
-        asked = [user([image, {"type": "input_text", "text": words}])]
-        response = open_ai.responses.create(model="eyes", input=asked)
-        asked = [user([{"type": "image", "source": source}, text])]
-        message = claude.messages.create(model="eyes", max_tokens=4, messages=asked)
-        asked = [genai.types.Part.from_bytes(data=png(), mime_type="image/png"), words]
-        content = gemini.models.generate_content(model="eyes", contents=asked)
+        messages = [user([image, {"type": "input_text", "text": words}])]
+        response = open_ai.responses.create(model="eyes", input=messages)
+        messages = [user([{"type": "image", "source": source}, text])]
+        message = claude.messages.create(model="eyes", max_tokens=4, messages=messages)
+        messages = [genai.types.Part.from_bytes(data=png(), mime_type="image/png"), words]
+        content = gemini.models.generate_content(model="eyes", contents=messages)
     counts = {
         chat.usage.prompt_tokens,
         response.usage.input_tokens,

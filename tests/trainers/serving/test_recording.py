@@ -75,10 +75,10 @@ def test_a_conversation_is_a_record_with_its_exact_tokens_and_the_rewards_given_
     assert late
     assert record.reward == 0.5
     assert next(iter(read_records(tmp_path))).reward == 0.75
-    said = [message["content"] for message in record.messages()]
-    assert said[0] == SAY[0]["content"]
-    assert said[2] == "And 0"
-    assert said[1::2] == [reply.choices[0].message.content for reply in replies]
+    texts = [message["content"] for message in record.messages()]
+    assert texts[0] == SAY[0]["content"]
+    assert texts[2] == "And 0"
+    assert texts[1::2] == [reply.choices[0].message.content for reply in replies]
     for turn, reply in enumerate(replies):
         action = record.action(turn)
         assert action.logprobs == [token.logprob for token in reply.choices[0].logprobs.content]
@@ -177,8 +177,8 @@ def test_full_files_are_followed_by_others_and_the_oldest_are_deleted(
     assert files[0].name > "000001.jsonl"
     assert len(files) > 2
     assert sum(file.stat().st_size for file in files) <= 20_000
-    told = [record.asked(0)[0]["content"] for record in read_records(tmp_path)]
-    assert told == [f"Say you are {number}." for number in range(24 - len(told), 24)]
+    texts = [record.asked(0)[0]["content"] for record in read_records(tmp_path)]
+    assert texts == [f"Say you are {number}." for number in range(24 - len(texts), 24)]
 
 
 def test_keys_of_this_machine_are_not_recorded(

@@ -27,8 +27,8 @@ Sampled = list[tuple[list[int], list[float] | None, str]]
 
 async def sampled(client: Any, params: Sequence[tinker.SamplingParams]) -> Sampled:
     """One reply for each of the parameters, asked for all at once."""
-    asked = [client.sample_async(prompt(f"Hi {i}"), 1, each) for i, each in enumerate(params)]
-    replies = [answer.sequences[0] for answer in await asyncio.gather(*asked)]
+    requests = [client.sample_async(prompt(f"Hi {i}"), 1, way) for i, way in enumerate(params)]
+    replies = [answer.sequences[0] for answer in await asyncio.gather(*requests)]
     return [(reply.tokens, reply.logprobs, reply.stop_reason) for reply in replies]
 
 
@@ -47,9 +47,10 @@ async def test_served_samples_are_those_in_process(client: Any, service: PolicyS
     ways = [how(index, **way) for index, way in enumerate(WAYS)]
     there = await sampled(service.offer(client), ways)
     here = await sampled(client, ways)
-    for (tokens, served, reason), (own_tokens, own, own_reason) in zip(there, here, strict=True):
-        assert (tokens, reason) == (own_tokens, own_reason)
-        assert served == pytest.approx(own, abs=1e-5)  # other rows beside them: the last bit
+    for (tokens, logprobs, reason), expected in zip(there, here, strict=True):
+        assert (tokens, reason) == (expected[0], expected[2])
+        # Other rows beside them: the last bit.
+        assert logprobs == pytest.approx(expected[1], abs=1e-5)
 
 
 async def test_scores_are_the_same_and_change_no_draw(client: Any, service: PolicyService) -> None:
@@ -70,8 +71,8 @@ def test_a_served_client_works_in_any_loop_or_in_none(client: Any, service: Poli
         asyncio.run(served.sample_async(prompt(), 1, how(index)))
     completer = TinkerTokenCompleter(served, max_tokens=5)
     action = asyncio.run(completer(prompt(), ["<|im_end|>"]))
-    own = client.sample(prompt(), 3, how(1)).result().sequences
-    assert [r.tokens for r in replies] == [r.tokens for r in own]
+    expected = client.sample(prompt(), 3, how(1)).result().sequences
+    assert [r.tokens for r in replies] == [r.tokens for r in expected]
     assert served.get_base_model() == "evert-tiny"
     assert served.get_tokenizer().encode("Hi") == client.get_tokenizer().encode("Hi")
     assert len(action.tokens) == len(action.logprobs) <= 5
@@ -111,12 +112,12 @@ async def test_the_engine_refuses_in_its_words(client: Any, service: Any, engine
     served = service.offer(client)
     options: dict[str, Any]
     for options in ({"max_tokens": 10**6}, {"temperature": math.nan}, {"top_p": -1}, {"top_k": 0}):
-        said = []
-        for each in (served, client):
+        messages = []
+        for sampler in (served, client):
             with pytest.raises(SamplingRequestError) as caught:
-                await each.sample_async(prompt(), 1, how(0, **options))
-            said.append(str(caught.value))
-        assert said[0] == said[1]
+                await sampler.sample_async(prompt(), 1, how(0, **options))
+            messages.append(str(caught.value))
+        assert messages[0] == messages[1]
     engine.close()
     with pytest.raises(EngineClosedError, match="no longer in use"):
         await served.sample_async(prompt(), 1, how(0))
@@ -125,8 +126,8 @@ async def test_the_engine_refuses_in_its_words(client: Any, service: Any, engine
 async def test_a_service_that_closes_lets_its_callers_go(client: Any) -> None:
     with PolicyService() as service:
         served = service.offer(client)
-        asked = [served.sample_async(prompt(f"{i}"), 1, LONG) for i in range(8)]
-        long = [asyncio.create_task(each) for each in asked]
+        requests = [served.sample_async(prompt(f"{i}"), 1, LONG) for i in range(8)]
+        long = [asyncio.create_task(request) for request in requests]
         await until(lambda: service.requests == len(long))
     ends = await asyncio.gather(*long, return_exceptions=True)
     assert {type(end) for end in ends} == {ServerGoneError}
@@ -207,8 +208,8 @@ async def test_a_long_text_is_cut_into_tokens_beside_the_services_loop(
 
     monkeypatch.setattr(tokenizer, "__class__", Watched)
     served = service.offer(client)
-    asked = CompletionRequest(served.model, "Hello there. " * 50, how(0))
+    request = CompletionRequest(served.model, "Hello there. " * 50, how(0))
 
-    assert len((await served.request(asked)).sequences) == 1
+    assert len((await served.request(request)).sequences) == 1
     assert threads
     assert not [name for name in threads if "policy service" in name]

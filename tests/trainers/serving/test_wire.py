@@ -96,11 +96,11 @@ async def test_a_body_that_is_wrong_is_refused_by_its_field_and_breaks_no_servic
     beyond = json.dumps({"model": served.model, "prompt": [10**8], "max_tokens": 1})
     more = [(vast, "."), (beyond, "."), (b"\xff\xfe\x00\xd8", ".")]
     async with aiohttp.ClientSession(headers=headers) as session:
-        for body, said in [*WRONG, *more]:
+        for body, text in [*WRONG, *more]:
             async with session.post(f"{service.url}/completions", data=body) as answer:
                 message = (await answer.json())["error"]["message"]
                 assert answer.status in (400, 404), message
-                assert re.search(said, message), message
+                assert re.search(text, message), message
         async with session.get(f"{service.url}/completions") as answer:
             assert answer.status == 404
     with pytest.raises(SamplingRequestError, match="A prompt of 500000 tokens"):

@@ -197,7 +197,7 @@ def test_failures_are_said_once_and_after_three_steps_of_them_the_run_ends(
 ) -> None:
     tests = "test_tasks=failing_agents:TEST"
     assert train.main(["agent=failing_agents:raises", *SMALL, "steps=9", tests]) == 1
-    shown, said = capsys.readouterr()
+    shown, error = capsys.readouterr()
     shown = re.sub(r"line \d+", "line N", shown)
     for part in (
         "held-out tasks, untrained: 4 of 4 episodes failed (4 agent errors)\n",
@@ -216,8 +216,8 @@ def test_failures_are_said_once_and_after_three_steps_of_them_the_run_ends(
         "failed_steps=0 never ends the run for this",
         "To resume: ",
     ):
-        assert part in said
-    assert "Traceback" not in said
+        assert part in error
+    assert "Traceback" not in error
     assert [row["step"] for row in read_jsonl(Path("run/batches.jsonl"))] == [0, 1, 2]
     run("raises", "steps=5", "failed_steps=0", tests)  # a resumed run may change it
 
@@ -225,8 +225,8 @@ def test_failures_are_said_once_and_after_three_steps_of_them_the_run_ends(
 def test_where_few_fail_the_step_is_silent_and_the_end_says_it(run: Run) -> None:
     shown = run("some_raise", "steps=2")
     assert "Traceback" not in shown
-    said = "2 of 8 episodes failed (2 agent errors); the commonest, 2x: LookupError: no table 0"
-    assert said in shown
+    message = "2 of 8 episodes failed (2 agent errors); the commonest, 2x: LookupError: no table 0"
+    assert message in shown
     assert "failed 50%" in shown
     assert "held-out" not in shown
     assert (result()["name"], result()["held_out"]["after"]) == ("some_raise", None)
@@ -269,12 +269,12 @@ def test_side_by_side_batches_without_a_call_are_skipped_and_counted(run: Run) -
 
 @pytest.mark.parametrize("mode", [STREAM, ASYNC, RETRY], ids=["stream", "async", "retry"])
 def test_nothing_but_failures_ends_every_mode(mode: list[str], run: Run) -> None:
-    said = run("raises", "steps=4", *mode, status=1)
+    error = run("raises", "steps=4", *mode, status=1)
     if mode is STREAM and version("tinker-cookbook") < "0.6":
-        assert "error: Nothing could be learned from a whole batch" in said
-        assert "Train without stream_minibatch_config, or install tinker-cookbook 0.6" in said
+        assert "error: Nothing could be learned from a whole batch" in error
+        assert "Train without stream_minibatch_config, or install tinker-cookbook 0.6" in error
     else:
-        assert "steps in a row nearly all episodes failed" in said
+        assert "steps in a row nearly all episodes failed" in error
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_a_batch_of_constant_rewards_that_are_removed_ends_no_run_in_a_bare_erro
 ) -> None:
     removing = "cookbook.remove_constant_reward_groups=True"
     fails = mode is STREAM and version("tinker-cookbook") < "0.6"
-    said = run("always_earns_one", "steps=1", removing, *mode, status=int(fails))
+    error = run("always_earns_one", "steps=1", removing, *mode, status=int(fails))
     if fails:
-        assert "whole batch (each of its groups has one reward, and remove_constant_" in said
-        assert "Train without stream_minibatch_config, or install tinker-cookbook 0.6" in said
+        assert "whole batch (each of its groups has one reward, and remove_constant_" in error
+        assert "Train without stream_minibatch_config, or install tinker-cookbook 0.6" in error

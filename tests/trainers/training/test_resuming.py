@@ -38,8 +38,8 @@ def steps_written(folder: RunFolder) -> list[int]:
 
 def saved(folder: RunFolder) -> set[str]:
     """Names of what is in the store, by kind."""
-    found = (folder.path / "checkpoints").glob("*/*weights/*")
-    return {f"{path.parent.name}/{path.name}" for path in found}
+    paths = (folder.path / "checkpoints").glob("*/*weights/*")
+    return {f"{path.parent.name}/{path.name}" for path in paths}
 
 
 def list_rolling(folder: RunFolder, run_id: str, *batches: int) -> None:
@@ -222,14 +222,14 @@ def can_mount() -> bool:
         pytest.param("16m", "No space left on device", marks=pytest.mark.nightly),  # a checkpoint
     ],
 )
-def test_a_full_disk_is_a_message_and_the_run_goes_on(tmp_path: Path, size: str, said: str) -> None:
+def test_a_full_disk_is_a_message_and_the_run_goes_on(tmp_path: Path, size: str, text: str) -> None:
     (disk := tmp_path / "disk").mkdir()
     arguments = [size, str(disk), sys.executable, SETTINGS, str(tmp_path)]
     subprocess.run(["unshare", "-rm", "sh", "-c", SCRIPT, "sh", *arguments], check=True)
     message, *_, status = (first := (tmp_path / "first").read_text()).splitlines()
     assert status == "1"
     assert message.startswith("error: ")
-    assert said in message
+    assert text in message
     assert "Traceback" not in first
     assert "To resume: " in first
     assert (tmp_path / "second").read_text() == "0\n"

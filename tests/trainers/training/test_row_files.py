@@ -140,8 +140,8 @@ def test_a_renderer_that_changes_history_learns_each_reply_after_its_own_prompt(
     prompts = prompt_renderer(get_renderer("qwen3", base_tokenizer()))
     thought = {**BYE, "reasoning_content": "Hm."}
     data = learned({"messages": [HI, thought, HI, BYE]}, "qwen3")
-    for (tokens, text), asked in zip(data, ([HI], [HI, BYE, HI]), strict=True):
-        prompt: list[Any] = prompts.full(asked)  # type: ignore[arg-type]
+    for (tokens, text), history in zip(data, ([HI], [HI, BYE, HI]), strict=True):
+        prompt: list[Any] = prompts.full(history)  # type: ignore[arg-type]
         assert prompts.decode(tokens) == prompts.decode(prompt) + text
     assert ["Hm." in text for _, text in data] == [True, False]
 
@@ -199,7 +199,7 @@ BAD: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("name", "content", "said"), BAD, ids=[row[0] for row in BAD])
 def test_a_bad_row_is_named_by_file_line_and_field(
-    name: str, content: Any, said: str, tmp_path: Path, monkeypatch: Patch
+    name: str, content: Any, text: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(row_files, "LONGEST", 10_000 if name == "e.jsonl" else 2**24)
@@ -208,7 +208,7 @@ def test_a_bad_row_is_named_by_file_line_and_field(
     with pytest.raises(DemonstrationsError) as raised:
         load_demonstrations(name)
     assert str(raised.value).startswith(name)
-    assert said in str(raised.value)
+    assert text in str(raised.value)
 
 
 def test_a_conversation_longer_than_the_context_is_named() -> None:

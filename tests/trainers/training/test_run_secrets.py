@@ -75,6 +75,7 @@ async def inside(client, task):
 TASKS = ["play", "fail"]
 """
 
+SECRET = rb".{0,40}(?:sentinel|evert-[\w-]{32}).{0,20}"
 TRAIN = (
     "train_tasks=telling_agents:TASKS test_tasks=telling_agents:TASKS engine=embedded device=cpu "
     "steps=1 batch_size=2 group_size=2 max_tokens=8 samples=2 eval_every=0 on_agent_error=0.0 "
@@ -102,9 +103,9 @@ def test_no_file_of_a_run_holds_a_secret(agent: str, tmp_path: Path) -> None:
 
     files = [path for path in tmp_path.glob("*/**/*") if path.is_file()]
     telling = [
-        f"{path.relative_to(tmp_path)}: {found[0][:80]!r}"
+        f"{path.relative_to(tmp_path)}: {matches[0][:80]!r}"
         for path in files
-        if (found := re.findall(rb".{0,40}(?:sentinel|evert-[\w-]{32}).{0,20}", path.read_bytes()))
+        if (matches := re.findall(SECRET, path.read_bytes()))
     ]
 
     assert len(files) > 20
@@ -174,4 +175,4 @@ async def test_what_a_run_was_given_from_python_is_on_no_way_out(tmp_path: Path)
     assert b"report ended with 0" in ways["commands"], ways["commands"].decode()
     assert b"is an address without a model" in ways["commands"]
     assert len(written) > 10
-    assert not [way for way, found in ways.items() if b"sentinel" in found]
+    assert not [way for way, content in ways.items() if b"sentinel" in content]

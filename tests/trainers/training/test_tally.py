@@ -154,13 +154,13 @@ async def trajectory_of(agent: Callable[..., Any], **options: Any) -> Trajectory
 
 async def failures_of(agent: Any, **options: Any) -> list[Failure]:
     """What an agent's failure is where it is left out, if it is raised, and where it is scored."""
-    found = [failure_in(await trajectory_of(agent, on_agent_error=-1.0, **options))]
+    failures = [failure_in(await trajectory_of(agent, on_agent_error=-1.0, **options))]
     try:
         await trajectory_of(agent, **options)
     except Exception as error:
-        found.append(failure_of(error))
-    assert None not in found
-    return [each for each in found if each is not None]
+        failures.append(failure_of(error))
+    assert None not in failures
+    return [failure for failure in failures if failure is not None]
 
 
 ERROR, CORRECT = "agent_error", "Correct the agent where the traceback points."
@@ -198,12 +198,12 @@ async def test_what_is_scored_and_what_is_left_out_is_a_failure_of_its_kind_with
     limits = LIMITS if agent is rambles else None
     scored, *left_out = await failures_of(agent, limits=limits, **models)
     assert len(left_out) == (kind in (ERROR, "agent_timeout", "wrong_model_name"))
-    for found, what_else in zip([scored, *left_out], (SCORED, NOT_SCORED), strict=False):
-        assert found.kind == kind
-        assert found.error.startswith(error) or kind != ERROR
-        assert error in found.error
-        assert remedy.format(what_else=what_else) in found.remedy
-        assert agent not in (exits, raises) or f"in {agent.__name__}" in found.traceback
+    for failure, what_else in zip([scored, *left_out], (SCORED, NOT_SCORED), strict=False):
+        assert failure.kind == kind
+        assert failure.error.startswith(error) or kind != ERROR
+        assert error in failure.error
+        assert remedy.format(what_else=what_else) in failure.remedy
+        assert agent not in (exits, raises) or f"in {agent.__name__}" in failure.traceback
 
 
 async def test_what_is_not_the_agents_and_what_ended_well_are_none() -> None:
@@ -219,8 +219,8 @@ async def test_a_failure_holds_no_secret_and_can_be_written() -> None:
     def agent(client: Any) -> float:
         raise ValueError("at https://me:s3cret-word@h \ud800")
 
-    for found in await failures_of(agent):
-        for text in (found.error, found.traceback):
+    for failure in await failures_of(agent):
+        for text in (failure.error, failure.traceback):
             assert "https://me:[PASSWORD]@h \ufffd" in text
 
 
@@ -231,28 +231,28 @@ SLOW = Failure("agent_timeout", "too slow")
 
 
 def test_those_that_are_alike_are_counted_together() -> None:
-    found = Failures.of(8, [(VALUE, 1), (TABLE, 1), (OTHER_TABLE, 1), (SLOW, 1)])
-    assert found.kinds == {"agent_error": 3, "agent_timeout": 1}
-    assert (found.commonest, found.count, found.share) == (TABLE, 4, 0.5)
-    assert found.describe() == (
+    failures = Failures.of(8, [(VALUE, 1), (TABLE, 1), (OTHER_TABLE, 1), (SLOW, 1)])
+    assert failures.kinds == {"agent_error": 3, "agent_timeout": 1}
+    assert (failures.commonest, failures.count, failures.share) == (TABLE, 4, 0.5)
+    assert failures.describe() == (
         "4 of 8 episodes failed (3 agent errors, 1 timeout)\n"
         "the commonest, 2 times: LookupError: no table 1\n"
         "  Traceback: ...\n"
         f"Correct the agent where the traceback points. {NOT_SCORED}"
     )
     scored = Failure("agent_error", "ValueError: no", is_scored=True)
-    for others, said in (
+    for others, text in (
         ([(scored, 2)], "2 of 2 episodes failed and were scored (2 agent errors)"),
         ([(scored, 1), (SLOW, 1)], "2 of 2 episodes failed (1 agent error, 1 timeout)"),
     ):
-        assert Failures.of(2, others).summary() == said
+        assert Failures.of(2, others).summary() == text
     nothing = Failures.of(4, [])
     assert (nothing.share, nothing.commonest) == (0.0, None)
     assert nothing.describe() == "0 of 4 episodes failed"
     assert Failures.of(0, []).share == 0.0
 
-    one, other = Failures.of(4, [(SLOW, 1), (VALUE, 2)]), Failures.of(4, [(SLOW, 3)])
-    whole = merge([one, other])
+    first, second = Failures.of(4, [(SLOW, 1), (VALUE, 2)]), Failures.of(4, [(SLOW, 3)])
+    whole = merge([first, second])
     assert (whole.episodes, whole.kinds) == (8, {"agent_timeout": 4, "agent_error": 2})
     assert whole.found[0] == (SLOW, 4)
     assert Failures.read(json.loads(json.dumps(asdict(whole)))) == whole
@@ -263,10 +263,10 @@ def test_those_that_are_alike_are_counted_together() -> None:
 
 def test_each_kind_has_words_for_one_and_for_many_and_a_long_message_is_cut() -> None:
     for kind, (word, *_) in KINDS.items():
-        one, two = (Failures.of(n, [(Failure(kind, "x"), n)]) for n in (1, 2))
-        assert f"(1 {word})" in one.summary()
-        assert f"(2 {word})" not in two.summary()  # but a plural
-        assert two.describe().endswith("."), kind
+        single, double = (Failures.of(n, [(Failure(kind, "x"), n)]) for n in (1, 2))
+        assert f"(1 {word})" in single.summary()
+        assert f"(2 {word})" not in double.summary()  # but a plural
+        assert double.describe().endswith("."), kind
     assert shortened("one line") == "one line"
     assert len(shortened("line\n" * 50).splitlines()) == MOST_LINES + 1
 
@@ -437,12 +437,12 @@ async def test_steps_in_a_row_of_which_nearly_all_episodes_fail_end_a_run(tmp_pa
         ({"start": 8}, [bad], "the worst reward: on_agent_error=-1.0."),  # its last step
         ({"failed_steps": 1}, [([], scored)], "Equal rewards teach nothing: take a model that"),
     ]
-    for number, (options, batches, said) in enumerate(table):
+    for number, (options, batches, text) in enumerate(table):
         told = Told(tmp_path / str(number), **options)
         for failures, trajectories in batches:
             told.batch(failures, trajectories)
-        assert isinstance(told.tally.error, EpisodesFailedError) is bool(said)
-        assert said in str(told.tally.error)
+        assert isinstance(told.tally.error, EpisodesFailedError) is bool(text)
+        assert text in str(told.tally.error)
     assert "on_agent_error" not in str(told.tally.error)
 
 

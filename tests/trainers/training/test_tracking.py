@@ -48,9 +48,9 @@ def _offline() -> Iterator[None]:
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """Two steps, then a third one: a run and its resumption, tracked by both."""
     folder = tmp_path_factory.mktemp("tracked") / "identity-evert-tiny-today"
-    asked = ["wandb_project=games", "tags=night,try", "tensorboard=True"]
+    trackers = ["wandb_project=games", "tags=night,try", "tensorboard=True"]
     with redirect_stderr(io.StringIO()) as errors:
-        assert train.main([*SMALL, *asked, "steps=2", f"log_path={folder}"]) == 0
+        assert train.main([*SMALL, *trackers, "steps=2", f"log_path={folder}"]) == 0
         shutil.copytree(folder, folder.with_name("first"))
         assert train.main([f"log_path={folder}", "steps=3"]) == 0
     assert "wandb" not in errors.getvalue()  # it has a lot to say
@@ -195,25 +195,25 @@ def events(folder: Path) -> Any:
 
 
 def scalars(folder: Path, name: str) -> dict[int, float]:
-    found = [(scalar.step, scalar.value) for scalar in events(folder).Scalars(name)]
-    assert len({step for step, _ in found}) == len(found)
-    return dict(found)
+    points = [(scalar.step, scalar.value) for scalar in events(folder).Scalars(name)]
+    assert len({step for step, _ in points}) == len(points)
+    return dict(points)
 
 
 def test_every_number_and_setting_is_in_event_files(first: RunFolder, tracked: RunFolder) -> None:
-    rows, found = tracked.steps(), events(tracked.path)
+    rows, logged = tracked.steps(), events(tracked.path)
     assert [row["step"] for row in rows] == [0, 1, 2]
     for name in (TRAIN_REWARD, "time/total", "optim/lr"):
         wanted = {row["step"]: row[name] for row in rows}
         assert scalars(tracked.path, name) == pytest.approx(wanted)
     numbers = {k for row in rows for k, v in row.items() if isinstance(v, int | float)} - {"step"}
-    assert numbers <= set(found.Tags()["scalars"])
+    assert numbers <= set(logged.Tags()["scalars"])
     curve, result = scalars(first.path, HELD_OUT_REWARD), first.read_json(RESULT) or {}
     assert sorted(curve) == [0, 1, 2]
     assert curve[2] == pytest.approx(result["held_out"]["after"]["temperature_1"]["reward"])
-    (text,) = found.Tensors("settings/text_summary")[0].tensor_proto.string_val
+    (text,) = logged.Tensors("settings/text_summary")[0].tensor_proto.string_val
     assert "| batch_size | 2 |" in text.decode()
-    session = found.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    session = logged.PluginTagToContent("hparams")["_hparams_/session_start_info"]
     assert b"learning_rate" in session
 
 
@@ -271,7 +271,7 @@ def test_a_missing_package_is_named(
     package: str, asked: str, tmp_path: Path, monkeypatch: Patch, cli: Cli
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    said = cli("train", *SMALL, asked, f"log_path={tmp_path / 'run'}", status=1)
-    assert f"error: {asked} needs the package {package}" in said
-    assert f"pip install {package}, or leave {asked.partition('=')[0]} out" in said
+    error = cli("train", *SMALL, asked, f"log_path={tmp_path / 'run'}", status=1)
+    assert f"error: {asked} needs the package {package}" in error
+    assert f"pip install {package}, or leave {asked.partition('=')[0]} out" in error
     assert not (tmp_path / "run").exists()

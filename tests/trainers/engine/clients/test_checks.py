@@ -23,14 +23,14 @@ from evert.trainers.engine.training.losses import warn_of_alpha
 
 
 def sft(tokens: list[int], **inputs: Any) -> types.Datum:
-    given = {"target_tokens": [*tokens[1:], 9], "weights": [1.0] * len(tokens), **inputs}
-    return types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=given)
+    fields = {"target_tokens": [*tokens[1:], 9], "weights": [1.0] * len(tokens), **inputs}
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=fields)
 
 
 def rl(tokens: list[int], **inputs: Any) -> types.Datum:
     zeros = [0.0] * len(tokens)
-    given = {"target_tokens": tokens, "logprobs": zeros, "advantages": zeros, **inputs}
-    return types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=given)
+    fields = {"target_tokens": tokens, "logprobs": zeros, "advantages": zeros, **inputs}
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=fields)
 
 
 GOOD = sft([1, 2, 3])
@@ -80,7 +80,7 @@ async def test_what_is_wrong_is_refused_and_hurts_nothing(training: Any, tiny_mo
 
 def test_custom_losses_have_the_same_checks(training: Any) -> None:
     def loss_fn(data: list[types.Datum], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
-        return torch.stack([each.sum() for each in logprobs]).sum(), {}
+        return torch.stack([row.sum() for row in logprobs]).sum(), {}
 
     bare = types.Datum(model_input=prompt())
     for data, text in (
@@ -140,27 +140,27 @@ def test_arguments_that_cannot_be_meant_are_refused_where_they_are_passed(
         (lambda: resume(adapter).result(), CheckpointError, PEFT),
         (lambda: start(adapter).result(), ModelNotFoundError, r"has a LoRA adapter \(.* Merge"),
     ]
-    for call, error, said in refused:
-        with pytest.raises(error, match=said):
+    for call, error, text in refused:
+        with pytest.raises(error, match=text):
             call()
 
 
 def rollout(client: Any, count: int = 3) -> list[types.Datum]:
     """What the Cookbook's loop makes of samples: sampled tokens with advantages, traced."""
-    asked, data = prompt(5, 6, 7), []
-    for i, said in enumerate(sequences(client, 5, 6, 7, count=count, max_tokens=4)):
-        length, name = len(said.tokens), {"sequence_id": said.sequence_id}
+    start, data = prompt(5, 6, 7), []
+    for i, reply in enumerate(sequences(client, 5, 6, 7, count=count, max_tokens=4)):
+        length, name = len(reply.tokens), {"sequence_id": reply.sequence_id}
         inputs: Any = {
-            "target_tokens": [0, 0, *said.tokens],
-            "logprobs": [0.0, 0.0, *said.logprobs],
+            "target_tokens": [0, 0, *reply.tokens],
+            "logprobs": [0.0, 0.0, *reply.logprobs],
             "advantages": [0.0, 0.0, *[i - 1.0] * length],
         }
-        text = types.EncodedTextChunk(tokens=said.tokens[:-1])
-        datum = types.Datum(model_input=asked.append(text), loss_fn_inputs=inputs)
-        given: Callable[..., Any] = types.PromptProvenanceSpan
+        text = types.EncodedTextChunk(tokens=reply.tokens[:-1])
+        datum = types.Datum(model_input=start.append(text), loss_fn_inputs=inputs)
+        prompted: Callable[..., Any] = types.PromptProvenanceSpan
         sampled: Callable[..., Any] = types.SampledProvenanceSpan
-        read = [given(length=3, **name), sampled(length=length - 1, **name)]
-        aimed_at = [given(offset=1, length=2, **name), sampled(length=length, **name)]
+        read = [prompted(length=3, **name), sampled(length=length - 1, **name)]
+        aimed_at = [prompted(offset=1, length=2, **name), sampled(length=length, **name)]
         data.append(datum.with_provenance(model_input=read, loss_fn_inputs=aimed_at))
     return data
 
@@ -176,8 +176,8 @@ def test_on_policy_stable_reinforce_steps_where_importance_sampling_does(
     training.forward_backward(data, "stable_reinforce").result()
     twin.forward_backward(data, IS).result()
     twin.forward_backward(data, IS).result()
-    found, expected = (client.optim_step(ADAM).result().metrics for client in (training, twin))
-    assert found == pytest.approx(expected, rel=1e-3)
+    metrics, expected = (client.optim_step(ADAM).result().metrics for client in (training, twin))
+    assert metrics == pytest.approx(expected, rel=1e-3)
     assert caplog.text.count("stable_reinforce is in alpha") == 1
     assert "the service's formula is not public" in caplog.text
 

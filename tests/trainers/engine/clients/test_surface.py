@@ -56,8 +56,8 @@ PAIRS: list[tuple[type, type]] = [
 
 def parameters(method: Any) -> list[inspect.Parameter]:
     """What a caller may pass, ``self`` left out."""
-    found = list(inspect.signature(method).parameters.values())
-    return [p for p in found if p.name != "self" and p.kind is not p.VAR_KEYWORD]
+    members = list(inspect.signature(method).parameters.values())
+    return [p for p in members if p.name != "self" and p.kind is not p.VAR_KEYWORD]
 
 
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS)
@@ -181,10 +181,10 @@ def test_the_cookbook_downloads_weights(engine: Engine, training: Any, tmp_path:
         warnings.simplefilter("ignore")  # it uses the future of a client as the client
         for i, path in enumerate((state, external)):
             folder = weights.download(tinker_path=path, output_dir=str(tmp_path / str(i)))
-            found = safetensors.torch.load_file(Path(folder) / "model.safetensors")
+            downloaded = safetensors.torch.load_file(Path(folder) / "model.safetensors")
             there = safetensors.torch.load_file(engine.store.folder(state) / "model.safetensors")
-            assert found.keys() == there.keys()
-            assert all(torch.equal(found[key], there[key]) for key in found)
+            assert downloaded.keys() == there.keys()
+            assert all(torch.equal(downloaded[key], there[key]) for key in downloaded)
 
 
 def test_what_a_newer_sdk_adds_is_refused_by_its_name_and_told(
@@ -197,11 +197,11 @@ def test_what_a_newer_sdk_adds_is_refused_by_its_name_and_told(
 
         def get_training_run(self, *args: Any, colour: str = "red") -> Any: ...
 
-    monkeypatch.setattr(surface, "UNKNOWN", told := list[str]())
+    monkeypatch.setattr(surface, "UNKNOWN", unknown := list[str]())
     cls = type("Client", (rest_client.RestClient,), {"engine": engine})
     client: Any = surface.refuse_unknown(Newer)(cls)()
     added = ["brand_new", "colour= of Newer.get_training_run"]
-    assert told == [f"Newer.{added[0]}", added[1], "colour= of Newer.list_training_runs_async"]
+    assert unknown == [f"Newer.{added[0]}", added[1], "colour= of Newer.list_training_runs_async"]
     with pytest.raises(UnsupportedError, match=r"Newer.brand_new was called.*does not know it"):
         client.brand_new()
     run = trainer_of(tiny_model).model_id
@@ -257,10 +257,10 @@ def test_what_fails_to_load_is_raised_by_whatever_is_asked_first(engine: Engine)
 @pytest.mark.filterwarnings("ignore:DEPRECATED:FutureWarning")
 async def test_answers_are_futures_of_the_standard_library(engine: Engine, tiny_model: str) -> None:
     client = sampler_of(tiny_model)
-    asked = [client.sample(prompt(i), 1, params()) for i in range(1, 4)]
+    futures = [client.sample(prompt(i), 1, params()) for i in range(1, 4)]
     scored = client.compute_logprobs(prompt(1, 2, 3))
-    assert {*concurrent.futures.as_completed([*asked, scored], 30)} == {*asked, scored}
-    assert (await asyncio.wrap_future(asked[0])).sequences == asked[0].result().sequences
+    assert {*concurrent.futures.as_completed([*futures, scored], 30)} == {*futures, scored}
+    assert (await asyncio.wrap_future(futures[0])).sequences == futures[0].result().sequences
     assert await scored == scored.future().result()
     assert scored.done()
 

@@ -155,7 +155,7 @@ def test_a_gguf_that_is_imported_again_is_the_same_model(
         convert(tmp_path / "model.gguf", tmp_path / "again")
         again: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float32)
         with torch.no_grad():
-            logprobs = [each(ids).logits.log_softmax(-1) for each in (made, again.eval())]
+            logprobs = [weights(ids).logits.log_softmax(-1) for weights in (made, again.eval())]
         return float((logprobs[0] - logprobs[1]).abs().max())
 
     assert difference("f32") <= 1e-4
@@ -188,8 +188,8 @@ def test_values_of_the_templates_variables_go_with_the_template(base: Path) -> N
     tokenizer = export_tokenizer(str(folder), name)
 
     messages = [{"role": "user", "content": "Hi"}]
-    own = plain.apply_chat_template(messages, tokenize=False, shout=True)
-    assert tokenizer.apply_chat_template(messages, tokenize=False) == own == "True!Hi"
+    text = plain.apply_chat_template(messages, tokenize=False, shout=True)
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == text == "True!Hi"
 
 
 def test_what_cannot_be_exported_is_refused_before_torch_is_imported(

@@ -49,9 +49,9 @@ def imported(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_gguf_file_becomes_the_model_that_it_was_made_of(original: Path, imported: Path) -> None:
-    own, tokenizer = base_tokenizer(), load_tokenizer(str(imported))
-    ids = torch.tensor([own.encode(TEXTS[-1])])
-    assert [tokenizer.encode(text) for text in TEXTS] == [own.encode(text) for text in TEXTS]
+    base, tokenizer = base_tokenizer(), load_tokenizer(str(imported))
+    ids = torch.tensor([base.encode(TEXTS[-1])])
+    assert [tokenizer.encode(text) for text in TEXTS] == [base.encode(text) for text in TEXTS]
     with torch.no_grad():
         made, known = (
             load_model(str(folder), torch.device("cpu"), torch.float32)(ids).logits
@@ -69,8 +69,8 @@ def test_an_imported_model_is_checked(imported: Path, tmp_path: Path, cli: Cli) 
     (out / "chat_template.jinja").write_text(CHATML)
     result = check(out)
     assert result is not None
-    told = result.renderer_name, result.renders_tails, result.shows_tools
-    assert told == ("template", True, False)
+    summary = result.renderer_name, result.renders_tails, result.shows_tools
+    assert summary == ("template", True, False)
     shown = cli("model import", str(out), f"out={tmp_path / 'again'}")
     assert f"written: {tmp_path / 'again'}" in shown
     assert "gives text back as it was" in shown

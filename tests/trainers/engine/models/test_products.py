@@ -44,7 +44,7 @@ def test_products_and_their_slopes_are_those_of_pytorch(
 
     def found(product: Any) -> list[torch.Tensor]:
         made = product(x, weight, bias)
-        wanted = [each for each in (x, weight, bias) if each is not None and each.requires_grad]
+        wanted = [t for t in (x, weight, bias) if t is not None and t.requires_grad]
         slopes = torch.autograd.grad(made, wanted, slope) if wanted else ()
         return [made.detach(), *slopes]
 
@@ -63,11 +63,11 @@ def test_only_float32_products_that_gain_are_onednns(monkeypatch: Patch) -> None
 def test_an_amd_processor_is_known_by_what_the_system_tells(
     monkeypatch: Patch, tmp_path: Any
 ) -> None:
-    told = tmp_path / "cpuinfo"
-    monkeypatch.setattr(machine, "_PROCESSOR", told)
+    file = tmp_path / "cpuinfo"
+    monkeypatch.setattr(machine, "_PROCESSOR", file)
     for text, expected in (("vendor_id\t: AuthenticAMD\n", True), ("GenuineIntel", False)):
-        told.write_text(text)
+        file.write_text(text)
         assert machine.made_by_amd() is expected
-    told.unlink()
+    file.unlink()
     monkeypatch.setattr("platform.processor", lambda: "AMD64 Family 25, AuthenticAMD")
     assert machine.made_by_amd()

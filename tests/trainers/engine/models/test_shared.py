@@ -83,9 +83,9 @@ def tensor_bytes() -> int:
     """Of all tensors alive, each storage once."""
     gc.collect()
     kinds = (torch.Tensor, torch.nn.Parameter)
-    tensors = [each for each in gc.get_objects() if type(each) in kinds]
+    tensors = [value for value in gc.get_objects() if type(value) in kinds]
     storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def test_all_users_of_a_base_take_its_bytes_once(adapting: Engine, folder: str) -> None:
@@ -116,8 +116,8 @@ def test_adapters_train_side_by_side_and_change_nothing_else(adapting: Engine, f
         second.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()
     assert loss_of(second) == pytest.approx(alone, abs=1e-5)
     assert [c.compute_logprobs(prompt(5, 6, 7, 8)).result() for c in still] == before
-    found = snapshot(first).compute_logprobs(prompt(5, 6, 7, 8)).result()
-    assert found != pytest.approx(before[0], abs=1e-3)
+    logprobs = snapshot(first).compute_logprobs(prompt(5, 6, 7, 8)).result()
+    assert logprobs != pytest.approx(before[0], abs=1e-3)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -128,7 +128,7 @@ def test_an_adapter_beside_a_shared_base_computes_what_peft_does(name: str) -> N
     alone = with_random_adapter(make(name))
     assert isinstance(freeze(shared), FrozenGeneric if name == "gpt-neox" else FrozenLean)
     trainers = Trainer(shared, tokenizer), Trainer(alone, tokenizer)
-    outputs = [each.forward_backward(each.read(data, "cross_entropy")) for each in trainers]
+    outputs = [t.forward_backward(t.read(data, "cross_entropy")) for t in trainers]
     losses = [output.metrics["loss:sum"] for output in outputs]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     pairs = list(zip(gradients(shared), gradients(alone), strict=True))
@@ -203,7 +203,7 @@ def test_in_bfloat16_an_adapters_trainer_and_sampler_nearly_agree(tmp_path: Path
         client = trainer_of("evert-tiny", rank=4)
         sampler = snapshot(client)
         prompts = [[(7 * i + j) % 500 for j in range(40)] for i in range(32)]
-        futures = [sampler.sample(prompt(*each), 1, params(max_tokens=30)) for each in prompts]
+        futures = [sampler.sample(prompt(*tokens), 1, params(max_tokens=30)) for tokens in prompts]
         replies = [future.result().sequences[0] for future in futures]
         apart = []
         for tokens, reply in zip(prompts, replies, strict=True):
@@ -211,7 +211,7 @@ def test_in_bfloat16_an_adapters_trainer_and_sampler_nearly_agree(tmp_path: Path
             inputs: Any = {"target_tokens": whole[1:], "weights": [1.0] * (len(whole) - 1)}
             data = [tinker.Datum(model_input=prompt(*whole[:-1]), loss_fn_inputs=inputs)]
             [output] = client.forward(data, "cross_entropy").result().loss_fn_outputs
-            found = output["logprobs"].to_torch()[39:]
-            apart.append((found - torch.tensor(reply.logprobs)).abs())
+            logprobs = output["logprobs"].to_torch()[39:]
+            apart.append((logprobs - torch.tensor(reply.logprobs)).abs())
     # 0.02 where logits or attention's scores are rounded to bfloat16.
     assert 0 < float(torch.cat(apart).mean()) < 0.012

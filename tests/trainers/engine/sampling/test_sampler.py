@@ -146,9 +146,9 @@ def test_an_idle_sampler_has_no_thread(make: Make, monkeypatch: Patch) -> None:
 def test_a_cancelled_request_is_dropped_and_the_others_go_on(make: Make) -> None:
     sampler = make()
     dropped = sampler.sample(prompts(10)[0], 1, params(max_tokens=500))
-    kept = sampler.sample(prompts(11)[0], 1, params(max_tokens=20))
+    running = sampler.sample(prompts(11)[0], 1, params(max_tokens=20))
     assert dropped.cancel()
-    assert len(one(kept).tokens) == 20
+    assert len(one(running).tokens) == 20
     with pytest.raises(CancelledError):
         dropped.result()
     assert sampler.stats.forward_passes < 100

@@ -32,9 +32,9 @@ class Near(list[float]):
 def drawn(sampler: ModelSampler, rows: Sequence[Sequence[int]], tokens: int) -> list[Any]:
     """Tokens of two replies to each prompt, and all log-probabilities."""
     futures = [sampler.sample(row, 2, params(max_tokens=tokens)) for row in rows]
-    found = [reply for future in futures for reply in future.result(timeout=60)]
-    logprobs = [logprob for reply in found for logprob in reply.logprobs or ()]
-    return [[reply.tokens for reply in found], Near(logprobs)]
+    replies = [reply for future in futures for reply in future.result(timeout=60)]
+    logprobs = [logprob for reply in replies for logprob in reply.logprobs or ()]
+    return [[reply.tokens for reply in replies], Near(logprobs)]
 
 
 def longest(run: RunningBatch) -> int:

@@ -137,13 +137,13 @@ def test_a_crash_while_one_is_replaced_loses_nothing(store: CheckpointStore, run
 
 
 def test_tidying_keeps_nothing_that_crashes_left(store: CheckpointStore, run_id: str) -> None:
-    kept, moved, lost = (save(store, run_id, name) for name in ("kept", "moved", "lost"))
-    place = store.folder(kept).parent
+    listed, moved, lost = (save(store, run_id, name) for name in ("kept", "moved", "lost"))
+    place = store.folder(listed).parent
     store.folder(moved).rename(place / ".old-moved")  # cut off between its two moves
     (place / ".draft-1").mkdir()
     another = store.new_run(RunInfo("base", None, {}, 1.0))
-    store.tidy([kept, moved])
-    assert store.is_intact(kept)
+    store.tidy([listed, moved])
+    assert store.is_intact(listed)
     assert store.is_intact(moved)
     assert not store.folder(lost).exists()
     assert sorted(folder.name for folder in place.iterdir()) == ["kept", "moved"]

@@ -91,9 +91,9 @@ def datum(length: int, seed: int = 0, **inputs: Any) -> types.Datum:
     )
 
 
-def reference_logprobs(model: Any, one: types.Datum) -> Tensor:
-    logits = model(torch.tensor([one.model_input.to_ints()])).logits[0]
-    targets = one.loss_fn_inputs["target_tokens"].to_torch()
+def reference_logprobs(model: Any, row: types.Datum) -> Tensor:
+    logits = model(torch.tensor([row.model_input.to_ints()])).logits[0]
+    targets = row.loss_fn_inputs["target_tokens"].to_torch()
     wide = targets if targets.ndim > 1 else targets[:, None]
     return torch.log_softmax(logits, -1).gather(1, wide).view(targets.shape)
 
@@ -197,8 +197,8 @@ def data_of(
         with torch.no_grad():  # as sampled by a policy that was a little different
             noise = torch.randn(targets.shape, generator=generator) / 5
             inputs["logprobs"] = reference_logprobs(model, plain) + noise
-        given = {name: inputs[name] for name in get_loss(loss).required}
-        made = types.Datum(plain.model_input, {**plain.loss_fn_inputs, **given})  # type: ignore[dict-item]
+        fields = {name: inputs[name] for name in get_loss(loss).required}
+        made = types.Datum(plain.model_input, {**plain.loss_fn_inputs, **fields})  # type: ignore[dict-item]
         prompts: Any = types.PromptProvenanceSpan
         replies: Any = types.SampledProvenanceSpan
         spans = [prompts(sequence_id="recorded-1", length=prompt)] * (prompt > 0)
@@ -233,10 +233,10 @@ def test_losses_and_gradients_are_those_of_plain_pytorch(
     formula, model = FORMULAS[loss], kind.model
     data = data_of(rows, loss, model, targets if loss == "cross_entropy" else ())
     total, alone = torch.zeros(()), []
-    for tokens, one in zip(rows, data, strict=True):
-        inputs = {name: tensor.to_torch() for name, tensor in one.loss_fn_inputs.items()}
+    for tokens, row in zip(rows, data, strict=True):
+        inputs = {name: tensor.to_torch() for name, tensor in row.loss_fn_inputs.items()}
         inputs["sampled"] = (torch.arange(len(tokens)) >= len(tokens) // 3).float()
-        alone.append(reference_logprobs(model, one))
+        alone.append(reference_logprobs(model, row))
         total = total + formula(alone[-1], inputs, DEFAULTS | (config or {}))
     model.zero_grad()
     total.backward()  # type: ignore[no-untyped-call]
@@ -252,7 +252,7 @@ def test_losses_and_gradients_are_those_of_plain_pytorch(
         assert gradients(model) == []
         trained = kind.forward_backward(kind.read(data, loss, config))
 
-    scale = max(float(each.abs().max()) for each in expected)
+    scale = max(float(slope.abs().max()) for slope in expected)
     for slope, theirs in zip(gradients(model), expected, strict=True):
         torch.testing.assert_close(slope, theirs, atol=3e-5 * max(1.0, scale), rtol=2e-4)
     model.zero_grad()
@@ -260,8 +260,8 @@ def test_losses_and_gradients_are_those_of_plain_pytorch(
         loss_sum = pytest.approx(float(total.detach()), rel=1e-4, abs=1e-3)
         assert answer.metrics["loss:sum"] == loss_sum
         for output, logprobs in zip(answer.loss_fn_outputs, alone, strict=True):
-            found = output["logprobs"].to_torch()
-            torch.testing.assert_close(found, logprobs.detach(), atol=2e-5, rtol=1e-5)
+            values = output["logprobs"].to_torch()
+            torch.testing.assert_close(values, logprobs.detach(), atol=2e-5, rtol=1e-5)
 
 
 def test_a_step_is_torchs_adamw(trainer: Trainer, model: Any, tiny_model: str) -> None:
@@ -269,12 +269,12 @@ def test_a_step_is_torchs_adamw(trainer: Trainer, model: Any, tiny_model: str) -
     options: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
     optimizer = torch.optim.AdamW(twin.parameters(), **options)
     for step in range(3):
-        one = datum(12, step)
-        loss = -(reference_logprobs(twin, one) * one.loss_fn_inputs["weights"].to_torch()).sum()
+        row = datum(12, step)
+        loss = -(reference_logprobs(twin, row) * row.loss_fn_inputs["weights"].to_torch()).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-        trainer.forward_backward(trainer.read([one], "cross_entropy"))
+        trainer.forward_backward(trainer.read([row], "cross_entropy"))
         trainer.optim_step(ADAM)
     assert same(weights(model), weights(twin), 1e-5)
 
@@ -295,7 +295,7 @@ def test_a_custom_loss_has_the_gradient_autograd_gives_it(trainer: Trainer, mode
     def loss_fn(data: list[types.Datum], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
         return torch.tanh(logprobs[0].sum() / 10 - logprobs[1].sum() / 10) ** 2, {"mine": 3.0}
 
-    loss, _ = loss_fn(data, [reference_logprobs(model, one) for one in data])
+    loss, _ = loss_fn(data, [reference_logprobs(model, row) for row in data])
     loss.backward()
     expected = gradients(model)
     model.zero_grad()

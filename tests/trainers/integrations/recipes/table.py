@@ -165,7 +165,7 @@ NEEDED = {
 }  # fmt: skip
 NEEDS = tuple(
     Recipe(module, needs=need)
-    for module, need in sorted((one, need) for need, of in NEEDED.items() for one in of.split())
+    for module, need in sorted((name, need) for need, of in NEEDED.items() for name in of.split())
 )
 
 RECIPES = (*RUNS, *NEEDS)

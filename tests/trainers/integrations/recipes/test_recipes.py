@@ -115,14 +115,14 @@ def test_a_recipe_runs_as_its_users_call_it(
 
 def entry_points() -> set[str]:
     """Modules of recipes that are called with ``python -m``."""
-    found = set()
+    names = set()
     for file in (COOKBOOK / "recipes").rglob("*.py"):
         name = ".".join(file.relative_to(COOKBOOK / "recipes").with_suffix("").parts)
         if name.endswith(".__main__"):
-            found.add(name.removesuffix(".__main__"))
+            names.add(name.removesuffix(".__main__"))
         elif any(map(_is_main, ast.parse(file.read_text()).body)):
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 def _is_main(node: ast.stmt) -> bool:
