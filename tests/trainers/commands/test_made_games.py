@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.bridge.chat_templates import TEMPLATES, tokenizer_of
+from tests.bridge.tokens.chat_templates import TEMPLATES, tokenizer_of
 from tests.kit import play, reward
 from tests.trainers.kit import Cli, Patch
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.bridge.call_families import FAMILIES
+from tests.bridge.tokens.call_families import FAMILIES
 from tests.trainers.kit import Cli, Shown
 
 from evert.bridge.tokens.bases import base_path

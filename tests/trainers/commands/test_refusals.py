@@ -30,8 +30,7 @@ from evert.trainers.config import names
 from evert.trainers.config.arguments import UsageError, cookbook_fields
 from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.config.train import TrainSettings
-from evert.trainers.engine.training.loss_names import LossFn
-from evert.trainers.engine.training.losses import LOSSES
+from evert.trainers.engine.training.losses import LOSSES, LossFn
 from evert.trainers.sweeping.study import SweepSettings
 from evert.trainers.training.resuming import settings_of_run
 
@@ -101,7 +100,7 @@ LIGHT = {
     "train env=identity log_path=x model_name=runs/nope": "no run or model at 'runs/nope'",
     "train log_path=x": "No agent to train. log_path=x holds no run to resume.",
     "train": "No agent to train. Pass env= with one of guess_number, hints, identity,",
-    "train env=identity log_path=.": "is not empty and not a run of evert's: it has no run.json.",
+    "train env=identity log_path=.": "is not empty and not an evert run: it has no run.json.",
     "train env=identity tasks=gymnasium:X-v1": "Got both env=identity and tasks=gymnasium:X-v1;",
     "train agent=a:b tasks=gymnasium:X-v1": "Got both tasks=gymnasium:X-v1 and agent=a:b; expected",
     "train tasks=gymnasium:Taxy-v4": "Did you mean: `Taxi`",

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import tinker
 import torch
+from bases.seeing import SeeingConfig, main
 from examples.colours import agent, demonstrations, square
 from rich.console import Console
 from tests.kit import ask
 from tests.trainers.kit import Patch, Shown, interrupt_in_finalizer
 
 import evert
-from evert.bases.making.seeing import SeeingConfig, main
 from evert.bridge.groups.curriculum import read_sampler_log
 from evert.bridge.groups.dataset import AgentDatasetBuilder
 from evert.bridge.tokens.bases import model_renderer

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tinker
-from tests.bridge.test_images import chunks, data_url, seen, vision
+from tests.bridge.tokens.test_images import chunks, data_url, seen, vision
 from tests.kit import ask, assistant, user
 
 import evert

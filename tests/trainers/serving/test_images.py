@@ -5,13 +5,13 @@ import io
 from pathlib import Path
 from typing import Any
 
+from bases.seeing import SeeingConfig, main
 from google import genai
 from PIL import Image
 from tests.trainers.kit import sampler_of
 from tests.trainers.serving.conftest import sdks
 
 from evert import read_records
-from evert.bases.making.seeing import SeeingConfig, main
 from evert.bridge.tokens.bases import model_renderer
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.trainers.engine.clients.engine import Engine

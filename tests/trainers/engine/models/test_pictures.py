@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import tinker
 import torch
+from bases.seeing import SeeingConfig, main
 from PIL import Image
 from tests.trainers.kit import sampler_of, shaken, snapshot, trainer_of
 from tinker import types
 from torch import Tensor
 
-from evert.bases.making.seeing import SeeingConfig, main
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.common.errors import LossInputError, SamplingRequestError
 from evert.trainers.engine.embedded import embedded_engine
