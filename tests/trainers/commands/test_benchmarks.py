@@ -64,9 +64,7 @@ def test_a_log_becomes_a_curve() -> None:
     assert trainers.curve_of(verl, *trainers.VERL) == Curve([1], [6.0], [0.25])
 
 
-def test_a_run_that_learned_nothing_fails_the_benchmark(
-    tmp_path: Path, capsys: Shown, monkeypatch: Patch
-) -> None:
+def test_a_run_without_learning_fails(tmp_path: Path, capsys: Shown, monkeypatch: Patch) -> None:
     def train(*, seed: int, **values: Any) -> SimpleNamespace:
         if seed == 0:
             raise RecipeError("it broke")

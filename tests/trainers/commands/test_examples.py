@@ -39,9 +39,7 @@ def test_a_student_learns_from_a_run(tmp_path: Path, monkeypatch: Patch) -> None
     assert divergences[-1] < 0.7 * divergences[0]
 
 
-def test_the_loop_of_the_page_closes_and_the_reward_rises(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_the_pages_loop_closes_and_the_reward_rises(tmp_path: Path, monkeypatch: Patch) -> None:
     page = (ROOT / "docs/use.md").read_text().partition("## Close the loop")[2]
     commands = page.replace("\\\n", " ").splitlines()
     lines = [shlex.split(line)[1:] for line in commands if line.startswith("evert ")]
@@ -116,9 +114,7 @@ def test_the_notebook_has_the_readmes_agent_and_no_outputs() -> None:
 
 
 @pytest.mark.nightly
-def test_the_notebook_shows_the_curve_and_an_episode_before_and_after(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_the_notebook_shows_a_curve_and_two_episodes(tmp_path: Path, monkeypatch: Patch) -> None:
     notebook = read_notebook()
     monkeypatch.setenv(
         "PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -134,7 +134,7 @@ async def test_a_demonstration_shows_the_agents_question_and_an_answer_that_is_r
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"id": "sums"}, "tasks=sums does not name a taskset; .* There are broken, gone, "),
         ({"id": "sums:x"}, "tasks=sums:x does not name a taskset; .* modules of yours with a fun"),
@@ -201,9 +201,7 @@ def test_a_demonstration_with_tools_is_learned_as_the_agent_would_say_it() -> No
 PAGE = (Path(__file__).parents[3] / "docs" / "add-a-game.md").read_text()
 
 
-def test_the_commands_of_the_page_train_score_and_report_its_game(
-    tmp_path: Path, monkeypatch: Patch, cli: Cli
-) -> None:
+def test_the_pages_commands_run_its_game(tmp_path: Path, monkeypatch: Patch, cli: Cli) -> None:
     [game] = re.findall(r"^```python\n(.*?GAME = .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "round_number.py").write_text(game)
     monkeypatch.chdir(tmp_path)

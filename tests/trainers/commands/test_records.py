@@ -145,9 +145,7 @@ async def said(client: Any, task: int) -> float:
     return float(completion.choices[0].message.content == "Two.")
 
 
-async def test_pairs_are_the_best_against_the_worst_where_they_differ_first(
-    tmp_path: Path, cli: Cli
-) -> None:
+async def test_pairs_are_best_against_worst_where_they_differ(tmp_path: Path, cli: Cli) -> None:
     await record_groups(tmp_path)
     out = tmp_path / "pairs"
     shown = cli(f"export run={tmp_path} format=pairs out={out}")
@@ -164,9 +162,7 @@ async def test_pairs_are_the_best_against_the_worst_where_they_differ_first(
     assert "has no group whose rewards differ" in shown
 
 
-async def test_trajectories_have_calls_results_and_the_sampled_tokens(
-    tmp_path: Path, cli: Cli
-) -> None:
+async def test_trajectories_have_calls_results_and_sampled_tokens(tmp_path: Path, cli: Cli) -> None:
     await record_groups(tmp_path)
     cli(f"export run={tmp_path} format=atif out={tmp_path}/atif")
     written = [json.loads(f.read_text()) for f in sorted((tmp_path / "atif").iterdir())]
@@ -183,9 +179,7 @@ async def test_trajectories_have_calls_results_and_the_sampled_tokens(
         assert played["extra"]["reward"] == record.reward
 
 
-async def test_a_second_export_leaves_no_trajectories_of_the_first(
-    tmp_path: Path, cli: Cli
-) -> None:
+async def test_a_second_export_leaves_no_trajectory_of_the_first(tmp_path: Path, cli: Cli) -> None:
     await record_groups(tmp_path)
     out = tmp_path / "atif"
     cli(f"export run={tmp_path} format=atif out={out}")

@@ -75,9 +75,7 @@ def _held() -> set[str]:
 
 
 @pytest.mark.skipif(parallel._openmp() is None, reason="this PyTorch has another OpenMP")
-def test_a_worker_and_a_sampler_hold_no_threads_of_pytorch_when_they_are_done(
-    training: Any, monkeypatch: Patch
-) -> None:
+def test_workers_at_rest_hold_no_threads_of_pytorch(training: Any, monkeypatch: Patch) -> None:
     during: list[set[str]] = []
     turn = Scheduler._turn
 

@@ -153,9 +153,7 @@ async def test_a_sampling_client_may_be_awaited(training: Any, tiny_model: str) 
         assert sequences(made)
 
 
-async def test_who_waits_no_longer_for_a_sampling_client_leaves_it_to_load(
-    engine: Engine, tiny_model: str
-) -> None:
+async def test_a_wait_that_ends_leaves_a_client_to_load(engine: Engine, tiny_model: str) -> None:
     busy = threading.Event()
     engine.loader.submit(busy.wait, 60)
     client = sampler_of(tiny_model)
@@ -167,9 +165,7 @@ async def test_who_waits_no_longer_for_a_sampling_client_leaves_it_to_load(
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("full_parameter", [True, False])
-def test_a_run_goes_on_exactly_where_it_was_saved(
-    tmp_path: Path, tiny_model: str, full_parameter: bool
-) -> None:
+def test_a_run_resumes_exactly(tmp_path: Path, tiny_model: str, full_parameter: bool) -> None:
     about = {"renderer_name": "qwen3_instruct"}
 
     def check(client: Any, how: str, *, optimizer: bool) -> None:
@@ -226,9 +222,7 @@ def test_a_damaged_checkpoint_is_refused_by_every_way_in(engine: Engine, trainin
         resume(weights).result()
 
 
-def test_a_checkpoint_is_read_once_to_train_on_and_twice_to_sample(
-    training: Any, monkeypatch: Patch
-) -> None:
+def test_a_checkpoint_is_read_only_as_often_as_needed(training: Any, monkeypatch: Patch) -> None:
     path = training.save_state("x").result().path
     service: Any = tinker.ServiceClient()
     ways: list[tuple[Callable[[], Any], int]] = [
@@ -334,9 +328,7 @@ def test_a_device_that_is_not_there_is_refused(device: str, text: str, tmp_path:
     ("gpus", "expected"),
     [(["cuda", "mps"], "cuda"), (["cuda"], "cuda"), (["mps"], "mps"), ([], "cpu")],
 )
-def test_auto_is_cuda_then_mps_then_the_cpu(
-    gpus: list[str], expected: str, monkeypatch: Patch
-) -> None:
+def test_auto_is_cuda_then_mps_then_cpu(gpus: list[str], expected: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in gpus)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in gpus)
     assert prepare_device("auto") == torch.device(expected)
@@ -479,8 +471,6 @@ tinker.ServiceClient().create_lora_training_client(sys.argv[1]).result().save_st
 """
 
 
-def test_a_save_is_written_though_the_script_leaves_the_block_open(
-    tiny_model: str, tmp_path: Path
-) -> None:
+def test_a_save_is_written_though_the_block_is_left_open(tiny_model: str, tmp_path: Path) -> None:
     run_python("-c", LEFT_OPEN, tiny_model, str(tmp_path))
     assert [*tmp_path.glob("*/weights/last/evert.json")]

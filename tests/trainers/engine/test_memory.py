@@ -209,9 +209,7 @@ def test_a_gpu_has_what_is_free_and_what_is_reserved_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(("recommended", "expected"), [(9000, 5200), (4000, 3900), (50, 0)])
-def test_mps_has_what_the_machine_has_and_metal_recommends(
-    recommended: int, expected: int, monkeypatch: Patch
-) -> None:
+def test_mps_has_what_metal_recommends(recommended: int, expected: int, monkeypatch: Patch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 5000)
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: recommended)
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 300)
@@ -219,9 +217,7 @@ def test_mps_has_what_the_machine_has_and_metal_recommends(
     assert free_bytes(MPS) == expected
 
 
-def test_what_does_not_fit_is_run_in_smaller_parts_and_nothing_is_lost(
-    trainer: Trainer, monkeypatch: Patch
-) -> None:
+def test_what_does_not_fit_is_run_in_smaller_parts(trainer: Trainer, monkeypatch: Patch) -> None:
     passes = spied(monkeypatch, Passes, "logprobs")
     first, both = [datum(30, 9)], (datum(30, 9), *DATA)
     expected = gradient(trainer, both)

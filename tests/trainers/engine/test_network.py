@@ -152,9 +152,7 @@ def test_a_child_process_asks_nobody_and_is_told_what_to_do(
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_is_told_at_once_that_the_engine_is_not_there(
-    tmp_path: Path, tiny_model: str
-) -> None:
+def test_a_forked_child_is_told_that_the_engine_is_gone(tmp_path: Path, tiny_model: str) -> None:
     with embedded_engine(tmp_path, device="cpu", threads=1) as engine:
         training = trainer_of(tiny_model)
         sampling = snapshot(training)

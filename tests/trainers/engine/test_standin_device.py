@@ -389,9 +389,7 @@ def test_a_gpu_computes_what_the_cpu_computes(name: str, tmp_path: Path) -> None
 
 
 @standin_only
-def test_the_host_waits_once_a_step_for_many_rows_as_for_few(
-    tiny_model: str, tmp_path: Path
-) -> None:
+def test_the_host_waits_once_a_step_however_many_rows(tiny_model: str, tmp_path: Path) -> None:
     shape = how(temperature=0.7, top_k=9)
     with stand_in() as device, embedded_engine(tmp_path, device=str(CUDA)):
         client = sampler_of(tiny_model)
@@ -419,9 +417,7 @@ def test_a_gpu_does_not_run_the_last_token_of_a_reply() -> None:
 
 
 @standin_only
-def test_the_benchmark_of_a_gpu_runs_whole_on_the_stand_in_and_says_so(
-    tmp_path: Path, capsys: Shown
-) -> None:
+def test_the_gpu_benchmark_runs_on_the_stand_in_and_says_so(tmp_path: Path, capsys: Shown) -> None:
     threads = torch.get_num_threads()
     try:
         assert gpu.main(["--quick", f"--out={tmp_path}/gpu.json"]) == 0

@@ -119,9 +119,7 @@ def assert_same_tokens(first: RolloutRecord, second: RolloutRecord) -> None:
         assert first.action(turn) == second.action(turn)
 
 
-async def test_trajectories_are_read_back_with_their_tokens_and_calls(
-    tmp_path: Path, cli: Cli
-) -> None:
+async def test_trajectories_are_read_back_with_tokens_and_calls(tmp_path: Path, cli: Cli) -> None:
     records, out = [*read_records(await record_groups(tmp_path))], tmp_path / "atif"
     cli(f"export run={tmp_path} format=atif out={out}")
     for back, record in zip(read_records(out), records, strict=True):
@@ -214,9 +212,7 @@ def test_a_masked_turn_is_masked_again(mask: list[int]) -> None:
         record.messages()
 
 
-async def test_a_trace_without_tokens_says_so_and_is_shown_as_text(
-    tmp_path: Path, cli: Cli
-) -> None:
+async def test_a_trace_without_tokens_says_so_and_is_shown(tmp_path: Path, cli: Cli) -> None:
     file = tmp_path / "trajectory.json"
     file.write_text(json.dumps(FOREIGN, indent=2))
     record, helper = read_records(file)
@@ -288,9 +284,7 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("trace", "error"), WRONG, ids=[error for _, error in WRONG])
-def test_a_wrong_field_of_a_trace_is_named_with_its_line(
-    trace: Any, error: str, tmp_path: Path, cli: Cli
-) -> None:
+def test_a_traces_wrong_field_is_named(trace: Any, error: str, tmp_path: Path, cli: Cli) -> None:
     file = tmp_path / "traces.jsonl"
     file.write_text(f"{json.dumps(turn_with())}\n{json.dumps(trace)}\n")
     printed = " ".join(cli(f"export run={file} out={tmp_path}/out.jsonl", status=1).split())

@@ -121,9 +121,7 @@ def test_every_sdk_lists_the_models_with_the_fields_that_it_has(served: Any) -> 
         assert [model.name for model in gemini.models.list()] == ["models/tiny"]
 
 
-async def test_one_model_answers_to_any_name_and_samples_as_it_is_fixed(
-    client: Any, service: PolicyService
-) -> None:
+async def test_one_model_answers_to_any_name_as_fixed(client: Any, service: PolicyService) -> None:
     service.chat({"tiny": chat_model(service, client, sampling={"temperature": 0})})
     async with openai.AsyncOpenAI(base_url=service.url, api_key=service.key) as sdk:
         asking: Any = {"model": "gpt-4o", "messages": SAY, "temperature": 2}
@@ -131,9 +129,7 @@ async def test_one_model_answers_to_any_name_and_samples_as_it_is_fixed(
     assert {reply.choices[0].message.content for reply in replies} == {"I am not 7."}
 
 
-async def test_later_prompts_contain_the_ids_that_were_sampled(
-    client: Any, service: PolicyService
-) -> None:
+async def test_later_prompts_contain_the_sampled_ids(client: Any, service: PolicyService) -> None:
     sample, prompts = service.sample(client), list[tuple[list[int], list[int]]]()
 
     async def logged(prompt: Any, params: Any, watch: Any = None) -> Any:
@@ -154,9 +150,7 @@ async def test_later_prompts_contain_the_ids_that_were_sampled(
         assert after[: len(before) + len(sampled)] == before + sampled
 
 
-async def test_conversations_are_kept_up_to_a_number_of_tokens(
-    client: Any, service: PolicyService
-) -> None:
+async def test_conversations_are_kept_up_to_a_limit(client: Any, service: PolicyService) -> None:
     model = chat_model(service, client, keep=4 * CONVERSATION)
     for opening in range(12):
         messages = [{"role": "user", "content": f"Say {opening % 8}."}]
@@ -178,9 +172,7 @@ async def test_a_request_that_cannot_be_read_leaves_no_more_than_an_empty_book(
     assert model.kept_tokens == sum(book.tokens for book in model._books.values())
 
 
-async def test_what_a_prompt_does_not_show_counts_as_kept_too(
-    client: Any, service: PolicyService
-) -> None:
+async def test_what_a_prompt_does_not_show_counts_too(client: Any, service: PolicyService) -> None:
     service.chat({"tiny": chat_model(service, client, keep=2**14)})
     assert service._chat is not None
     padding = "x" * (BYTES * 2**12)
@@ -252,9 +244,7 @@ async def test_a_client_that_leaves_ends_its_sampling(
         await left.wait()
 
 
-def test_a_failure_in_mid_stream_is_the_last_event_and_is_numbered_as_such(
-    client: Any, service: PolicyService
-) -> None:
+def test_a_failing_stream_ends_with_a_numbered_error(client: Any, service: PolicyService) -> None:
     has_begun = threading.Event()
 
     async def failing(prompt: Any, params: Any, watch: Any = None) -> Any:

@@ -80,7 +80,7 @@ UNFIT: list[tuple[Change, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), UNFIT, ids=["no ids", "no scores", "tempered"])
+@pytest.mark.parametrize(("change", "text"), UNFIT, ids=["no ids", "no scores", "tempered"])
 async def test_a_server_that_will_not_do_is_refused_at_the_first_call(
     policy: ServedPolicy, service: PolicyService, change: Change, text: str
 ) -> None:

@@ -154,9 +154,7 @@ def test_an_idle_or_dropped_conversation_is_written_and_its_rest_is_a_record_of_
         assert len(serving.recorded()) == 3
 
 
-def test_a_share_is_recorded_and_feedback_on_the_others_is_no_error(
-    client: Any, tmp_path: Path
-) -> None:
+def test_a_share_is_recorded_and_other_feedback_is_no_error(client: Any, tmp_path: Path) -> None:
     with Serving(client, tmp_path, share=0.5) as serving:
         replies = [serving.ask([{"role": "user", "content": f"Say {n}."}]) for n in range(6)]
         answers = [serving.feedback(id=reply.id, reward=1) for reply in replies]
@@ -181,7 +179,7 @@ def test_full_files_are_followed_by_others_and_the_oldest_are_deleted(
     assert texts == [f"Say you are {number}." for number in range(24 - len(texts), 24)]
 
 
-def test_keys_of_this_machine_are_not_recorded(
+def test_the_machines_keys_are_not_recorded(
     client: Any, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     secret = "sk-proj-" + "aB3" * 16

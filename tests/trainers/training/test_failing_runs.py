@@ -155,9 +155,7 @@ def test_a_run_in_which_every_batch_is_skipped_can_be_had_and_ends_with_its_file
     assert [row["step"] for row in folder().steps()] == [0, 1, 2]
 
 
-def test_a_skipped_batch_is_played_again_by_a_run_that_was_stopped_after_it(
-    run: Run, cli: Cli
-) -> None:
+def test_a_skipped_batch_is_played_again_by_a_run_stopped_after_it(run: Run, cli: Cli) -> None:
     error = run("raises_at_first", "steps=3", status=1)
     again = error.partition("To resume: evert train ")[2].splitlines()[0]
     Path("fixed").touch()
@@ -192,7 +190,7 @@ TRACEBACK = """\
   LookupError: no table """
 
 
-def test_failures_are_said_once_and_after_three_steps_of_them_the_run_ends(
+def test_failures_are_said_once_and_three_steps_of_them_end_the_run(
     run: Run, capsys: Shown
 ) -> None:
     tests = "test_tasks=failing_agents:TEST"

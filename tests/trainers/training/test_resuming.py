@@ -144,9 +144,7 @@ def test_a_run_killed_before_its_last_checkpoint_has_one_all_the_same(
     assert saved(copied) == saved(finished)
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(
-    copied: RunFolder, finished: RunFolder, cli: Cli
-) -> None:
+def test_a_damaged_checkpoint_falls_back(copied: RunFolder, finished: RunFolder, cli: Cli) -> None:
     for file in copied.path.glob("checkpoints/*/weights/final/*.safetensors"):
         part = file.read_bytes()[:1000]
         file.unlink()
@@ -216,7 +214,7 @@ def can_mount() -> bool:
 
 @pytest.mark.skipif(not can_mount(), reason="no mount namespace here")
 @pytest.mark.parametrize(
-    ("size", "said"),
+    ("size", "text"),
     [
         ("64k", "cannot be written to: No space left on device"),  # its first step
         pytest.param("16m", "No space left on device", marks=pytest.mark.nightly),  # a checkpoint

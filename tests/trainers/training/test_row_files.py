@@ -197,7 +197,7 @@ BAD: list[tuple[str, Any, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "content", "said"), BAD, ids=[row[0] for row in BAD])
+@pytest.mark.parametrize(("name", "content", "text"), BAD, ids=[row[0] for row in BAD])
 def test_a_bad_row_is_named_by_file_line_and_field(
     name: str, content: Any, text: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:

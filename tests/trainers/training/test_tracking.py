@@ -172,9 +172,7 @@ def test_only_wandb_online_opens_a_door(monkeypatch: Patch) -> None:
     wandb.teardown()
 
 
-def test_wandb_without_a_login_says_what_to_do(
-    tmp_path: Path, monkeypatch: Patch, cli: Cli
-) -> None:
+def test_wandb_without_login_says_what_to_do(tmp_path: Path, monkeypatch: Patch, cli: Cli) -> None:
     import wandb
 
     wandb.teardown()

@@ -218,9 +218,7 @@ TEMPLATE = (
 )
 
 
-def test_a_models_own_template_travels_and_is_prepared_once(
-    tiny_model: str, tmp_path: Path
-) -> None:
+def test_a_models_template_travels_and_is_prepared_once(tiny_model: str, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     renderer = model_renderer(str(folder), "template(mood='calm')")

@@ -122,9 +122,7 @@ def files_of(rest: Any, path: str) -> list[Path]:
     return [Path(url.removeprefix("file://")) for url in urls.values()]
 
 
-def test_runs_and_checkpoints_are_listed(
-    engine: Engine, rest: Any, training: Any, tiny_model: str
-) -> None:
+def test_runs_are_listed(engine: Engine, rest: Any, training: Any, tiny_model: str) -> None:
     other = trainer_of(tiny_model, user_metadata={"who": "b"})
     state = training.save_state("s", ttl_seconds=7200, user_metadata={"k": "v"}).result().path
     weights = training.save_weights_for_sampler("w").result().path

@@ -127,9 +127,7 @@ def test_an_export_computes_what_the_run_does_and_says_how_it_is_used(
 
 
 @pytest.mark.filterwarnings("ignore:Using the future")  # as the Cookbook does
-def test_weights_on_a_service_are_downloaded_and_merged(
-    run: Path, tmp_path: Path, cli: Cli, monkeypatch: Patch
-) -> None:
+def test_hosted_weights_are_merged(run: Path, tmp_path: Path, cli: Cli, monkeypatch: Patch) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-a")
     (record,) = RunFolder(run).checkpoints()
     with embedded_engine(run / "checkpoints", device="cpu"):  # in the service's place
@@ -142,9 +140,7 @@ def assert_equal_weights(shown: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_gguf_that_is_imported_again_is_the_same_model(
-    kind: str, base: Path, tmp_path: Path
-) -> None:
+def test_a_gguf_imported_again_is_the_same_model(kind: str, base: Path, tmp_path: Path) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(base)
     made = drawn(KINDS[kind][0](**sizes(kind)))
     ids = torch.tensor([tokenizer.encode("Say 1234, or naïve 漢字.")])
@@ -192,9 +188,7 @@ def test_values_of_the_templates_variables_go_with_the_template(base: Path) -> N
     assert tokenizer.apply_chat_template(messages, tokenize=False) == text == "True!Hi"
 
 
-def test_what_cannot_be_exported_is_refused_before_torch_is_imported(
-    run: Path, base: Path, tmp_path: Path
-) -> None:
+def test_a_wrong_export_is_refused_without_torch(run: Path, base: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine").write_text("mine")
     lines = {

@@ -204,9 +204,7 @@ def test_tokens_that_a_gguf_calls_user_defined_stay_whole(original: Path, tmp_pa
     assert load_tokenizer(str(tmp_path / "out")).encode("<|im_end|>") == [token]
 
 
-def test_pieces_of_a_gguf_are_joined_and_a_missing_one_is_named(
-    original: Path, tmp_path: Path
-) -> None:
+def test_pieces_of_a_gguf_are_joined_and_missing_ones_named(original: Path, tmp_path: Path) -> None:
     write_gguf(original, tmp_path / "base.gguf")
     whole = (tmp_path / "base.gguf").read_bytes()
     parts = tmp_path / "parts"
@@ -225,9 +223,7 @@ def test_pieces_of_a_gguf_are_joined_and_a_missing_one_is_named(
         assert torch.equal(weight, weights(tmp_path / "out")[name])
 
 
-def test_a_gguf_that_claims_more_than_it_has_is_refused_at_once(
-    original: Path, tmp_path: Path
-) -> None:
+def test_a_gguf_that_claims_more_than_it_has_is_refused(original: Path, tmp_path: Path) -> None:
     write_gguf(original, tmp_path / "base.gguf")
     whole = bytearray((tmp_path / "base.gguf").read_bytes())
     at = whole.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 8

@@ -256,9 +256,7 @@ def datum(question: types.ModelInput, reply: list[int]) -> types.Datum:
 
 
 @pytest.mark.parametrize("full_parameter", [True, False])
-def test_the_trainer_learns_from_what_was_drawn(
-    full_parameter: bool, seeing: str, tmp_path: Path
-) -> None:
+def test_the_trainer_learns_from_draws(full_parameter: bool, seeing: str, tmp_path: Path) -> None:
     with embedded_engine(tmp_path, device="cpu", full_parameter=full_parameter):
         service = tinker.ServiceClient()
         training = trainer_of(seeing, rank=4)

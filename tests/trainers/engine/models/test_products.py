@@ -60,9 +60,7 @@ def test_only_float32_products_that_gain_are_onednns(monkeypatch: Patch) -> None
     assert shapes == [(1, 600), (64, 128)]
 
 
-def test_an_amd_processor_is_known_by_what_the_system_tells(
-    monkeypatch: Patch, tmp_path: Any
-) -> None:
+def test_an_amd_processor_is_known_by_the_systems_file(monkeypatch: Patch, tmp_path: Any) -> None:
     file = tmp_path / "cpuinfo"
     monkeypatch.setattr(machine, "_PROCESSOR", file)
     for text, expected in (("vendor_id\t: AuthenticAMD\n", True), ("GenuineIntel", False)):

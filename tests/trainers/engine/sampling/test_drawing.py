@@ -90,9 +90,7 @@ def test_a_draw_finds_the_token_at_which_the_running_sum_passes_the_number(size:
 
 @pytest.mark.parametrize("size", [100, 5000])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_no_numbers_leave_the_other_rows_alone(
-    size: int, temperature: float
-) -> None:
+def test_logits_that_are_nan_leave_the_other_rows_alone(size: int, temperature: float) -> None:
     logits, numbers = torch.randn(3, size), torch.full((3,), 0.5, dtype=torch.float64)
     expected = draw(logits, params(temperature).of(slice(3)), numbers)[0]
     logits[1] = float("nan")
@@ -141,9 +139,7 @@ def test_a_key_depends_on_every_part_and_where_it_ends() -> None:
         ("end", {7}, ("end",)), (["a", "b"], {7}, ("a", "b")),
     ],
 )  # fmt: skip
-def test_stops_are_read_as_the_sdk_writes_them(
-    stop: Any, tokens: set[int], texts: tuple[str, ...]
-) -> None:
+def test_the_sdks_stops_are_read(stop: Any, tokens: set[int], texts: tuple[str, ...]) -> None:
     stops = make_stops(stop, {7})
     assert (stops.tokens, stops.texts) == (frozenset(tokens), texts)
     assert stops.hit([3, 7], lambda _: "") is (7 in tokens)

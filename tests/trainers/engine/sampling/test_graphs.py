@@ -57,9 +57,7 @@ def test_a_graph_gives_the_logits_of_its_operations_whichever_rows_there_are(mod
     assert device.replays > 60  # of 84 steps
 
 
-def test_a_step_that_cannot_be_captured_is_computed_without_a_graph(
-    model: Any, caplog: Log
-) -> None:
+def test_a_step_that_cannot_be_captured_is_computed_without_graph(model: Any, caplog: Log) -> None:
     expected = play(model)
     refusal = RuntimeError("operation not permitted")
     with stand_in() as device, patch.object(Graph, "capture_begin", side_effect=refusal):

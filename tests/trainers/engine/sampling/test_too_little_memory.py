@@ -67,9 +67,7 @@ def test_where_memory_runs_out_fewer_rows_go_on_and_draw_what_they_would_have(
     assert sampler.stats.largest_batch > 11
 
 
-def test_a_request_that_needs_more_than_there_is_fails_alone(
-    make: Make, monkeypatch: Patch
-) -> None:
+def test_a_request_that_needs_more_memory_fails_alone(make: Make, monkeypatch: Patch) -> None:
     expected = drawn(make(), FEW, 9)
     run_out(monkeypatch, RowCache, "_empty", lambda cache, rows, length: rows * length > 500)
     sampler = make()

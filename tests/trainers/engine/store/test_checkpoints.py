@@ -174,9 +174,7 @@ def test_damage_is_found_and_the_file_is_named(
 
 
 @pytest.mark.parametrize("place", [0, 2**20 - 1, 2**20, 2**20 + 8])
-def test_damage_anywhere_in_a_large_file_is_found(
-    place: int, store: CheckpointStore, run_id: str
-) -> None:
+def test_damage_of_a_large_file_is_found(place: int, store: CheckpointStore, run_id: str) -> None:
     path = save(store, run_id, "x", "w" * (2**20 + 9))
     assert store.is_intact(path)
     with (store.folder(path) / "model.safetensors").open("r+b") as file:
