@@ -51,7 +51,7 @@ def trainer(model: Any) -> SimpleNamespace:
 
 
 @pytest.fixture
-def own(trainer: SimpleNamespace) -> SamplingClient:
+def client(trainer: SimpleNamespace) -> SamplingClient:
     """The client of the engine that rollouts would make themselves."""
     engine = Engine(EngineSettings(device="cpu", seed=7))
     return model_client(engine, "trl", trainer.model, base_tokenizer(), 0, 0, 0)
@@ -76,9 +76,9 @@ class VLLMServer(PolicyService):
 
 
 @pytest.fixture
-def server(trainer: SimpleNamespace, own: SamplingClient) -> Iterator[VLLMServer]:
+def server(trainer: SimpleNamespace, client: SamplingClient) -> Iterator[VLLMServer]:
     with VLLMServer() as running:
-        running.offer(own, "the-model")
+        running.offer(client, "the-model")
         trainer.use_vllm, trainer.vllm_mode = True, "server"
         trainer.vllm_generation = SimpleNamespace(
             server_base_url=running.url.removesuffix("/v1"),
@@ -98,13 +98,13 @@ def test_a_vllm_server_gives_the_engines_rows(trainer: SimpleNamespace, request:
 
 
 def test_a_process_that_is_not_the_first_asks_the_server_for_the_trainers_model(
-    trainer: SimpleNamespace, own: SamplingClient, server: VLLMServer
+    trainer: SimpleNamespace, client: SamplingClient, server: VLLMServer
 ) -> None:
     address, port = server.url.removesuffix("/v1").removeprefix("http://").split(":")
     place = {"server_base_url": None, "server_host": address, "server_port": port}
     trainer.vllm_generation = SimpleNamespace(**place)
-    server.withdraw(own)
-    server.offer(own, trainer.model.config.name_or_path)
+    server.withdraw(client)
+    server.offer(client, trainer.model.config.name_or_path)
     assert len(rollouts()(NUMBERS, trainer)["completion_ids"]) == len(NUMBERS)
 
 

@@ -1,4 +1,4 @@
-"""How failures are told, counted and said, and how a run's groups are played."""
+"""How failures are recognised, counted and reported, and how a run's groups are played."""
 
 import asyncio
 import copy
@@ -342,19 +342,19 @@ async def test_so_many_groups_of_held_out_tasks_are_played_at_a_time(
     groups, policy = [builder(kit.asks, 1) for _ in range(5)], Counting(lambda prompt: "Yes.")
     for group in groups:
         group.batch = batch
-    strategy = Counted(LeaveOut(), Told(tmp_path).tally, asyncio.Semaphore(2))
+    strategy = Counted(LeaveOut(), Report(tmp_path).tally, asyncio.Semaphore(2))
     await asyncio.gather(*(do_group_rollout(group, policy, strategy) for group in groups))
     assert policy.most == most
 
 
-class Told:
-    """A tally with what it said."""
+class Report:
+    """A tally, what it said and what it wrote."""
 
     def __init__(self, path: Path, start: int = 0, steps: int = 9, failed_steps: int = 3) -> None:
-        self.said: list[str] = []
+        self.texts: list[str] = []
         path.mkdir(exist_ok=True)
         folder = RunFolder(path)
-        self.tally = Tally(folder, self.said.append, start, steps, failed_steps)
+        self.tally = Tally(folder, self.texts.append, start, steps, failed_steps)
         self.path = path
 
     def batch(self, failures: Sequence[Failure], trajectories: Sequence[Trajectory] = ()) -> None:
@@ -369,46 +369,46 @@ async def test_calls_that_nobody_reads_are_reported_at_the_first_step_only(tmp_p
     good = await trajectory_of(kit.asks)
     counts = {"tools/offered": 2, "tools/calls": 0, "tools/markup_in_text": 1}
     for number, (changed, warned) in enumerate([({}, 1), ({"tools/calls": 1}, 0)]):
-        told = Told(tmp_path / str(number))
+        report = Report(tmp_path / str(number))
         good.transitions[-1].metrics.update(counts | changed)
-        told.batch([], [good, good])
-        told.batch([], [good])
-        assert len(told.said) == warned
-        assert all("2 replies in 2 episodes hold the markup" in text for text in told.said)
+        report.batch([], [good, good])
+        report.batch([], [good])
+        assert len(report.texts) == warned
+        assert all("2 replies in 2 episodes hold the markup" in text for text in report.texts)
 
 
 async def test_a_batch_is_written_down_when_its_last_group_is_played(tmp_path: Path) -> None:
-    told, good = Told(tmp_path, start=5), await trajectory_of(kit.asks)
-    told.tally.count(BatchPosition(index=7, groups=2), BatchSummary.of([good, good], [TABLE]))
+    report, good = Report(tmp_path, start=5), await trajectory_of(kit.asks)
+    report.tally.count(BatchPosition(index=7, groups=2), BatchSummary.of([good, good], [TABLE]))
     assert not (tmp_path / BATCHES).exists()
-    told.tally.count(BatchPosition(index=7, groups=2), BatchSummary.of([good], []))
-    (record,) = told.records
+    report.tally.count(BatchPosition(index=7, groups=2), BatchSummary.of([good], []))
+    (record,) = report.records
     assert (record["step"], record["episodes"], record["kinds"]) == (5, 4, {"agent_error": 1})
     row = {FAILED: 0.25, SKIPPED: 0.0, f"{FAILED}/agent_error": 0.25}
-    assert record["metrics"] == told.tally.row(5) == row
-    assert told.tally.row(6) == {}
-    assert told.said == []
+    assert record["metrics"] == report.tally.row(5) == row
+    assert report.tally.row(6) == {}
+    assert report.texts == []
     assert read_batches(tmp_path)[0].kinds == {"agent_error": 1}
 
 
 async def test_an_overflow_to_be_learned_from_is_said_and_ends_nothing(tmp_path: Path) -> None:
-    told, grown = Told(tmp_path), await trajectory_of(rambles, limits=LIMITS)
+    report, grown = Report(tmp_path), await trajectory_of(rambles, limits=LIMITS)
     for _ in range(5):
-        told.batch([], [grown])
-    assert len(told.said) == 1
-    assert told.said[0].startswith("step 1: 1 of 1 episodes failed (1 context overflow)")
-    assert told.records[0]["metrics"] == {
+        report.batch([], [grown])
+    assert len(report.texts) == 1
+    assert report.texts[0].startswith("step 1: 1 of 1 episodes failed (1 context overflow)")
+    assert report.records[0]["metrics"] == {
         FAILED: 0.0, SKIPPED: 0.0, f"{FAILED}/context_overflow": 1.0,
     }  # fmt: skip
-    assert told.tally.error is None
+    assert report.tally.error is None
 
 
 def test_a_reason_is_explained_once_and_another_one_again(tmp_path: Path) -> None:
-    told = Told(tmp_path, failed_steps=0)
-    told.tally.report("held-out tasks", Failures.of(1, [(TABLE, 1)]))
+    report = Report(tmp_path, failed_steps=0)
+    report.tally.report("held-out tasks", Failures.of(1, [(TABLE, 1)]))
     for failure in (TABLE, OTHER_TABLE, SLOW, SLOW, TABLE):
-        told.batch([failure])
-    first, second, third = told.said
+        report.batch([failure])
+    first, second, third = report.texts
     assert first.startswith("held-out tasks:")
     assert second == "step 1 is skipped: 1 of 1 episodes failed (1 agent error) as before"
     assert third.startswith("step 3 is skipped:")
@@ -416,11 +416,11 @@ def test_a_reason_is_explained_once_and_another_one_again(tmp_path: Path) -> Non
 
 
 async def test_a_batch_of_masked_replies_is_skipped_though_none_failed(tmp_path: Path) -> None:
-    told, played = Told(tmp_path), await trajectory_of(kit.asks)
+    report, played = Report(tmp_path), await trajectory_of(kit.asks)
     played.transitions[-1].metrics["parse_error_masked"] = 1.0
-    told.batch([], [played])
-    assert told.said == ["step 1 is skipped: no reply in it can be learned from"]
-    assert told.tally.has_skipped
+    report.batch([], [played])
+    assert report.texts == ["step 1 is skipped: no reply in it can be learned from"]
+    assert report.tally.has_skipped
     assert read_batches(tmp_path)[1] == 1
 
 
@@ -438,22 +438,22 @@ async def test_steps_in_a_row_of_which_nearly_all_episodes_fail_end_a_run(tmp_pa
         ({"failed_steps": 1}, [([], scored)], "Equal rewards teach nothing: take a model that"),
     ]
     for number, (options, batches, text) in enumerate(table):
-        told = Told(tmp_path / str(number), **options)
+        report = Report(tmp_path / str(number), **options)
         for failures, trajectories in batches:
-            told.batch(failures, trajectories)
-        assert isinstance(told.tally.error, EpisodesFailedError) is bool(text)
-        assert text in str(told.tally.error)
-    assert "on_agent_error" not in str(told.tally.error)
+            report.batch(failures, trajectories)
+        assert isinstance(report.tally.error, EpisodesFailedError) is bool(text)
+        assert text in str(report.tally.error)
+    assert "on_agent_error" not in str(report.tally.error)
 
 
 async def test_every_group_of_a_training_batch_is_counted_and_no_other(tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    await do_group_rollout(builder(failing_once()), POLICY, Counted(LeaveOut(), told.tally))
+    report = Report(tmp_path)
+    await do_group_rollout(builder(failing_once()), POLICY, Counted(LeaveOut(), report.tally))
     no_batch = ChatAgentGroupBuilder(kit.asks)
-    await do_group_rollout(no_batch, POLICY, Counted(LeaveOut(), told.tally))
-    retrying = Counted(RetryOnFailure(max_retries=1), told.tally)
+    await do_group_rollout(no_batch, POLICY, Counted(LeaveOut(), report.tally))
+    retrying = Counted(RetryOnFailure(max_retries=1), report.tally)
     await do_group_rollout(builder(failing_once()), POLICY, retrying)
-    left_out, retried = told.records
+    left_out, retried = report.records
     assert (left_out["episodes"], left_out["kinds"]) == (3, {"agent_error": 1})
     assert "in agent" in left_out["found"][0][0]["traceback"]
     assert (retried["episodes"], retried["kinds"]) == (4, {"agent_error": 1})
@@ -475,26 +475,26 @@ async def test_every_group_of_a_training_batch_is_counted_and_no_other(tmp_path:
 async def test_a_group_that_is_given_up_has_failed_unless_it_ends_the_run(
     inner: Any, error: type[Exception], tmp_path: Path
 ) -> None:
-    told, ends = Told(tmp_path), isinstance(inner, FailFast)
+    report, ends = Report(tmp_path), isinstance(inner, FailFast)
     with pytest.raises(error):
-        await do_group_rollout(builder(raises, 1), POLICY, Counted(inner, told.tally))
-    assert [row["metrics"][FAILED] for row in told.records] == [1.0] * (not ends)
-    assert isinstance(told.tally.error, AgentError) is ends
+        await do_group_rollout(builder(raises, 1), POLICY, Counted(inner, report.tally))
+    assert [row["metrics"][FAILED] for row in report.records] == [1.0] * (not ends)
+    assert isinstance(report.tally.error, AgentError) is ends
 
 
 async def test_a_training_that_nobody_ends_is_cancelled_with_the_run(tmp_path: Path) -> None:
-    told, cleaned_up = Told(tmp_path, failed_steps=1), []
+    report, cleaned_up = Report(tmp_path, failed_steps=1), []
 
     async def waits_for_ever(failures: Sequence[Failure]) -> None:
         try:
             if failures:
-                told.batch(failures)
+                report.batch(failures)
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)
             cleaned_up.append(True)
 
-    watching = asyncio.create_task(told.tally.watch(waits_for_ever([])))
+    watching = asyncio.create_task(report.tally.watch(waits_for_ever([])))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     watching.cancel()
@@ -502,24 +502,24 @@ async def test_a_training_that_nobody_ends_is_cancelled_with_the_run(tmp_path: P
         await watching
     assert cleaned_up == [True]
     with pytest.raises(EpisodesFailedError):
-        await told.tally.watch(waits_for_ever([TABLE]))
+        await report.tally.watch(waits_for_ever([TABLE]))
     assert cleaned_up == [True, True]
 
 
 async def test_what_ended_the_run_is_what_is_raised(tmp_path: Path, caplog: Log) -> None:
-    told = Told(tmp_path, failed_steps=1)
+    report = Report(tmp_path, failed_steps=1)
 
     async def raises_another() -> None:
-        told.batch([TABLE])
-        told.tally.end(ValueError("later"))
+        report.batch([TABLE])
+        report.tally.end(ValueError("later"))
         raise LookupError("something else")
 
     async def broken() -> None:
         raise LookupError("something else")
 
     with pytest.raises(EpisodesFailedError):
-        await told.tally.watch(raises_another())
+        await report.tally.watch(raises_another())
     gc.collect()
     assert "raises_another" not in caplog.text  # as a task whose exception was never retrieved
     with pytest.raises(LookupError, match="something else"):
-        await Told(tmp_path / "other").tally.watch(broken())
+        await Report(tmp_path / "other").tally.watch(broken())

@@ -263,13 +263,13 @@ def test_the_final_score_comes_after_the_last_step_if_it_is_tracked(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("package", "asked"), [("wandb", "wandb_project=p"), ("tensorboard", "tensorboard=True")]
+    ("package", "setting"), [("wandb", "wandb_project=p"), ("tensorboard", "tensorboard=True")]
 )
 def test_a_missing_package_is_named(
-    package: str, asked: str, tmp_path: Path, monkeypatch: Patch, cli: Cli
+    package: str, setting: str, tmp_path: Path, monkeypatch: Patch, cli: Cli
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    error = cli("train", *SMALL, asked, f"log_path={tmp_path / 'run'}", status=1)
-    assert f"error: {asked} needs the package {package}" in error
-    assert f"pip install {package}, or leave {asked.partition('=')[0]} out" in error
+    error = cli("train", *SMALL, setting, f"log_path={tmp_path / 'run'}", status=1)
+    assert f"error: {setting} needs the package {package}" in error
+    assert f"pip install {package}, or leave {setting.partition('=')[0]} out" in error
     assert not (tmp_path / "run").exists()

@@ -108,7 +108,9 @@ def test_threads_that_read_a_picture_at_once_hold_the_same(seeing: str, monkeypa
     for number, readers in enumerate([(first_reader, first_reader), (first_reader, second_reader)]):
         question = grey(80 + number)
         with ThreadPoolExecutor(2) as pool:
-            first, second = pool.map(lambda reader, asked=question: reader.read(asked), readers)
+            first, second = pool.map(
+                lambda reader, question=question: reader.read(question), readers
+            )
         assert first.pictures[0] is second.pictures[0]
 
 
