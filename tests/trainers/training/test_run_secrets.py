@@ -11,13 +11,13 @@ nor shown, nor in an error.
 import asyncio
 import os
 import re
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from tests.nightly import each
+from tests.trainers.kit import run_python
 
 SECRETS = {
     "TINKER_API_KEY": "tml-sentinel-01", "AWS_SECRET_ACCESS_KEY": "wJalr/sentinel+02\\",
@@ -93,13 +93,10 @@ def test_no_file_of_a_run_holds_a_secret(agent: str, tmp_path: Path) -> None:
         f"evaluate models=run agent=telling_agents:{agent} test_tasks=telling_agents:TASKS "
         "out=evaluation seeds=1",
     )
-    done = subprocess.run(
-        [sys.executable, "-c", EVERT, *commands], cwd=tmp_path,
-        env={**os.environ, **SECRETS, "WANDB_MODE": "offline"}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    env = {**os.environ, **SECRETS, "WANDB_MODE": "offline"}
+    shown = run_python("-c", EVERT, *commands, cwd=tmp_path, env=env)
     for command in ("train", "report", "evaluate"):
-        assert f"{command} ended with 0" in done.stdout, done.stderr
+        assert f"{command} ended with 0" in shown
 
     files = [path for path in tmp_path.glob("*/**/*") if path.is_file()]
     telling = [
