@@ -48,8 +48,14 @@ def farthest(rows: list[np.ndarray], expected: list[np.ndarray]) -> float:
     return float(max(np.abs(ours - theirs).max() for ours, theirs in pairs))
 
 
-def test_a_graph_gives_the_logits_of_its_operations_whichever_rows_there_are(model: Any) -> None:
-    expected = play(model)
+@pytest.fixture(scope="module")
+def expected(model: Any) -> list[np.ndarray]:
+    return play(model)
+
+
+def test_a_graph_gives_the_logits_of_its_operations_whichever_rows_there_are(
+    model: Any, expected: list[np.ndarray]
+) -> None:
     with stand_in() as device:
         logits = play(copy.deepcopy(model).to(CUDA))
 
@@ -57,8 +63,9 @@ def test_a_graph_gives_the_logits_of_its_operations_whichever_rows_there_are(mod
     assert device.replays > 60  # of 84 steps
 
 
-def test_a_step_that_cannot_be_captured_is_computed_without_graph(model: Any, caplog: Log) -> None:
-    expected = play(model)
+def test_a_step_that_cannot_be_captured_is_computed_without_graph(
+    model: Any, expected: list[np.ndarray], caplog: Log
+) -> None:
     refusal = RuntimeError("operation not permitted")
     with stand_in() as device, patch.object(Graph, "capture_begin", side_effect=refusal):
         logits = play(copy.deepcopy(model).to(CUDA))
