@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.kit import ask, assistant, call, play_recorded, tool, user
 from tests.kit.renderers import FAMILIES, renderer_named
-from tests.trainers.conftest import make_tokenizer
+from tests.trainers.kit import make_tokenizer
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.renderers.base import Message, Renderer, ToolCall
 from tinker_cookbook.rl.rollouts import do_single_rollout

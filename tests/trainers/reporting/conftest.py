@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
-from tests.trainers.conftest import copy_of
+from tests.trainers.kit import copy_of
 
 from evert.trainers.rundir.folder import RunFolder
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainers.conftest import Patch, Shown
+from tests.trainers.kit import Patch, Shown
 
 from evert.envs.games import Game, Metric, games
 from evert.trainers.commands import report

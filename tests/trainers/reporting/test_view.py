@@ -20,7 +20,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainers.conftest import Patch, Shown, copy_of
+from tests.trainers.kit import Patch, Shown, copy_of
 
 from evert import RolloutRecord, read_records
 from evert.trainers.commands import view
