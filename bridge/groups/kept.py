@@ -4,10 +4,11 @@ from typing import Any
 
 
 class Kept:
-    """A value that deep copies of its holder share."""
+    """A value that deep copies of its holder share; ``name`` is written for it, if it has one."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, name: str = "") -> None:
         self.value = value
+        self.name = name
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Kept":
         return self
@@ -17,7 +18,7 @@ class Kept:
 
     def to_dict(self) -> str:
         """Return the text that the Cookbook writes for it."""
-        return f"<a {type(self.value).__name__}>"
+        return self.name or f"<a {type(self.value).__name__}>"
 
 
 def unwrap(value: Any) -> Any:

@@ -323,9 +323,9 @@ def test_a_renderer_that_the_agents_module_registers_is_known(
 ) -> None:
     (home / "mine.py").write_text(REGISTERS)
     code = "import sys;"
-    code += "from evert.trainers.commands.evaluate import check_playing, read_pairs, KEYS;"
+    code += "from evert.trainers.commands.evaluate import prepare, read_pairs, KEYS;"
     code += "from evert.trainers.config.evaluate import read_evaluate_settings as read;"
-    code += "s = read(read_pairs(sys.argv[1:], KEYS)); check_playing(s, s.models)"
+    code += "s = read(read_pairs(sys.argv[1:], KEYS)); prepare(s, s.models)"
     judge = ["models.judge.renderer_name=my_renderer"] * ("models.judge" in str(arguments))
     command = [sys.executable, "-c", code, "models=evert-tiny", *arguments, *judge]
     subprocess.run(command, env=environment(), cwd=home, timeout=600, check=True)

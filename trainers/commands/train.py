@@ -163,7 +163,9 @@ def run(
         with (
             trusting_code(settings.trust_remote_code),
             logging_to(folder.path),
-            running_engine(engine, settings, folder.path / run_folder.STORE) as facts,
+            running_engine(
+                engine, settings, folder.path / run_folder.STORE, prepared.models
+            ) as facts,
             rollout_workers(settings) as workers,
         ):
             frozen = f"\n{frozen_in_words(settings.models)}" if settings.models else ""
@@ -225,7 +227,8 @@ async def _run(
     gc.collect()  # inside the loop: Ctrl-C cancels its task; a finalizer would swallow it
     gc.freeze()  # else each collection blocks the event loop while it scans all imported modules
     settings = prepared.settings
-    warm = await warm_up(settings, folder.path, console, embedded=prepared.engine.embedded)
+    learned, embedded = prepared.demonstrations, prepared.engine.embedded
+    warm = await warm_up(settings, learned, folder.path, console, embedded=embedded)
     context = await asyncio.to_thread(context_of, settings)
     config = prepared.draft.config(folder.path, warm, context)
     config = chz.replace(config, rollout_error_tolerance=strategy_of(config))

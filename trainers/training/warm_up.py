@@ -25,6 +25,7 @@ from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatase
 from evert.bridge.chat.messages import read_tools
 from evert.bridge.conversations.reading import read_entries
 from evert.bridge.errors import RendererMismatchError
+from evert.bridge.groups.kept import Kept, unwrap
 from evert.bridge.import_paths import resolve
 from evert.bridge.models.tinker_model import context_length_here
 from evert.bridge.records.row_files import names_file
@@ -54,9 +55,9 @@ Demonstrations: TypeAlias = Callable[[int], Iterator[Conversation]]
 
 
 def load_demonstrations(
-    demonstrations: Demonstrations | str, min_reward: float | None = None
+    demonstrations: Demonstrations | list[Demonstration] | str, min_reward: float | None = None
 ) -> Demonstrations | list[Demonstration]:
-    """Return a function, or the rows of a file; a text is an import path or a file's path.
+    """Return a function, or the checked rows of a file; a text is an import path or a file's path.
 
     Raises:
         DemonstrationsError: There are none, or a row, which the message names, cannot be read.
@@ -64,13 +65,16 @@ def load_demonstrations(
     """
     source: Any = demonstrations
     if isinstance(source, str):
-        if names_file(source):
-            rows = read_demonstrations(source, min_reward)
-            for row in rows:
-                _messages(row)
-            return rows
-        source = resolve(source, "demonstrations", DemonstrationsError)
-    if not callable(source):
+        is_file = names_file(source)
+        source = (
+            read_demonstrations(source, min_reward)
+            if is_file
+            else resolve(source, "demonstrations", DemonstrationsError)
+        )
+    if isinstance(source, list) and any(isinstance(row, Demonstration) for row in source):
+        for row in source:
+            _messages(row)
+    elif not callable(source):
         raise DemonstrationsError(
             f"{demonstrations!r} is {source!r:.100}; expected a function from a seed to "
             "conversations."
@@ -191,7 +195,9 @@ class ConversationDatasetBuilder(SupervisedDatasetBuilder):
 
         prompts = prompt_renderer(model_renderer(self.model_name, self.renderer_name))
         data = partial(data_of, prompts=prompts, limit=context_length_here(self.model_name))
-        source = load_demonstrations(self.demonstrations, self.min_reward)
+        source = unwrap(self.demonstrations)
+        if isinstance(source, str):
+            source = load_demonstrations(source, self.min_reward)
         if isinstance(source, list):
             rows = [data(row, place=row.place) for row in source if any(row.learned)]
             return ConversationDataset(self.steps, partial(self._of_rows, rows)), None
@@ -223,8 +229,13 @@ def _order(seed: int, epoch: int, count: int) -> list[int]:
     return random.Random(f"{seed}/{epoch}").sample(range(count), count)
 
 
-def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> "Config":
-    """Return the configuration for ``tinker_cookbook.supervised.train.main``."""
+def warm_up_config(
+    settings: TrainSettings, demonstrations: Any, folder: Path, *, embedded: bool
+) -> "Config":
+    """Return the configuration for ``tinker_cookbook.supervised.train.main``.
+
+    ``demonstrations`` are the settings' own, as ``load_demonstrations`` returns them.
+    """
     from tinker_cookbook.supervised.train import Config
 
     from evert.trainers.training.cookbook import saving_options
@@ -238,7 +249,7 @@ def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> 
         lora_rank=settings.lora_rank,
         learning_rate=settings.warm_up_learning_rate,
         dataset_builder=ConversationDatasetBuilder(
-            demonstrations=settings.demonstrations,
+            demonstrations=Kept(demonstrations, path_of(settings.demonstrations)),
             min_reward=settings.warm_up_min_reward,
             steps=settings.warm_up_steps,
             batch_size=settings.warm_up_batch,
@@ -253,9 +264,12 @@ def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> 
 
 
 async def warm_up(
-    settings: TrainSettings, folder: Path, console: Console, *, embedded: bool
+    settings: TrainSettings, demonstrations: Any, folder: Path, console: Console, *, embedded: bool
 ) -> CheckpointRecord | None:
-    """Warm up, unless that is done, and return the weights; None if the run has no warm-up."""
+    """Warm up, unless that is done, and return the weights; None if the run has no warm-up.
+
+    ``demonstrations`` are as for ``warm_up_config``.
+    """
     if not settings.warm_up_steps:
         return None
     from tinker_cookbook.supervised import train as cookbook
@@ -267,8 +281,8 @@ async def warm_up(
     if weights := _final(place):
         return weights
     place.mkdir(exist_ok=True)
-    config = warm_up_config(settings, folder, embedded=embedded)
-    text = f"warming up on {path_of(settings.demonstrations)}{_counts(settings)}"
+    config = warm_up_config(settings, demonstrations, folder, embedded=embedded)
+    text = f"warming up on {path_of(settings.demonstrations)}{_counts(settings, demonstrations)}"
     console.print(text, markup=False, soft_wrap=True)
     logger.info("%s", text)
     with display(console, place, settings.warm_up_steps, "warming up") as show, follow(show):
@@ -276,9 +290,8 @@ async def warm_up(
     return _final(place)
 
 
-def _counts(settings: TrainSettings) -> str:
+def _counts(settings: TrainSettings, rows: Any) -> str:
     """What a file of demonstrations holds, and how often it is learned."""
-    rows = load_demonstrations(settings.demonstrations, settings.warm_up_min_reward)
     if not isinstance(rows, list):
         return ""
     learned = sum(any(row.learned) for row in rows)
