@@ -218,7 +218,7 @@ GAME = Game("MyGame-v0", "mine:agent", "mine:EMPTY", "mine:EMPTY")
 REGISTERS = """
 from tinker_cookbook.renderers import register_renderer
 register_renderer("my_renderer", None)
-TASKS = ["a"]
+TASKS = EMPTY = ["a"]
 def agent(client, task): ...
 """
 
