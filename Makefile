@@ -163,11 +163,11 @@ endif
 OVERLAY := $(CURDIR)/.cookbooks/$(COOKBOOK)
 COOKBOOK_TESTS ?= -m cookbook_contract
 cookbooks: .venv/developing $(OVERLAY)
-	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n 2 --dist worksteal $(COOKBOOK_TESTS) tests/bridge tests/envs tests/trainers
+	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n 2 --dist worksteal $(COOKBOOK_TESTS) tests/agents tests/bridge tests/envs tests/trainers
 
 # The contract with the Tinker SDK: each version is laid over .venv.
 SDKS := 0.36.0 0.38.0 newest
-SDK_TESTS ?= tests/trainers/engine/clients tests/trainers/test_train_cookbook.py
+SDK_TESTS ?= tests/trainers/engine/clients tests/trainers/training/test_cookbook.py
 versions: $(SDKS:%=versions-%)
 versions-%: .venv/developing
 	$(BIN)/python frameworks/run_uv.py pip install --no-deps --upgrade --target .sdks/$* $(patsubst %newest,tinker,tinker==$*)
@@ -175,14 +175,14 @@ versions-%: .venv/developing
 
 # The newest of all that changes often, laid over .venv, without their requirements.
 NEWEST := tinker transformers tokenizers huggingface-hub safetensors openai anthropic google-genai peft gymnasium
-NEWEST_TESTS ?= tests/bridge/dialects tests/bridge/faces tests/bridge/records tests/bridge/test_template.py tests/bridge/test_rendering.py tests/trainers/engine tests/trainers/test_train_cookbook.py
+NEWEST_TESTS ?= tests/agents/test_process.py tests/bridge/clients tests/bridge/records tests/bridge/tokens/test_template.py tests/bridge/tokens/test_rendering.py tests/trainers/engine tests/trainers/test_train_cookbook.py
 newest: .venv/developing
 	$(BIN)/python frameworks/run_uv.py pip install --no-deps --upgrade --target .sdks/all $(NEWEST)
 	PYTHONPATH=$(CURDIR)/.sdks/all $(BIN)/python -m pytest -n 2 --dist worksteal $(NEWEST_TESTS)
 
 # Linux, with what macOS lacks hidden from evert: tests/platforms/simulation.py. Its paths are longer,
 # and its temporary folder is behind a link.
-MAC_TESTS ?= tests/bridge tests/trainers/workers tests/trainers/sweeping tests/agents/test_agents.py
+MAC_TESTS ?= tests/bridge tests/trainers/workers tests/trainers/sweeping tests/agents/test_agents.py tests/agents/test_cookbook_agent.py tests/agents/test_process*.py tests/agents/test_supervisor.py
 mac: .venv/developing
 	mkdir -p .mac/private && ln -sfn private .mac/tmp
 	TMPDIR=$(CURDIR)/.mac/tmp PYTHONPATH=tests/platforms/darwin $(BIN)/python -m pytest -n 2 --dist worksteal $(MAC_TESTS)
@@ -269,7 +269,7 @@ vision: .venv/developing
 	$(BIN)/python benchmarks/vision.py $(SETTINGS)
 
 machine: .venv/developing
-	EVERT_MACHINE_STEPS=10000 $(BIN)/python -m pytest -s tests/bridge/test_env_machine.py $(SETTINGS)
+	EVERT_MACHINE_STEPS=10000 $(BIN)/python -m pytest -s tests/bridge/env/test_env_machine.py $(SETTINGS)
 
 .venv/installed: pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "evert needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")'

@@ -14,18 +14,18 @@ pytest_plugins = ["tests.leftovers"]
 TESTS = Path(__file__).parent
 
 COOKBOOK_CONTRACT = (
-    "bridge/test_check.py",
-    "bridge/test_cookbook_agent.py",
-    "bridge/test_dataset.py",
-    "bridge/test_env.py",
-    "bridge/test_group.py",
-    "bridge/test_limits.py",
-    "bridge/test_oracle.py",
-    "bridge/test_rendering.py",
+    "bridge/env/test_check.py",
+    "agents/test_cookbook_agent.py",
+    "bridge/groups/test_dataset.py",
+    "bridge/env/test_env.py",
+    "bridge/groups/test_group.py",
+    "bridge/env/test_limits.py",
+    "bridge/conversations/test_oracle.py",
+    "bridge/tokens/test_rendering.py",
     "trainers/engine/test_cookbook.py",
     "trainers/engine/test_engine.py",
     "trainers/loop/test_cookbook_loop.py",
-    "trainers/test_train_cookbook.py",
+    "trainers/training/test_cookbook.py",
 )
 """The tests of what evert and the Tinker Cookbook take from each other: types, renderers, runners,
 limits, strategies, the loop. `make cookbooks` runs them against the newest Cookbook."""
