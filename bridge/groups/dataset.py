@@ -156,10 +156,6 @@ def _keep(_: object, value: Any) -> Any:
     return value if is_plain or inspect.isfunction(value) else Kept(value)
 
 
-def _load_tasks(tasks: Any) -> Sequence[Any]:
-    return unwrap(tasks) if isinstance(tasks, Kept) else load_tasks(tasks)
-
-
 def _with_kept_models(_: object, options: EnvOptions) -> EnvOptions:
     models = {name: _keep(None, model) for name, model in (options.get("models") or {}).items()}
     return {**options, "models": models} if models else options
@@ -253,7 +249,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             tags=self.tags,
             **self._env_options(),
         )
-        tasks = _load_tasks(self.train_tasks)
+        tasks = load_tasks(self.train_tasks)
         sampler = make_sampler(unwrap(self.sampler), len(tasks), self.batch_size, self.seed)
         train = dataset(
             tasks,
@@ -269,7 +265,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         )
         if self.test_tasks is None:
             return train, None
-        tests = _load_tasks(self.test_tasks)
+        tests = load_tasks(self.test_tasks)
         held_out = partial(dataset, shuffle=False, held_out=True, group_size=self.test_group_size)
         return train, held_out(tests, opponents=unwrap(self.test_opponents))
 

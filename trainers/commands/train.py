@@ -227,8 +227,7 @@ async def _run(
     gc.collect()  # inside the loop: Ctrl-C cancels its task; a finalizer would swallow it
     gc.freeze()  # else each collection blocks the event loop while it scans all imported modules
     settings = prepared.settings
-    learned, embedded = prepared.demonstrations, prepared.engine.embedded
-    warm = await warm_up(settings, learned, folder.path, console, embedded=embedded)
+    warm = await warm_up(settings, folder.path, console, embedded=prepared.engine.embedded)
     context = await asyncio.to_thread(context_of, settings)
     config = prepared.draft.config(folder.path, warm, context)
     config = chz.replace(config, rollout_error_tolerance=strategy_of(config))

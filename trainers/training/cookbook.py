@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import chz
@@ -19,8 +18,8 @@ from evert.trainers.config.arguments import UsageError, fields_of
 from evert.trainers.config.episode import EpisodeSettings, env_options
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.frozen_models import frozen_models
-from evert.trainers.config.opponents import held_out_opponent, open_opponent
-from evert.trainers.config.recipes import path_of
+from evert.trainers.config.model_names import ModelRef
+from evert.trainers.config.opponents import open_opponent, read_opponent
 from evert.trainers.config.train import MAPPINGS, TrainSettings, is_missing, renderer_of
 from evert.trainers.system.files import SAMPLER, slug
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from tinker_cookbook.checkpoint_utils import CheckpointRecord
     from tinker_cookbook.rl.train import Config
 
-    from evert.bridge.groups.opponents import Against
     from evert.bridge.models.frozen import FrozenModel
 
 PREFIX, DATASET, KL = "cookbook.", "dataset_builder.", "kl_reference_config."
@@ -105,26 +103,16 @@ class Draft:
 def draft(
     settings: TrainSettings,
     models: "Mapping[str, FrozenModel]",
-    opponent: "Against | None",
+    opponent: str | ModelRef | None,
     tasks: int,
     *,
     embedded: bool,
-    objects: Mapping[str, Any] = MappingProxyType({}),
 ) -> Draft:
-    """Return the draft of a run.
+    """Return the draft of a run with its frozen models; ``tasks`` is the number of tasks.
 
     On the embedded engine, checkpoints only cost disk space: each step saves one, and none expires.
-
-    Args:
-        settings: The run's settings.
-        models: Its frozen models.
-        opponent: Who plays the other seats of held-out tasks; None: the policy.
-        tasks: The number of its tasks.
-        embedded: Whether the embedded engine trains.
-        objects: The loaded objects of settings that have import paths; the others stay paths.
     """
     from evert.bridge.groups.dataset import AgentDatasetBuilder
-    from evert.bridge.groups.kept import Kept
     from evert.bridge.groups.opponents import League
 
     renderer = renderer_of(settings)
@@ -143,15 +131,11 @@ def draft(
         ".opponents": League("", settings.league, settings.max_tokens, renderer)
         if settings.league
         else None,
-        ".test_opponents": opponent,
+        ".test_opponents": open_opponent(opponent, settings.max_tokens, settings.base_url),
         ".test_tasks": None if is_missing(settings.test_tasks) else settings.test_tasks,
     }
     values = {path: getattr(settings, name) for path, name in _paths(COPIED).items()}
     values |= {f"dataset_builder{path}": value for path, value in dataset.items()}
-    values |= {
-        f"{DATASET}{name}": Kept(value, path_of(getattr(settings, name)))
-        for name, value in objects.items()
-    }
     values |= saving_options(embedded, 1) | {
         "max_steps": settings.steps,
         "kl_penalty_coef": settings.kl_penalty,
@@ -176,10 +160,9 @@ def cookbook_config(
     from evert.bridge.groups.tasks import load_tasks
 
     models = frozen_models(settings.models, settings.base_url)
-    opponent = held_out_opponent(settings)
-    against = open_opponent(opponent, settings.max_tokens, settings.base_url)
-    tasks = len(load_tasks(settings.train_tasks))
-    drafted = draft(settings, models, against, tasks, embedded=embedded)
+    opponent = read_opponent("test_opponent", settings.env, settings.test_opponent)
+    tasks = load_tasks(settings.train_tasks)
+    drafted = draft(settings, models, opponent, len(tasks), embedded=embedded)
     return drafted.config(folder, warm, context_length)
 
 

@@ -5,43 +5,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import chz
+
 from evert.bridge.records.row_files import names_file
 from evert.trainers.config.backend import EngineChoice, check_engine, choose_engine
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.frozen_models import check_episodes, open_models, read_models
 from evert.trainers.config.model_names import check_model, check_weights, split_step
 from evert.trainers.config.names import FILES, PATHS, named_objects
-from evert.trainers.config.opponents import held_out_opponent, open_opponent
+from evert.trainers.config.opponents import held_out_opponent
+from evert.trainers.config.recipes import path_of
 from evert.trainers.config.train import TrainSettings, is_missing, renderer_of
 from evert.trainers.rundir.folder import recorded_settings
 from evert.trainers.training.workers import check_workers
 
 if TYPE_CHECKING:
     from evert.bridge.models.frozen import FrozenModel
-    from evert.trainers.config.demonstrations import Demonstration
     from evert.trainers.training.cookbook import Draft
-    from evert.trainers.training.warm_up import Demonstrations
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that can start: its settings, and each object that they name, made once.
-
-    Attributes:
-        settings: The run's settings.
-        engine: The engine that trains.
-        models: The frozen models by the names that the agent calls.
-        demonstrations: What the warm-up learns from; None: no warm-up.
-        draft: The Cookbook's Config, with the agent, the tasks and the sampler.
-        warnings: Settings that are surely a mistake, or cannot learn.
-    """
+    """A run that can start; each object that its settings name is made once."""
 
     settings: TrainSettings
+    """With the agent, tasks, sampler and demonstrations themselves, each as a ``Kept``."""
     engine: EngineChoice
     models: "Mapping[str, FrozenModel]"
-    demonstrations: "Demonstrations | list[Demonstration] | None"
     draft: "Draft"
     warnings: list[str]
+    """Settings that are surely a mistake, or cannot learn."""
 
 
 def prepare(settings: TrainSettings) -> PreparedRun:
@@ -55,6 +48,7 @@ def prepare(settings: TrainSettings) -> PreparedRun:
     check_workers(settings)
 
     from evert.bridge.groups.curriculum import make_sampler
+    from evert.bridge.groups.kept import Kept
     from evert.bridge.groups.tasks import load_tasks
     from evert.trainers.training.cookbook import draft
     from evert.trainers.training.first_steps import slips
@@ -64,30 +58,27 @@ def prepare(settings: TrainSettings) -> PreparedRun:
     check_tracking(settings)
     check_engine(settings, engine)
     _check_renderer(settings)
-    demonstrations = objects.pop("demonstrations")
-    if settings.warm_up_steps:
-        demonstrations = load_demonstrations(
-            demonstrations or settings.demonstrations, settings.warm_up_min_reward
-        )
     for name in ("train_tasks", "test_tasks"):
         if objects[name] is None and not is_missing(path := getattr(settings, name)):
             objects[name] = load_tasks(path)
+    if settings.warm_up_steps:
+        demonstrations = objects["demonstrations"] or settings.demonstrations
+        rows = load_demonstrations(demonstrations, settings.warm_up_min_reward)
+        objects["demonstrations"] = rows
     objects = {name: value for name, value in objects.items() if value is not None}
-    agent, tasks = objects["agent"], objects["train_tasks"]
-    if "sampler" in objects:
-        sizes = len(tasks), settings.batch_size, settings.seed
-        objects["sampler"] = make_sampler(objects["sampler"], *sizes)
+    tasks, sampler = objects["train_tasks"], objects.get("sampler")
+    if sampler is not None:
+        sampler = make_sampler(sampler, len(tasks), settings.batch_size, settings.seed)
+        objects["sampler"] = sampler
     models = open_models(refs, settings.base_url)
     if len(tasks):
-        check_episodes(settings, models, agent, tasks[0], embedded=engine.embedded)
-    against = open_opponent(opponent, settings.max_tokens, settings.base_url)
-    drafted = draft(
-        settings, models, against, len(tasks), embedded=engine.embedded, objects=objects
-    )
+        check_episodes(settings, models, objects["agent"], tasks[0], embedded=engine.embedded)
+    named = {key: Kept(value, path_of(getattr(settings, key))) for key, value in objects.items()}
+    loaded = chz.replace(settings, **named)
+    drafted = draft(loaded, models, opponent, len(tasks), embedded=engine.embedded)
     drafted.config(Path(settings.log_path or "."))  # raises if a field gets a wrong value
-    named_tasks = {name: value for name, value in objects.items() if name in FILES}
-    warnings = slips(settings, named_tasks)
-    return PreparedRun(settings, engine, models, demonstrations, drafted, warnings)
+    warnings = slips(settings, {key: value for key, value in objects.items() if key in FILES})
+    return PreparedRun(loaded, engine, models, drafted, warnings)
 
 
 def _check_known(settings: TrainSettings) -> None:

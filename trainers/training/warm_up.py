@@ -25,7 +25,7 @@ from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatase
 from evert.bridge.chat.messages import read_tools
 from evert.bridge.conversations.reading import read_entries
 from evert.bridge.errors import RendererMismatchError
-from evert.bridge.groups.kept import Kept, unwrap
+from evert.bridge.groups.kept import Kept
 from evert.bridge.import_paths import resolve
 from evert.bridge.models.tinker_model import context_length_here
 from evert.bridge.records.row_files import names_file
@@ -55,22 +55,24 @@ Demonstrations: TypeAlias = Callable[[int], Iterator[Conversation]]
 
 
 def load_demonstrations(
-    demonstrations: Demonstrations | list[Demonstration] | str, min_reward: float | None = None
+    demonstrations: Demonstrations | list[Demonstration] | Kept | str,
+    min_reward: float | None = None,
 ) -> Demonstrations | list[Demonstration]:
-    """Return a function, or the checked rows of a file; a text is an import path or a file's path.
+    """Return a function, or the rows of a file; a text is an import path or a file's path.
+
+    A ``Kept`` has what was loaded before; a list has the rows of a file, which are checked.
 
     Raises:
         DemonstrationsError: There are none, or a row, which the message names, cannot be read.
         RecordError: A folder holds neither a dataset nor records.
     """
     source: Any = demonstrations
-    if isinstance(source, str):
-        is_file = names_file(source)
-        source = (
-            read_demonstrations(source, min_reward)
-            if is_file
-            else resolve(source, "demonstrations", DemonstrationsError)
-        )
+    if isinstance(source, Kept):
+        return source.value  # type: ignore[no-any-return]
+    if isinstance(source, str) and names_file(source):
+        source = read_demonstrations(source, min_reward)
+    elif isinstance(source, str):
+        source = resolve(source, "demonstrations", DemonstrationsError)
     if isinstance(source, list) and any(isinstance(row, Demonstration) for row in source):
         for row in source:
             _messages(row)
@@ -195,9 +197,7 @@ class ConversationDatasetBuilder(SupervisedDatasetBuilder):
 
         prompts = prompt_renderer(model_renderer(self.model_name, self.renderer_name))
         data = partial(data_of, prompts=prompts, limit=context_length_here(self.model_name))
-        source = unwrap(self.demonstrations)
-        if isinstance(source, str):
-            source = load_demonstrations(source, self.min_reward)
+        source = load_demonstrations(self.demonstrations, self.min_reward)
         if isinstance(source, list):
             rows = [data(row, place=row.place) for row in source if any(row.learned)]
             return ConversationDataset(self.steps, partial(self._of_rows, rows)), None
@@ -229,13 +229,8 @@ def _order(seed: int, epoch: int, count: int) -> list[int]:
     return random.Random(f"{seed}/{epoch}").sample(range(count), count)
 
 
-def warm_up_config(
-    settings: TrainSettings, demonstrations: Any, folder: Path, *, embedded: bool
-) -> "Config":
-    """Return the configuration for ``tinker_cookbook.supervised.train.main``.
-
-    ``demonstrations`` are the settings' own, as ``load_demonstrations`` returns them.
-    """
+def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> "Config":
+    """Return the configuration for ``tinker_cookbook.supervised.train.main``."""
     from tinker_cookbook.supervised.train import Config
 
     from evert.trainers.training.cookbook import saving_options
@@ -249,7 +244,7 @@ def warm_up_config(
         lora_rank=settings.lora_rank,
         learning_rate=settings.warm_up_learning_rate,
         dataset_builder=ConversationDatasetBuilder(
-            demonstrations=Kept(demonstrations, path_of(settings.demonstrations)),
+            demonstrations=settings.demonstrations,
             min_reward=settings.warm_up_min_reward,
             steps=settings.warm_up_steps,
             batch_size=settings.warm_up_batch,
@@ -264,12 +259,9 @@ def warm_up_config(
 
 
 async def warm_up(
-    settings: TrainSettings, demonstrations: Any, folder: Path, console: Console, *, embedded: bool
+    settings: TrainSettings, folder: Path, console: Console, *, embedded: bool
 ) -> CheckpointRecord | None:
-    """Warm up, unless that is done, and return the weights; None if the run has no warm-up.
-
-    ``demonstrations`` are as for ``warm_up_config``.
-    """
+    """Warm up, unless that is done, and return the weights; None if the run has no warm-up."""
     if not settings.warm_up_steps:
         return None
     from tinker_cookbook.supervised import train as cookbook
@@ -281,8 +273,8 @@ async def warm_up(
     if weights := _final(place):
         return weights
     place.mkdir(exist_ok=True)
-    config = warm_up_config(settings, demonstrations, folder, embedded=embedded)
-    text = f"warming up on {path_of(settings.demonstrations)}{_counts(settings, demonstrations)}"
+    config = warm_up_config(settings, folder, embedded=embedded)
+    text = f"warming up on {path_of(settings.demonstrations)}{_counts(settings)}"
     console.print(text, markup=False, soft_wrap=True)
     logger.info("%s", text)
     with display(console, place, settings.warm_up_steps, "warming up") as show, follow(show):
@@ -290,8 +282,9 @@ async def warm_up(
     return _final(place)
 
 
-def _counts(settings: TrainSettings, rows: Any) -> str:
+def _counts(settings: TrainSettings) -> str:
     """What a file of demonstrations holds, and how often it is learned."""
+    rows = load_demonstrations(settings.demonstrations, settings.warm_up_min_reward)
     if not isinstance(rows, list):
         return ""
     learned = sum(any(row.learned) for row in rows)

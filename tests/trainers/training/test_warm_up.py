@@ -23,7 +23,6 @@ from evert.trainers.system.files import CHECKPOINTS, METRICS, read_jsonl
 from evert.trainers.training.resuming import prepare_folder
 from evert.trainers.training.warm_up import (
     ConversationDatasetBuilder,
-    load_demonstrations,
     warm_up,
     warm_up_config,
 )
@@ -97,9 +96,9 @@ async def test_a_warm_up_is_done_once_and_learns_what_it_is_shown(tmp_path: Path
     )  # fmt: skip
     console = Console(quiet=True)
     with embedded_engine(tmp_path / "store", device="cpu", threads=1):
-        warm = await warm_up(wanted, greetings, tmp_path, console, embedded=True)
+        warm = await warm_up(wanted, tmp_path, console, embedded=True)
         rows = read_jsonl(tmp_path / FOLDER / METRICS)
-        again = await warm_up(wanted, greetings, tmp_path, console, embedded=True)
+        again = await warm_up(wanted, tmp_path, console, embedded=True)
     nll = [row["train_mean_nll"] for row in rows]
     assert str(warm and warm.state_path).startswith("tinker://")
     assert again == warm
@@ -124,15 +123,14 @@ async def test_a_stopped_warm_up_ends_as_any_other(tmp_path: Path, monkeypatch: 
     for path in (done, stopped):
         name = "stops" if path == stopped else "greetings"
         wanted = settings(path, warm_up_steps=12, demonstrations=f"warm_up_games:{name}")
-        learned = load_demonstrations(wanted.demonstrations)
         path.mkdir()
         with embedded_engine(path / "checkpoints", device="cpu", threads=1) as engine:
             if path == stopped:
                 with pytest.raises(DemonstrationsError, match="enough"):
-                    await warm_up(wanted, learned, path, console, embedded=True)
+                    await warm_up(wanted, path, console, embedded=True)
                 folder = RunFolder(path, resumed=True)
                 prepare_folder(folder, wanted, (), "embedded", console)
-            warm = await warm_up(wanted, learned, path, console, embedded=True)
+            warm = await warm_up(wanted, path, console, embedded=True)
             assert warm is not None
             found = engine.store.folder(str(warm.sampler_path)) / "model.safetensors"
             made[path] = found.read_bytes()
@@ -170,8 +168,8 @@ def test_demonstrations_in_short_prompts_are_for_the_tiny_base_alone() -> None:
 
 
 def test_on_a_service_checkpoints_of_the_warm_up_expire(tmp_path: Path) -> None:
-    here = warm_up_config(settings(tmp_path), None, tmp_path, embedded=True)
-    there = warm_up_config(settings(tmp_path), None, tmp_path, embedded=False)
+    here = warm_up_config(settings(tmp_path), tmp_path, embedded=True)
+    there = warm_up_config(settings(tmp_path), tmp_path, embedded=False)
     assert here.ttl_seconds is None
     assert there.ttl_seconds == 7 * 24 * 3600
     assert here.rolling_save_every > there.rolling_save_every == 0
