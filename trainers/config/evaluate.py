@@ -11,19 +11,10 @@ import chz
 from evert.envs.games import Game, games
 from evert.trainers.config.arguments import gather, read_settings, settings_help
 from evert.trainers.config.episode import EpisodeSettings
-from evert.trainers.config.fields import (
-    Dtype,
-    RecipeError,
-    by_path,
-    device,
-    parallel,
-    setting,
-    size,
-    trust,
-)
-from evert.trainers.config.recipes import choose_recipe, game_name, game_of, taskset_of
+from evert.trainers.config.fields import RecipeError, by_path, parallel, setting, size
+from evert.trainers.config.recipes import choose_recipe, game_of, taskset_of
 from evert.trainers.config.train import MAPPINGS as TRAINING
-from evert.trainers.config.train import TASKS, TrainSettings
+from evert.trainers.config.train import SharedSettings, TrainSettings
 
 T = TypeVar("T", bound="PlayingSettings")
 
@@ -41,15 +32,9 @@ NAMES = (
 
 
 @chz.chz
-class PlayingSettings(EpisodeSettings):
+class PlayingSettings(SharedSettings):
     """Settings of episodes in which a named model plays a named agent."""
 
-    env: str = chz.field(
-        default="",
-        munger=lambda _, name: game_name(name),
-        doc=f"game: {', '.join(games())}; or give agent=",
-    )
-    tasks: Mapping[str, Any] = by_path(TASKS)
     agent: str = setting("", "your agent's import path, 'package.module:function'")
     train_tasks: str = setting("", "with agent=: import path or file of tasks trained on")
     test_tasks: str = setting("", "with agent=: import path or file of held-out tasks")
@@ -72,18 +57,10 @@ class PlayingSettings(EpisodeSettings):
     search: bool = setting(False, "whether the player has a search tool")
 
     model_name: str = setting("", "with tinker:// or vllm: the weights' base model")
-    renderer_name: str | None = setting(None, "None: the one that fits the model")
-    chat_template: Mapping[str, Any] = by_path(
-        "values of variables that the model's chat template reads, as in training"
-    )
-    trust_remote_code: bool = trust()
     base_url: str = setting("https://api.openai.com/v1", "openai: address of the endpoint")
     api_key_env: str | None = setting(
         None, "environment variable with the key; None: OPENAI_API_KEY, vllm: VLLM_API_KEY"
     )
-    device: str = device("embedded: cpu, cuda, mps or auto")
-    threads: int | None = size(None, "embedded: CPU threads; None: 1 for a tiny model")
-    dtype: Dtype = setting("auto", "embedded: type of the weights; auto: as in training")
     record: bool = setting(False, "whether every rollout is written to OUT/rollouts.jsonl")
 
     @chz.validate
