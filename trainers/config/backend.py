@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
@@ -110,7 +109,7 @@ def running_engine(
     choice: EngineChoice,
     settings: TrainSettings,
     checkpoints: Path,
-    models: "Mapping[str, FrozenModel]" = MappingProxyType({}),
+    models: "Mapping[str, FrozenModel]",
 ) -> Iterator[dict[str, Any]]:
     """Use the engine inside the block, beside frozen models; yield its description."""
     register_folder(settings.model_name)  # the user's own service may have this model, too

@@ -198,27 +198,25 @@ class Contestant:
     @contextmanager
     def _policy(self, say: Say) -> Iterator[tuple[Policy, EnvOptions]]:
         """The policy, and the Env options that fit it."""
-        settings, run = self.settings, self.run
-        match self.model:
-            case None:
-                with self._engine():
+        run, cap, renderer = self.run, self.settings.max_tokens, None
+        if isinstance(self.model, ServedSamplingClient):  # an engine would have no network
+            renderer = model_renderer(run.model_name, renderer_of(run))
+        with self._engine() as facts:
+            match self.model:
+                case None:
                     yield lambda env, seed: NoPolicy(), {}
-            case RemoteModel() as remote:
-                say(f"{remote.model} at {remote.base_url}")
-                with self._engine():
-                    yield lambda env, seed: EndpointPolicy(env, remote, settings.max_tokens), {}
-            case Person() as person:
-                with self._engine():
+                case RemoteModel() as remote:
+                    say(f"{remote.model} at {remote.base_url}")
+                    yield lambda env, seed: EndpointPolicy(env, remote, cap), {}
+                case Person() as person:
                     yield lambda env, seed: EndpointPolicy(env, person), {}
-            case ServedSamplingClient() as client:
-                renderer = model_renderer(run.model_name, renderer_of(run))
-                context = run.context_length or self.context_length
-                with self._engine():
+                case ServedSamplingClient() as client:
+                    assert renderer is not None
                     run_async(check_server(client, renderer.tokenizer))
                     say(f"{client.model} at {client.base_url}, by token ids")
+                    context = run.context_length or self.context_length
                     yield self._seeded(client), {"renderer": renderer, "context_length": context}
-            case ModelRef(checkpoints=store):
-                with self._engine(store or Path()) as facts:
+                case ModelRef(checkpoints=store):
                     say(engine_in_words(facts))
                     if store is not None and run.agent != self.agent:
                         say(f"plays {self.agent}; it was trained with {run.agent}")
@@ -231,14 +229,15 @@ class Contestant:
         cap, heat = self.max_tokens, self.settings.temperature
         return lambda env, seed: SeededPolicy(client, cap, heat, seed)
 
-    def _engine(self, checkpoints: Path = Path()) -> AbstractContextManager[Any]:
+    def _engine(self) -> AbstractContextManager[Any]:
         """Its engine, if its weights or the frozen models need one; it allows its host."""
         run = self._engine_run
         if not self.weights and not needs_engine(self._models):
             return nullcontext()
         host = urlsplit(getattr(self.model, "base_url", None) or "").hostname
         run = chz.replace(run, allow_hosts=(*run.allow_hosts, *([host] if host else [])))
-        return running_engine(self._engine_choice, run, checkpoints, self._models)
+        store = getattr(self.model, "checkpoints", None)
+        return running_engine(self._engine_choice, run, store or Path(), self._models)
 
 
 # -- from names ----------------------------------------------------------------------------------

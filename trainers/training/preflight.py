@@ -62,14 +62,12 @@ def prepare(settings: TrainSettings) -> PreparedRun:
         if objects[name] is None and not is_missing(path := getattr(settings, name)):
             objects[name] = load_tasks(path)
     if settings.warm_up_steps:
-        demonstrations = objects["demonstrations"] or settings.demonstrations
-        rows = load_demonstrations(demonstrations, settings.warm_up_min_reward)
-        objects["demonstrations"] = rows
+        rows = objects["demonstrations"] or settings.demonstrations
+        objects["demonstrations"] = load_demonstrations(rows, settings.warm_up_min_reward)
     objects = {name: value for name, value in objects.items() if value is not None}
-    tasks, sampler = objects["train_tasks"], objects.get("sampler")
-    if sampler is not None:
-        sampler = make_sampler(sampler, len(tasks), settings.batch_size, settings.seed)
-        objects["sampler"] = sampler
+    tasks, sizes = objects["train_tasks"], (settings.batch_size, settings.seed)
+    if "sampler" in objects:
+        objects["sampler"] = make_sampler(objects["sampler"], len(tasks), *sizes)
     models = open_models(refs, settings.base_url)
     if len(tasks):
         check_episodes(settings, models, objects["agent"], tasks[0], embedded=engine.embedded)
@@ -77,8 +75,8 @@ def prepare(settings: TrainSettings) -> PreparedRun:
     loaded = chz.replace(settings, **named)
     drafted = draft(loaded, models, opponent, len(tasks), embedded=engine.embedded)
     drafted.config(Path(settings.log_path or "."))  # raises if a field gets a wrong value
-    warnings = slips(settings, {key: value for key, value in objects.items() if key in FILES})
-    return PreparedRun(loaded, engine, models, drafted, warnings)
+    listed = {key: value for key, value in objects.items() if PATHS[key][0] == "tasks"}
+    return PreparedRun(loaded, engine, models, drafted, slips(settings, listed))
 
 
 def _check_known(settings: TrainSettings) -> None:
