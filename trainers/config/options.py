@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from evert.trainers.engine.training.losses import LossFn
+
 
 class TrainOptions(TypedDict, total=False):
     """Settings of a run, each with the type of its field in ``TrainSettings``."""
@@ -54,7 +56,7 @@ class TrainOptions(TypedDict, total=False):
     group_size: int
     test_group_size: int
     learning_rate: float
-    loss_fn: Literal["importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce"]
+    loss_fn: LossFn
     num_substeps: int
     kl_penalty: float
     max_tokens: int

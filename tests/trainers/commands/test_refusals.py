@@ -30,8 +30,7 @@ from evert.trainers.config import names
 from evert.trainers.config.arguments import UsageError, cookbook_fields
 from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.config.train import TrainSettings
-from evert.trainers.engine.training.loss_names import LossFn
-from evert.trainers.engine.training.losses import LOSSES
+from evert.trainers.engine.training.losses import LOSSES, LossFn
 from evert.trainers.sweeping.study import SweepSettings
 from evert.trainers.training.resuming import settings_of_run
 

@@ -14,7 +14,8 @@ NAMED = {"agent", "tasks", "test_tasks"}
 """Settings that are named parameters of ``evert.train``."""
 WIDER = {
     "tuple[str, ...]": "tuple[str, ...] | str", "log_path": "str | Path | None",
-    "limits": "Any", "parse_error_policy": "Any",  # the Cookbook's objects, too
+    "limits": "Any", "parse_error_policy": "Any",  # the Cookbook's objects as well
+    "loss_fn": "LossFn",
 }  # fmt: skip
 """Type of a setting, or a setting -> the values from Python that are read as one."""
 
