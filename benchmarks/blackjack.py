@@ -33,6 +33,7 @@ from rich.table import Table
 from evert.envs.from_gymnasium.actions import Actions
 from evert.trainers.commands.train import train
 from evert.trainers.config.evaluate import read_evaluate_settings
+from evert.trainers.config.plan import prepare
 from evert.trainers.episodes.players import find
 from evert.trainers.episodes.playing import EpisodeResult, plan_episodes, play
 from evert.trainers.system.command import run_async
@@ -163,7 +164,7 @@ def below(folder: Path, temperature: float, hands: int, console: Console) -> dic
         "models": str(folder),
         "temperature": str(temperature),
     }
-    contestant = find(str(folder), read_evaluate_settings(given))
+    contestant = find(str(folder), prepare(read_evaluate_settings(given), [str(folder)]))
     games = plan_episodes("", "", {"test": range(FRESH, FRESH + hands)}, [0])
     with contestant.ready(console.print) as player:
         played: list[EpisodeResult] = run_async(play(games, replace(player, dialogues=True)))

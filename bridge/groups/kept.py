@@ -4,20 +4,20 @@ from typing import Any
 
 
 class Kept:
-    """A value that deep copies of its holder share."""
+    """A value that deep copies of its holder share; ``name``: the text that is written for it."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    def __init__(self, value: Any, name: str = "") -> None:
+        self.value, self.name = value, name
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Kept":
         return self
 
     def __repr__(self) -> str:
-        return f"{self.value!r:.100}"
+        return self.name or f"{self.value!r:.100}"
 
     def to_dict(self) -> str:
         """Return the text that the Cookbook writes for it."""
-        return f"<a {type(self.value).__name__}>"
+        return self.name or f"<a {type(self.value).__name__}>"
 
 
 def unwrap(value: Any) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from evert.bridge.errors import InvalidDatasetError
+from evert.bridge.groups.kept import unwrap
 from evert.bridge.import_paths import resolve
 from evert.bridge.records.row_files import holds_records, names_file, read_rows
 
@@ -20,7 +21,7 @@ def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:
         RecordError: The folder holds neither a dataset nor records.
     """
     if not isinstance(tasks, str):
-        sequence = tasks
+        sequence: Sequence[Any] = unwrap(tasks)
     elif names_file(tasks):
         sequence = _of_file(tasks)
     else:

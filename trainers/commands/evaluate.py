@@ -33,15 +33,12 @@ from evert.trainers.commands import evaluate_all
 from evert.trainers.config.arguments import read_pairs
 from evert.trainers.config.evaluate import (
     EvaluateSettings,
-    PlayingSettings,
     playing_help,
     read_evaluate_settings,
 )
 from evert.trainers.config.fields import at_a_time
-from evert.trainers.config.frozen_models import read_models
-from evert.trainers.config.model_names import check_model, check_player
-from evert.trainers.config.names import check_names, texts_as_tasks
-from evert.trainers.config.opponents import check_opponent
+from evert.trainers.config.names import texts_as_tasks
+from evert.trainers.config.plan import PlayingPlan, prepare
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.command import run_async, run_command
@@ -94,40 +91,40 @@ def _run(arguments: Sequence[str]) -> int:
     if evaluate_all.ALL in (pairs.get("tasks"), recorded.get("tasks")):
         return _run_all({**evaluate_all.recorded_arguments(pairs.get("out")), **pairs})
     settings = read_evaluate_settings(pairs, recorded)
-    check_playing(settings, settings.models)
+    plan = prepare(settings, settings.models)
     with trusting_code(settings.trust_remote_code):
-        return _run_with(settings)
+        return _run_with(settings, plan)
 
 
 def _run_all(pairs: Mapping[str, str]) -> int:
     arguments = {key: value for key, value in pairs.items() if key != "tasks"}
     settings = read_evaluate_settings({**arguments, "env": "identity"})  # any game will do
-    check_playing(settings, settings.models)
+    plan = prepare(settings, settings.models)
     with trusting_code(settings.trust_remote_code):
-        _contestants(settings)
+        _contestants(plan)
     return evaluate_all.run(arguments, settings)
 
 
-def _contestants(settings: EvaluateSettings) -> list["Contestant"]:
+def _contestants(plan: PlayingPlan) -> list["Contestant"]:
     from evert.trainers.episodes.players import find
 
-    contestants = [find(name, settings) for name in settings.models]
+    contestants = [find(name, plan) for name in plan.players]
     for contestant in contestants:
         contestant.check()
     return contestants
 
 
-def _run_with(settings: EvaluateSettings) -> int:
+def _run_with(settings: EvaluateSettings, plan: PlayingPlan) -> int:
     if settings.out:
         _check_folder(Path(settings.out).expanduser(), settings)  # before models are loaded
-    contestants = _contestants(settings)
-    tasks = settings.tasks_by_split()
+    contestants = _contestants(plan)
     folder = run_folder.output_folder(settings.out, "evaluations", settings.name, EVALUATION)
     console = Console(highlight=False, markup=False, emoji=False)  # print names as they are
-    for warning in texts_as_tasks({f"{split}_tasks": listed for split, listed in tasks.items()}):
+    tasks = {f"{split}_tasks": listed for split, listed in plan.tasks.items()}
+    for warning in texts_as_tasks(tasks):
         console.print(redacted(f"warning: {warning}"), soft_wrap=True)
     try:
-        episodes = _evaluate(settings, contestants, tasks, folder, console)
+        episodes = _evaluate(settings, contestants, plan.tasks, folder, console)
     except (EvertError, KeyboardInterrupt) as stopped:
         prefix = "Interrupted. " if isinstance(stopped, KeyboardInterrupt) else ""
         command = shlex.join(["evert", "evaluate", f"out={folder}"])
@@ -135,19 +132,6 @@ def _run_with(settings: EvaluateSettings) -> int:
         raise
     scored = {episode.model for episode in episodes if episode.reward is not None}
     return int(any(episode.model not in scored for episode in episodes))  # 1: a model has no score
-
-
-def check_playing(settings: PlayingSettings, models: Sequence[str]) -> None:
-    """Check who plays what, before torch is imported."""
-    players = settings.players
-    for name in models:
-        check_player(name, settings.name, players)
-        if name not in players:
-            check_model(name, settings.renderer_name, players)
-    settings.paths_by_split()
-    check_names(settings)
-    read_models(settings.frozen)  # last: the agent's module may register their renderers
-    check_opponent("opponent", settings.env, settings.opponent)
 
 
 def _check_folder(path: Path, settings: EvaluateSettings) -> None:
@@ -211,8 +195,7 @@ def _play(
     record = Recorder(log.folder / f"{ROLLOUTS}.jsonl") if settings.record else None
     with contestant.ready(say) as player, _progress(contestant.name, len(todo), console) as show:
         places = Semaphore(at_a_time(settings.parallel))
-        opponents = settings.opponents()
-        player = replace(player, record=record, opponents=opponents, dialogues=SHOWN)
+        player = replace(player, record=record, dialogues=SHOWN)
         run_async(play(todo, player, log.add, show, success=settings.success, places=places))
     say(f"{len(todo)} episodes in {time.monotonic() - began:.0f} s")
 

@@ -17,7 +17,7 @@ from evert.trainers.config.command import Command
 from evert.trainers.config.fields import setting, trust
 from evert.trainers.config.model_names import (
     SERVICE,
-    NamedWeights,
+    ModelRef,
     find_model,
     local_weights,
     recorded_renderer,
@@ -72,7 +72,7 @@ def _run(settings: ModelExportSettings) -> int:
     return 0
 
 
-def _dtype_and_weights(settings: ModelExportSettings) -> tuple[str, NamedWeights]:
+def _dtype_and_weights(settings: ModelExportSettings) -> tuple[str, ModelRef]:
     """The dtype and the weights, checked before anything slow is imported."""
     if (form := settings.format) not in FORMATS:
         raise ExportError(f"format={form}: expected one of {', '.join(FORMATS)}.")
@@ -103,11 +103,11 @@ def _dtype_and_weights(settings: ModelExportSettings) -> tuple[str, NamedWeights
     return dtype, named_weights
 
 
-def _is_hosted(named_weights: NamedWeights) -> bool:
+def _is_hosted(named_weights: ModelRef) -> bool:
     return named_weights.model_path is not None and named_weights.folder is None
 
 
-def export(settings: ModelExportSettings, dtype: str, named_weights: NamedWeights) -> str:
+def export(settings: ModelExportSettings, dtype: str, named_weights: ModelRef) -> str:
     """Write the folder, and return what the user should know about it.
 
     Raises:
@@ -145,7 +145,7 @@ def export(settings: ModelExportSettings, dtype: str, named_weights: NamedWeight
 class _Weights:
     """The weights as files, and what the run's own engine computes with them."""
 
-    def __init__(self, named_weights: NamedWeights, work: Path) -> None:
+    def __init__(self, named_weights: ModelRef, work: Path) -> None:
         import tinker
 
         from evert.trainers.engine.embedded import embedded_engine
@@ -156,7 +156,7 @@ class _Weights:
         engine = embedded_engine(named_weights.checkpoints, device="cpu", dtype="float32")
         with nullcontext() if self.hosted else engine:
             service: Any = tinker.ServiceClient(base_url=named_weights.run.get("base_url"))
-            self.base = str(named_weights.base_model)
+            self.base = str(named_weights.model)
             self.folder = named_weights.folder if named_weights.model_path else None
             if self.hosted:
                 self.base, self.folder = _download(service, named_weights, work)
@@ -187,7 +187,7 @@ class _Weights:
         self.source = self.base if self.on_hub else str(folder.absolute())  # for other programs
 
 
-def _download(service: Any, named_weights: NamedWeights, work: Path) -> tuple[str, Path]:
+def _download(service: Any, named_weights: ModelRef, work: Path) -> tuple[str, Path]:
     """The base and the adapter, in PEFT's format, of weights on a service."""
     from tinker_cookbook import weights
     from tinker_cookbook.exceptions import TinkerCookbookError
@@ -242,7 +242,7 @@ def _card(settings: ModelExportSettings, dtype: str, weights: _Weights) -> str:
     return f"---\n{data.to_yaml()}\n---\n\n# {title}\n\n| | |\n|---|---|\n{table}\n"
 
 
-def _reward(named_weights: NamedWeights) -> str:
+def _reward(named_weights: ModelRef) -> str:
     """The mean reward of held-out tasks, if these are the weights that were scored."""
     run = None if named_weights.checkpoints is None else RunFolder(named_weights.checkpoints.parent)
     if run is None or not run.before or str(run.result.get("steps")) != named_weights.step:

@@ -85,7 +85,7 @@ def make_plan(settings: PlanSettings) -> "MemoryPlan":
     )
     with trusting_code(settings.trust_remote_code), no_network(), no_progress_bars():
         return plan(
-            weights.base_model or "", engine, rank=settings.lora_rank, samplers=settings.samplers
+            weights.model or "", engine, rank=settings.lora_rank, samplers=settings.samplers
         )
 
 

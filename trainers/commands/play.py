@@ -11,9 +11,9 @@ from rich.text import Text
 
 from evert.bridge.redaction import redacted
 from evert.bridge.tokens.pretrained import trusting_code
-from evert.trainers.commands.evaluate import check_playing
 from evert.trainers.config.arguments import read_pairs
 from evert.trainers.config.evaluate import ME, PlaySettings, playing_help, read_playing_settings
+from evert.trainers.config.plan import PlayingPlan, prepare
 from evert.trainers.rundir.folder import output_folder
 from evert.trainers.system.command import run_async, run_command
 
@@ -55,23 +55,22 @@ def _usage(arguments: Sequence[str]) -> str:
 
 
 def _run(settings: PlaySettings) -> int:
-    check_playing(settings, [settings.model] if settings.model != ME else [])
+    plan = prepare(settings, [settings.model] if settings.model != ME else [])
     console = Console(highlight=False, markup=False, emoji=False)
     console.soft_wrap = not console.is_terminal
     with trusting_code(settings.trust_remote_code):
-        contestant = _contestant(settings)
+        contestant = _contestant(settings, plan)
         contestant.check()
         return _play(contestant, settings, console)
 
 
-def _contestant(settings: PlaySettings) -> "Contestant":
+def _contestant(settings: PlaySettings, plan: PlayingPlan) -> "Contestant":
     from evert.trainers.episodes.person import Person
     from evert.trainers.episodes.players import Contestant, find
 
     if settings.model != ME:
-        return find(settings.model, settings)
-    run = settings.run_of("")
-    return Contestant(ME, settings, settings.agent_of(run), run, Person())
+        return find(settings.model, plan)
+    return Contestant(ME, plan, settings.agent_of(plan.run), plan.run, Person())
 
 
 def _play(contestant: "Contestant", settings: PlaySettings, console: Console) -> int:
@@ -87,7 +86,7 @@ def _play(contestant: "Contestant", settings: PlaySettings, console: Console) ->
     def say(text: str) -> None:
         console.print(harmless(Text(redacted(text))))
 
-    tasks = settings.tasks_by_split()
+    tasks = contestant.plan.tasks
     number = settings.number_of(next(iter(tasks.values())))
     episode = plan_episodes(contestant.name, "", tasks, [settings.seed])[number]
     views, turn = dict[ChatAgentEnv, PrintingPolicy](), asyncio.Lock()
@@ -106,7 +105,6 @@ def _play(contestant: "Contestant", settings: PlaySettings, console: Console) ->
             ),
             hooks=views.get,
             record=record,
-            opponents=settings.opponents(),
         )
         try:
             results = run_async(play([episode], player))

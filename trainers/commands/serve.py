@@ -24,7 +24,7 @@ from evert.trainers.config.fields import (
     size,
     trust,
 )
-from evert.trainers.config.model_names import NamedWeights, local_weights
+from evert.trainers.config.model_names import ModelRef, local_weights
 
 if TYPE_CHECKING:
     from evert.trainers.serving.chat import ChatModel, Sample
@@ -111,7 +111,7 @@ def serving(settings: ServeSettings) -> Iterator[str]:
             device=settings.device,
             dtype=settings.dtype,
             seed=settings.seed,
-            threads=threads_of(settings.threads, first.base_model or ""),
+            threads=threads_of(settings.threads, first.model or ""),
         ),
     ):
         make: Any = tinker.ServiceClient().create_sampling_client
@@ -150,20 +150,20 @@ def _names(settings: ServeSettings) -> dict[str, tuple[str, str]]:
     return {name: (settings.model, "model"), **more}
 
 
-def _place(weights: NamedWeights) -> tuple[str | None, str | None]:
+def _place(weights: ModelRef) -> tuple[str | None, str | None]:
     """The path and the base of weights; one of them is None. The path may be of any store."""
     if weights.model_path is None:
-        return None, weights.base_model
+        return None, weights.model
     return str(weights.folder or weights.model_path), None
 
 
-def _chat_model(settings: ServeSettings, weights: NamedWeights, sample: "Sample") -> "ChatModel":
+def _chat_model(settings: ServeSettings, weights: ModelRef, sample: "Sample") -> "ChatModel":
     from evert.bridge.models.tinker_model import MAX_TOKENS, context_length_here
     from evert.bridge.tokens.bases import model_renderer
     from evert.bridge.tokens.renderer import prompt_renderer
     from evert.trainers.serving.chat import ChatModel
 
-    base, run = weights.base_model or "", weights.run
+    base, run = weights.model or "", weights.run
     sampling = {} if settings.temperature is None else {"temperature": settings.temperature}
     return ChatModel(
         sample,

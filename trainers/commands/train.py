@@ -163,7 +163,9 @@ def run(
         with (
             trusting_code(settings.trust_remote_code),
             logging_to(folder.path),
-            running_engine(engine, settings, folder.path / run_folder.STORE) as facts,
+            running_engine(
+                engine, settings, folder.path / run_folder.STORE, prepared.models
+            ) as facts,
             rollout_workers(settings) as workers,
         ):
             frozen = f"\n{frozen_in_words(settings.models)}" if settings.models else ""

@@ -17,4 +17,5 @@ In reading order:
     train.py          settings of a training run
     options.py        the settings of train.py as a TypedDict, for type checkers
     evaluate.py       settings of an evaluation
+    plan.py           what an evaluation's settings name, made once
 """

@@ -261,9 +261,9 @@ def settings_help(
 ) -> str:
     """Describe each setting of a chz class: ``key=value``, meaning, and the value's source."""
     fields = chz.chz_fields(kind)
-    classes = [chz.chz_fields(base) for base in kind.__mro__ if chz.is_chz(base)]
+    root = [chz.chz_fields(base) for base in kind.__mro__ if chz.is_chz(base)][-1]
     lines: list[str] = []
-    for name in sorted(fields, key=lambda name: sum(name in names for names in classes)):
+    for name in sorted(fields, key=root.__contains__):  # an episode's settings come last
         value, origin = fields[name]._default, ""
         for layer, values in {**(presets or {}), "given": settings}.items():
             if name in values:

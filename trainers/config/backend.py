@@ -8,11 +8,11 @@
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from evert.bridge.models.older_servers import complete_client
@@ -20,6 +20,9 @@ from evert.bridge.tokens.bases import BASES
 from evert.bridge.tokens.pretrained import register_folder
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.train import TrainSettings
+
+if TYPE_CHECKING:
+    from evert.bridge.models.frozen import FrozenModel
 
 KEY = "TINKER_API_KEY"
 URL = "TINKER_BASE_URL"
@@ -103,9 +106,12 @@ def _is_tiny(model_name: str) -> bool:
 
 @contextmanager
 def running_engine(
-    choice: EngineChoice, settings: TrainSettings, checkpoints: Path
+    choice: EngineChoice,
+    settings: TrainSettings,
+    checkpoints: Path,
+    models: "Mapping[str, FrozenModel]",
 ) -> Iterator[dict[str, Any]]:
-    """Use the engine inside the block; yield its description."""
+    """Use the engine inside the block, beside frozen models; yield its description."""
     register_folder(settings.model_name)  # the user's own service may have this model, too
     if choice.kind == "service":
         complete_client(settings.base_url)
@@ -115,10 +121,10 @@ def running_engine(
             "model": settings.model_name, "trains": f"LoRA of rank {settings.lora_rank}",
         }  # fmt: skip
         return
-    from evert.trainers.config.frozen_models import frozen_models, hosts_of
+    from evert.trainers.config.frozen_models import hosts_of
     from evert.trainers.engine.embedded import embedded_engine
 
-    hosts = (*wandb_hosts(settings), *hosts_of(frozen_models(settings.models)))
+    hosts = (*wandb_hosts(settings), *hosts_of(models))
     with embedded_engine(
         checkpoints,
         device=settings.device,

@@ -4,30 +4,17 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import chz
 
 from evert.envs.games import Game, games
 from evert.trainers.config.arguments import gather, read_settings, settings_help
 from evert.trainers.config.episode import EpisodeSettings
-from evert.trainers.config.fields import (
-    Dtype,
-    RecipeError,
-    by_path,
-    device,
-    parallel,
-    setting,
-    size,
-    trust,
-)
-from evert.trainers.config.opponents import opponent, own_opponent
-from evert.trainers.config.recipes import choose_recipe, game_name, game_of, taskset_of
+from evert.trainers.config.fields import RecipeError, by_path, parallel, setting, size
+from evert.trainers.config.recipes import choose_recipe, game_of, taskset_of
 from evert.trainers.config.train import MAPPINGS as TRAINING
-from evert.trainers.config.train import TASKS, TrainSettings
-
-if TYPE_CHECKING:
-    from evert.bridge.groups.opponents import Against
+from evert.trainers.config.train import SharedSettings, TrainSettings
 
 T = TypeVar("T", bound="PlayingSettings")
 
@@ -45,15 +32,9 @@ NAMES = (
 
 
 @chz.chz
-class PlayingSettings(EpisodeSettings):
+class PlayingSettings(SharedSettings):
     """Settings of episodes in which a named model plays a named agent."""
 
-    env: str = chz.field(
-        default="",
-        munger=lambda _, name: game_name(name),
-        doc=f"game: {', '.join(games())}; or give agent=",
-    )
-    tasks: Mapping[str, Any] = by_path(TASKS)
     agent: str = setting("", "your agent's import path, 'package.module:function'")
     train_tasks: str = setting("", "with agent=: import path or file of tasks trained on")
     test_tasks: str = setting("", "with agent=: import path or file of held-out tasks")
@@ -76,18 +57,10 @@ class PlayingSettings(EpisodeSettings):
     search: bool = setting(False, "whether the player has a search tool")
 
     model_name: str = setting("", "with tinker:// or vllm: the weights' base model")
-    renderer_name: str | None = setting(None, "None: the one that fits the model")
-    chat_template: Mapping[str, Any] = by_path(
-        "values of variables that the model's chat template reads, as in training"
-    )
-    trust_remote_code: bool = trust()
     base_url: str = setting("https://api.openai.com/v1", "openai: address of the endpoint")
     api_key_env: str | None = setting(
         None, "environment variable with the key; None: OPENAI_API_KEY, vllm: VLLM_API_KEY"
     )
-    device: str = device("embedded: cpu, cuda, mps or auto")
-    threads: int | None = size(None, "embedded: CPU threads; None: 1 for a tiny model")
-    dtype: Dtype = setting("auto", "embedded: type of the weights; auto: as in training")
     record: bool = setting(False, "whether every rollout is written to OUT/rollouts.jsonl")
 
     @chz.validate
@@ -123,17 +96,6 @@ class PlayingSettings(EpisodeSettings):
         return self.game.players if self.game else {}
 
     @property
-    def frozen_models(self) -> Mapping[str, Any]:
-        """The frozen models, including an opponent that is a model."""
-        if not self.opponent or own_opponent(self.env, self.opponent):
-            return self.frozen
-        return {**self.frozen, "opponent": self.opponent}
-
-    def opponents(self) -> "Against | None":
-        """Who plays the other seats; None: the evaluated model."""
-        return opponent(self.env, self.opponent, self.max_tokens or self.run_of("").max_tokens)
-
-    @property
     def overrides(self) -> dict[str, Any]:
         """Settings that overrule a run's: device and threads; renderer and dtype, if set."""
         candidates = {"renderer_name": self.renderer_name, "dtype": self.dtype}
@@ -149,16 +111,16 @@ class PlayingSettings(EpisodeSettings):
         settings = self.subject
         if model:
             settings["model_name"] = model
-        _, preset = choose_recipe(settings)
+        _, preset = choose_recipe(settings, self.game)
         values = {**preset, **settings, **self.overrides}
         if self.agent:
             values["train_tasks"] = self.train_tasks or self.test_tasks or [None]  # not played
         return self.played_as(TrainSettings(**values))
 
     def played_as(self, run: TrainSettings) -> TrainSettings:
-        """A run's settings with this evaluation's episode settings and frozen models."""
+        """A run's settings with this evaluation's episode settings."""
         episodes = {name: getattr(self, name) for name in chz.chz_fields(EpisodeSettings)}
-        return chz.replace(run, **episodes, models=self.frozen_models)
+        return chz.replace(run, **episodes)
 
     def agent_of(self, run: TrainSettings) -> str:
         """Import path of the run's agent, or with ``search`` of its twin with a search tool."""
@@ -182,14 +144,18 @@ class PlayingSettings(EpisodeSettings):
             raise self._no_tasks()
         return {split: path for split, path in paths.items() if path}
 
-    def tasks_by_split(self) -> dict[str, Sequence[Any]]:
-        """The tasks to play, by split; raises a ``RecipeError`` if there are none."""
+    def tasks_by_split(self, objects: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
+        """The tasks to play, by split; raises a ``RecipeError`` if there are none.
+
+        ``objects`` has the tasks of settings that are loaded (``named_objects``).
+        """
         from evert.bridge.groups.tasks import load_tasks
 
-        tasks = {
-            split: spread(load_tasks(path), self.max_tasks)
-            for split, path in self.paths_by_split().items()
-        }
+        loaded = {} if self.game else objects
+        tasks = dict[str, Sequence[Any]]()
+        for split, path in self.paths_by_split().items():
+            listed = loaded.get(f"{split}_tasks")
+            tasks[split] = spread(load_tasks(path) if listed is None else listed, self.max_tasks)
         if not any(map(len, tasks.values())):
             raise self._no_tasks()
         return tasks
@@ -265,10 +231,10 @@ class PlaySettings(PlayingSettings):
         has_own = self.agent and not (self.train_tasks or self.test_tasks)
         return {} if has_own else PlayingSettings.paths_by_split(self)
 
-    def tasks_by_split(self) -> dict[str, Sequence[Any]]:
+    def tasks_by_split(self, objects: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
         """The tasks among which ``task`` is a number, of one split: held-out ones, if any."""
         if self.paths_by_split():
-            tasks = PlayingSettings.tasks_by_split(self)
+            tasks = PlayingSettings.tasks_by_split(self, objects)
             return dict([item for item in tasks.items() if len(item[1])][-1:])
         from evert.bridge.episode.agent import NO_TASK
 
@@ -301,12 +267,20 @@ def read_playing_settings(
 ) -> T:
     """Read settings of one kind, over recorded ones or the recipe's episode settings."""
     taskset = taskset_of(settings)
-    _, preset = choose_recipe({"env": settings.get("env"), "tasks": taskset})
-    shared = {key: preset[key] for key in preset.keys() & chz.chz_fields(EpisodeSettings).keys()}
-    under = recorded or {**shared, "frozen": preset.get("models", {})}
-    fields = {re.sub(r"^models\.", "frozen.", key): value for key, value in settings.items()}
-    gathered = gather({**fields, "tasks": taskset}, MAPPINGS, under)
-    return read_settings(kind, gathered, under, _name_of)
+    under, game = recorded, None
+    if not under:
+        subject = {"env": settings.get("env"), "tasks": taskset}
+        game = game_of(subject) if subject["env"] or taskset.get("id") else None
+        _, preset = choose_recipe(subject, game)
+        fields = chz.chz_fields(EpisodeSettings)
+        shared = {key: value for key, value in preset.items() if key in fields}
+        under = {**shared, "frozen": preset.get("models", {})}
+    renamed = {re.sub(r"^models\.", "frozen.", key): value for key, value in settings.items()}
+    gathered = gather({**renamed, "tasks": taskset}, MAPPINGS, under)
+    result = read_settings(kind, gathered, under, _name_of)
+    if game:
+        vars(result)["game"] = game  # the cached property: a taskset may take long to make
+    return result
 
 
 def playing_help(kind: type[PlayingSettings], settings: Mapping[str, str]) -> str:

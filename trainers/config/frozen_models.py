@@ -12,9 +12,9 @@ The settings map what follows ``models.`` to a text; from Python a value may be 
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import astuple
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import chz
@@ -25,21 +25,15 @@ from evert.trainers.config.episode import EpisodeSettings, env_options
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.model_names import (
     ModelNameError,
-    NamedEndpoint,
-    NamedModel,
-    NamedServer,
-    NamedWeights,
+    ModelRef,
     check_model,
     find_model,
-    recorded_renderer,
     split_step,
 )
 from evert.trainers.config.names import check_renderer
 
 if TYPE_CHECKING:
     from evert.bridge.models.frozen import FrozenModel
-    from evert.bridge.models.remote import RemoteModel
-    from evert.bridge.models.tinker_model import TinkerModel
 
 
 @chz.chz
@@ -61,8 +55,6 @@ class EndpointOptions:
     timeout: float = 600.0
 
 
-_Options: TypeAlias = WeightsOptions | EndpointOptions
-
 OPTIONS = frozenset({*chz.chz_fields(WeightsOptions), *chz.chz_fields(EndpointOptions)})
 """Options that may follow ``models.NAME.``; NAME itself may contain dots."""
 
@@ -71,21 +63,28 @@ def frozen_models(
     settings: Mapping[str, Any], base_url: str | None = None
 ) -> "dict[str, FrozenModel]":
     """The models of the settings, as an Env takes them; ``base_url``: the run's Tinker service."""
+    return open_models(read_models(settings), base_url)
+
+
+def open_models(
+    models: "Mapping[str, ModelRef | FrozenModel]", base_url: str | None = None
+) -> "dict[str, FrozenModel]":
+    """The models as an Env takes them; ``base_url``: the run's Tinker service."""
     return {
-        name: model if options is None else make_model(model, options, base_url)
-        for name, (model, options) in read_models(settings).items()
+        name: model.open(base_url) if isinstance(model, ModelRef) else model
+        for name, model in models.items()
     }
 
 
-def read_models(settings: Mapping[str, Any]) -> "dict[str, tuple[Any, _Options | None]]":
-    """Each model of the settings by its name, with its options. Imports nothing heavy.
+def read_models(settings: Mapping[str, Any]) -> "dict[str, ModelRef | FrozenModel]":
+    """Each model of the settings by its name. Imports nothing heavy.
 
-    A model object from Python is returned as it is, with None for the options.
+    A model object from Python is returned as it is.
 
     Raises:
         EvertError: There is no such model, renderer or option.
     """
-    models: dict[str, tuple[Any, _Options | None]] = {}
+    models: dict[str, ModelRef | FrozenModel] = {}
     for name, options in _by_name(settings).items():
         model = options.pop("", None)
         if model is None:
@@ -95,7 +94,7 @@ def read_models(settings: Mapping[str, Any]) -> "dict[str, tuple[Any, _Options |
                 f"models.{name}=evert-tiny."
             )
         is_named = isinstance(model, str)
-        models[name] = read_model(f"models.{name}", model, options) if is_named else (model, None)
+        models[name] = read_model(f"models.{name}", model, options) if is_named else model
     return models
 
 
@@ -114,10 +113,8 @@ def _split(key: str) -> tuple[str, str]:
     return (name, option) if name and option in OPTIONS else (key, "")
 
 
-def read_model(
-    setting: str, text: str, options: Mapping[str, Any]
-) -> "tuple[NamedModel, _Options]":
-    """Read the model that a setting names, and its options; errors as in ``read_models``."""
+def read_model(setting: str, text: str, options: Mapping[str, Any]) -> ModelRef:
+    """Read the model that a setting names, with its options; errors as in ``read_models``."""
     if text.startswith("<"):
         raise RecipeError(
             f"{setting} was {text}, an object from Python, which the record does not hold. "
@@ -131,16 +128,18 @@ def read_model(
         check_renderer(renderer, name_of("renderer_name"))
     with _naming(setting):
         model = check_model(text, renderer)
-    if isinstance(model, NamedServer):
+    if model.kind == "server":
         raise RecipeError(
             f"{setting}={text} is a server of token ids, which `evert evaluate models=` takes. "
             "A frozen model needs chat completions, which the same server has, too: "
             f"{setting}={model.base_url}#{model.model or 'MODEL'}."
         )
-    if isinstance(model, NamedEndpoint):
-        address = {"base_url": model.base_url} if model.base_url else {}
-        return model, read_settings(EndpointOptions, options, address, name_of)
-    return model, read_settings(WeightsOptions, options, name_of=name_of)
+    is_endpoint = model.kind == "endpoint"
+    address = {"base_url": model.base_url} if model.base_url else {}
+    kind = EndpointOptions if is_endpoint else WeightsOptions
+    settings: Any = read_settings(kind, options, address, name_of)
+    values = {key: value for key, value in chz.asdict(settings).items() if value is not None}
+    return replace(model, options=values)
 
 
 @contextmanager
@@ -154,29 +153,15 @@ def _naming(setting: str) -> Iterator[None]:
         raise ModelNameError(f"{setting}: {error}{hint}") from error
 
 
-def make_model(model: Any, options: Any, base_url: str | None) -> "RemoteModel | TinkerModel":
-    """Make the model that ``read_model`` has read; ``base_url``: the run's Tinker service."""
-    from evert.bridge.models.remote import RemoteModel
-    from evert.bridge.models.tinker_model import TinkerModel
-
-    if isinstance(model, NamedEndpoint):
-        access = options.base_url, options.api_key_env, options.timeout
-        return RemoteModel(model.model, *access, options.temperature)
-    renderer = options.renderer_name or recorded_renderer(model.run)
-    path = model.model_path
-    if path is not None and model.folder is not None:
-        path = str(model.folder.resolve())
-    sampling = renderer, options.temperature, options.max_tokens
-    return TinkerModel(model.base_model, path, *sampling, base_url)
-
-
-def fingerprint(settings: Mapping[str, Any]) -> list[Any]:
+def fingerprint(
+    settings: Mapping[str, Any], models: "Mapping[str, ModelRef | FrozenModel]"
+) -> list[Any]:
     """Everything that determines the models' replies: names, options, and digests of weights."""
     parts: list[Any] = []
     for name, options in sorted(_by_name(settings).items()):
-        model = find_model(str(options.pop("")))
-        weights = model.digests if isinstance(model, NamedWeights) else [*astuple(model)]
-        parts.append([name, weights, sorted(options.items())])
+        model, text = models[name], options.pop("")
+        digests = model.digests if isinstance(model, ModelRef) else [repr(text)]
+        parts.append([name, digests, sorted(options.items())])
     return parts
 
 
@@ -263,5 +248,4 @@ def _pin_step(key: str, value: Any, before: str) -> Any:
         return before
     with _naming(f"models.{key}"):
         model = None if value.startswith("<") else find_model(value)
-    step = model.step if isinstance(model, NamedWeights) else None
-    return value if step is None else f"{value}@{step}"
+    return f"{value}@{model.step}" if model and model.step else value

@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from evert.bridge.errors import EvertError, InvalidModelError, did_you_mean
 from evert.bridge.tokens.bases import (
@@ -32,6 +32,10 @@ from evert.trainers.config.train import TrainSettings
 from evert.trainers.rundir.folder import STORE, recorded_settings
 from evert.trainers.system.files import CHECKPOINTS, read_jsonl
 
+if TYPE_CHECKING:
+    from evert.bridge.models.remote import RemoteModel
+    from evert.bridge.models.tinker_model import TinkerModel
+
 ENDPOINT, SERVICE, SERVER = "openai:", "tinker://", "vllm:"
 ADDRESS = ("http://", "https://")
 ELSEWHERE = ", tinker://..., openai:MODEL, https://HOST/v1#MODEL, vllm:http://HOST/v1#MODEL"
@@ -44,36 +48,36 @@ class ModelNameError(EvertError, ValueError):
 
 
 @dataclass(frozen=True)
-class NamedEndpoint:
-    """A model behind an endpoint; ``base_url`` is None where the name has no address."""
+class ModelRef:
+    """A model that a text names.
 
-    model: str
+    Attributes:
+        kind: "weights" of the embedded engine or of a service; an "endpoint" of chat completions;
+            a "server" of token ids.
+        model: Its name there, None for the server's only model; of weights, the name of their base,
+            None where only the service knows it.
+        base_url: Address of the endpoint or server; None where the name has none.
+        model_path: tinker://... of weights; None for the base's own.
+        step: Training step after which the weights were saved; None for no run.
+        run: The recorded settings of the weights' run.
+        checkpoints: The run's folder of checkpoints; None for no run.
+        options: Options of sampling, for ``open``.
+    """
+
+    kind: Literal["weights", "endpoint", "server"]
+    model: str | None
     base_url: str | None = None
-
-
-@dataclass(frozen=True)
-class NamedServer:
-    """A model behind a server of token ids; ``model`` is None where the name has none."""
-
-    base_url: str
-    model: str | None = None
-
-
-@dataclass(frozen=True)
-class NamedWeights:
-    """Weights of the embedded engine or of a service."""
-
-    base_model: str | None  # None where only the service knows
-    model_path: str | None = None  # tinker://...; None for the base's own weights
-    step: str | None = None  # training step after which they were saved; None for no run
-    run: Mapping[str, Any] = field(default_factory=dict)  # a run's recorded settings
-    checkpoints: Path | None = None  # the run's folder of checkpoints; None for no run
+    model_path: str | None = None
+    step: str | None = None
+    run: Mapping[str, Any] = field(default_factory=dict)
+    checkpoints: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path | None:
         """Folder of the weights' files; None if they are not on this disk."""
         if self.model_path is None:
-            name = self.base_model or ""
+            name = self.model or ""
             folder = base_path(name) if name in BASES else Path(name).expanduser()
         elif self.checkpoints is not None:
             folder = self.checkpoints / self.model_path.removeprefix(SERVICE)
@@ -82,29 +86,41 @@ class NamedWeights:
         return folder if folder.is_dir() else None
 
     @property
-    def digests(self) -> list[str]:
-        """What identifies the weights: digests of their files, or their name if they have none.
+    def digests(self) -> list[str | None]:
+        """What identifies the model: digests of the weights' files, or its name and address.
 
         A name on a Hub or a service is assumed to mean the same weights always.
         """
-        parts = []
+        if self.kind != "weights":
+            return [self.model, self.base_url]
+        parts = list[str | None]()
         folder = self.folder or Path("/nowhere")
         for path in sorted({path for pattern in WEIGHTS for path in folder.glob(pattern)}):
             with path.open("rb") as file:
                 parts += [path.name, hashlib.file_digest(file, "blake2b").hexdigest()]
-        return parts or [str(self.model_path or self.base_model)]
+        return parts or [str(self.model_path or self.model)]
+
+    def open(self, service: str | None = None) -> "RemoteModel | TinkerModel":
+        """Return the model as an Env takes it; ``service``: address of the run's Tinker service."""
+        from evert.bridge.models.remote import RemoteModel
+        from evert.bridge.models.tinker_model import TinkerModel
+
+        if self.kind == "endpoint":
+            return RemoteModel(str(self.model), **self.options)
+        path = self.model_path
+        if path is not None and self.folder is not None:
+            path = str(self.folder.resolve())
+        sampling = {"renderer_name": recorded_renderer(self.run), **self.options}
+        return TinkerModel(self.model, path, base_url=service, **sampling)
 
 
-NamedModel = NamedEndpoint | NamedServer | NamedWeights
-
-
-def find_model(name: str, players: Collection[str] = (), *, is_local: bool = False) -> NamedModel:
+def find_model(name: str, players: Collection[str] = (), *, is_local: bool = False) -> ModelRef:
     """Find the model that a name refers to.
 
     Error messages also suggest ``players``, and with ``is_local`` only weights on this machine.
     """
     if name.startswith(ENDPOINT):
-        return NamedEndpoint(name.removeprefix(ENDPOINT))
+        return ModelRef("endpoint", name.removeprefix(ENDPOINT))
     if name.startswith(SERVER):
         address, _, model = name.removeprefix(SERVER).partition("#")
         if not address.startswith(ADDRESS):
@@ -113,7 +129,7 @@ def find_model(name: str, players: Collection[str] = (), *, is_local: bool = Fal
                 "vllm:http://HOST:PORT/v1, or with the model's name after a #: "
                 "vllm:http://HOST:PORT/v1#MODEL."
             )
-        return NamedServer(address.rstrip("/"), model or None)
+        return ModelRef("server", model or None, address.rstrip("/"))
     if name.startswith(ADDRESS):
         address, _, model = name.partition("#")
         if not model:
@@ -121,15 +137,15 @@ def find_model(name: str, players: Collection[str] = (), *, is_local: bool = Fal
                 f"{name} is an address without a model; expected the model's name after a #: "
                 f"{name}#gpt-5-mini, for example."
             )
-        return NamedEndpoint(model, address)
+        return ModelRef("endpoint", model, address)
     if name.startswith(SERVICE):
-        return NamedWeights(None, name)
+        return ModelRef("weights", None, model_path=name)
     folder, step = split_step(name)
     if recorded := recorded_settings(folder, TrainSettings):
         return _of_run(name, Path(folder).expanduser(), step, recorded)
     if name not in BASES and not (name and Path(name).expanduser().is_dir()):
         _check_name(name, players, is_local)
-    return NamedWeights(name)
+    return ModelRef("weights", name)
 
 
 def check_player(name: str, game: str, players: Collection[str]) -> None:
@@ -153,18 +169,18 @@ def split_step(name: str) -> tuple[str, str]:
 
 def check_model(
     name: str, renderer_name: str | None = None, players: Collection[str] = ()
-) -> NamedModel:
+) -> ModelRef:
     """As ``find_model``, and check that the model has a renderer. Imports nothing heavy.
 
     Raises:
         ModelNameError: There is no such model, or no renderer for it.
     """
     model = find_model(name, players)
-    if renderer_name or not isinstance(model, NamedWeights) or not model.base_model:
+    if renderer_name or model.kind != "weights" or not model.model:
         return model
     if not model.run.get("renderer_name"):
         try:
-            renderer_name_of(model.base_model)
+            renderer_name_of(model.model)
         except InvalidModelError as error:
             hint = f" Or did you mean a player? There are: {', '.join(players)}." if players else ""
             raise ModelNameError(f"{error}{hint}") from error
@@ -175,9 +191,9 @@ OR_RUN = ", runs/NAME or runs/NAME@STEP"
 """The end of the list of models where a run's weights are accepted, too."""
 
 
-def check_weights(model: NamedModel, setting: str, purpose: str, more: str = "") -> NamedWeights:
+def check_weights(model: ModelRef, setting: str, purpose: str, more: str = "") -> ModelRef:
     """Return weights whose base is known; refuse other models. ``purpose``: "trained", ..."""
-    if isinstance(model, NamedWeights) and model.base_model is not None:
+    if model.kind == "weights" and model.model is not None:
         return model
     raise ModelNameError(
         f"{setting} is not on this machine, so it cannot be {purpose} here; expected a base of "
@@ -185,14 +201,14 @@ def check_weights(model: NamedModel, setting: str, purpose: str, more: str = "")
     )
 
 
-def local_weights(name: str, setting: str, purpose: str) -> NamedWeights:
+def local_weights(name: str, setting: str, purpose: str) -> ModelRef:
     """The weights that a setting names, which must be on this machine to be ``purpose``.
 
     Raises:
         ModelNameError: No weights of this name are on this machine.
     """
     weights = check_weights(find_model(name, is_local=True), f"{setting}={name}", purpose, OR_RUN)
-    if not is_here(weights.base_model or ""):
+    if not is_here(weights.model or ""):
         raise ModelNameError(
             f"{setting}={name} is not a shipped base, a folder, or in the local Hugging Face "
             f"cache. Check the name, or download it first: hf download {name}."
@@ -245,7 +261,7 @@ def _is_known(name: str) -> bool:
     return True
 
 
-def _of_run(name: str, folder: Path, step: str, recorded: Mapping[str, Any]) -> NamedWeights:
+def _of_run(name: str, folder: Path, step: str, recorded: Mapping[str, Any]) -> ModelRef:
     saved = {
         str(record.get("batch", record["name"])): str(record["sampler_path"])
         for record in read_jsonl(folder / CHECKPOINTS)
@@ -258,7 +274,7 @@ def _of_run(name: str, folder: Path, step: str, recorded: Mapping[str, Any]) -> 
         )
     step = step or [*saved][-1]
     base = str(recorded.get("model_name") or BASE_MODEL)
-    return NamedWeights(base, saved[step], step, recorded, folder / STORE)
+    return ModelRef("weights", base, None, saved[step], step, recorded, folder / STORE)
 
 
 def recorded_renderer(run: Mapping[str, Any]) -> str | None:

@@ -40,8 +40,11 @@ FILES = frozenset({"train_tasks", "test_tasks", "demonstrations"})
 """Those of ``PATHS`` that may name a file instead."""
 
 
-def check_names(settings: EpisodeSettings) -> None:
-    """Check the keys, numbers and import paths of a run's or an evaluation's settings."""
+def named_objects(settings: EpisodeSettings) -> dict[str, Any]:
+    """Check a run's or an evaluation's keys, numbers and paths; return its objects by setting.
+
+    None for one that is missing, and for records, whose reader loads torch.
+    """
     for name in FIELDS:
         for path in getattr(settings, name, ()):
             key = path.partition(".")[0] if name == "cookbook" else path
@@ -52,17 +55,20 @@ def check_names(settings: EpisodeSettings) -> None:
     if game is not None and game.agent[:6] != "evert.":
         values["agent"] = game.agent
     builtin = {k for k, path in values.items() if isinstance(path, str) and path[:6] == "evert."}
+    objects = dict[str, Any]()
     for key in sorted(values, key=builtin.__contains__):  # evert's last: a game may import torch
         value, (kind, error) = values[key], PATHS[key]
         target, label = value, key
         if key in FILES and isinstance(value, str) and names_file(value):
-            target = _check_file(key, value, error)
+            target = _read_file(key, value, error)
         elif isinstance(value, str):
             target, label = resolve(value, kind, error) if value else None, f"{key}={value}"
         if kind == "tasks" and target is not None:
             _check_tasks(label, target)
+        objects[key] = target
     if renderer := getattr(settings, "renderer_name", None):
         check_renderer(renderer)
+    return objects
 
 
 def named_files(settings: object) -> dict[str, list[Path]]:
@@ -76,7 +82,7 @@ def named_files(settings: object) -> dict[str, list[Path]]:
     }
 
 
-def _check_file(key: str, path: str, error: type[EvertError]) -> Sequence[Any] | None:
+def _read_file(key: str, path: str, error: type[EvertError]) -> Sequence[Any] | None:
     """Read the file that a setting names; None for records, whose reader loads torch."""
     if holds_records(path, error):
         record_files(path)

@@ -27,19 +27,19 @@ class TrainOptions(TypedDict, total=False):
     parse_error_policy: Any
     close_timeout: float
     env: str
-    train_tasks: Any
-    sampler: Any
-    model_name: str
     renderer_name: str | None
     chat_template: Mapping[str, Any]
     trust_remote_code: bool
-    engine: Literal["auto", "embedded", "service"]
-    base_url: str | None
     device: str
     threads: int | None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    train_tasks: Any
+    sampler: Any
+    model_name: str
+    engine: Literal["auto", "embedded", "service"]
+    base_url: str | None
     full_parameter: bool | None
     lora_rank: int
-    dtype: Literal["auto", "float32", "bfloat16", "float16"]
     allow_hosts: tuple[str, ...] | str
     rollouts: Literal["here", "pool", "ray"]
     rollout_workers: int | None

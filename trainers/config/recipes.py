@@ -11,8 +11,10 @@ from evert.envs.tasksets import task_game
 from evert.trainers.config.fields import RecipeError
 
 
-def choose_recipe(settings: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
-    """The preset for these settings: its name and its values."""
+def choose_recipe(
+    settings: Mapping[str, object], game: Game | None = None
+) -> tuple[str, Mapping[str, Any]]:
+    """The preset for these settings: its name and its values; ``game``: theirs, if it is made."""
     taskset = taskset_of(settings)
     names = {"env": str(settings.get("env") or ""), "tasks": str(taskset.get("id", ""))}
     sources = [f"{key}={name}" for key, name in names.items() if name]
@@ -25,7 +27,7 @@ def choose_recipe(settings: Mapping[str, object]) -> tuple[str, Mapping[str, Any
             f"Got both {choices[0]} and {choices[1]}; expected one of them. Leave "
             f"{choices[0].partition('=')[0]}= out to train your own agent."
         )
-    game, model = game_of(settings), str(settings.get("model_name") or "")
+    game, model = game or game_of(settings), str(settings.get("model_name") or "")
     defaults = game.settings(full_size=bool(model) and model not in BASES)
     if taskset:
         return f"recipe {names['tasks']}", {**defaults, "tasks": taskset}

@@ -34,22 +34,37 @@ def _path_field(doc: str) -> Any:
     return chz.field(default="", doc=doc, blueprint_cast=str)
 
 
-TASKS = (
-    "or a taskset: tasks=reasoning_gym:chain_sum, tasks=gymnasium:Blackjack-v1; its arguments: "
-    "tasks.max_terms=2"
-)
-
-
 @chz.chz
-class TrainSettings(EpisodeSettings):
-    """Settings of one training run and its episodes; a recipe's defaults overrule those here."""
+class SharedSettings(EpisodeSettings):
+    """Settings that a training run and an evaluation share."""
 
     env: str = chz.field(
         default="",
         munger=lambda _, name: game_name(name),
         doc=f"game: {', '.join(games())}; or give agent=",
     )
-    tasks: Mapping[str, Any] = by_path(TASKS)
+    tasks: Mapping[str, Any] = by_path(
+        "or a taskset: tasks=reasoning_gym:chain_sum, tasks=gymnasium:Blackjack-v1; its "
+        "arguments: tasks.max_terms=2"
+    )
+    renderer_name: str | None = setting(None, "None: the one that fits the model")
+    chat_template: Mapping[str, Any] = by_path(
+        "values of variables that the model's chat template reads; "
+        "`evert model check FOLDER` lists them"
+    )
+    trust_remote_code: bool = trust()
+    device: str = device("embedded: cpu, cuda, cuda:1, ..., mps or auto")
+    threads: int | None = size(None, "embedded: CPU threads per pass; None: 1 for a tiny model")
+    dtype: Dtype = setting(
+        "auto",
+        "embedded: type of the weights; auto: as trained, or bfloat16 on CUDA with an adapter",
+    )
+
+
+@chz.chz
+class TrainSettings(SharedSettings):
+    """Settings of one training run and its episodes; a recipe's defaults overrule those here."""
+
     # Import paths, or from Python the objects themselves.
     agent: Any = _path_field("your agent's import path, 'package.module:function'")
     train_tasks: Any = _path_field(
@@ -65,25 +80,14 @@ class TrainSettings(EpisodeSettings):
     model_name: str = setting(
         BASE_MODEL, "a shipped base, a Hugging Face folder, or a model's name"
     )
-    renderer_name: str | None = setting(None, "None: the one that fits the model")
-    chat_template: Mapping[str, Any] = by_path(
-        "values of variables that the model's chat template reads; "
-        "`evert model check FOLDER` lists them"
-    )
-    trust_remote_code: bool = trust()
     engine: Literal["auto", "embedded", "service"] = setting(
         "auto", "auto: the service where TINKER_API_KEY is set and it has the model"
     )
     base_url: str | None = setting(None, "address of your own service")
-    device: str = device("embedded: cpu, cuda, cuda:1, ..., mps or auto")
-    threads: int | None = size(None, "embedded: CPU threads per pass; None: 1 for a tiny model")
     full_parameter: bool | None = setting(
         None, "embedded: train all weights; None: below 50 M parameters"
     )
     lora_rank: int = size(32, "rank of the adapter, if one is trained")
-    dtype: Dtype = setting(
-        "auto", "embedded: type of the weights; auto: bfloat16 on CUDA with an adapter"
-    )
     allow_hosts: tuple[str, ...] = setting(
         (), "embedded: hosts that stay reachable, for example an agent's tools"
     )

@@ -14,7 +14,8 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
@@ -28,27 +29,24 @@ from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.errors import EvertError
 from evert.bridge.groups.group import load_agent
+from evert.bridge.models.frozen import FrozenModel
 from evert.bridge.models.remote import RemoteModel
 from evert.bridge.redaction import redacted
 from evert.bridge.tokens.bases import BASES, model_renderer
-from evert.trainers.config.backend import check_engine, choose_engine, context_of, running_engine
+from evert.trainers.config.backend import (
+    EngineChoice,
+    check_engine,
+    choose_engine,
+    context_of,
+    running_engine,
+)
 from evert.trainers.config.backend import say as engine_in_words
 from evert.trainers.config.episode import EpisodeSettings, env_options
 from evert.trainers.config.evaluate import PlayingSettings
-from evert.trainers.config.frozen_models import (
-    check_episodes,
-    fingerprint,
-    frozen_models,
-    needs_engine,
-)
-from evert.trainers.config.model_names import (
-    ModelNameError,
-    NamedEndpoint,
-    NamedServer,
-    NamedWeights,
-    check_player,
-    find_model,
-)
+from evert.trainers.config.frozen_models import check_episodes, needs_engine, open_models
+from evert.trainers.config.model_names import ModelNameError, ModelRef
+from evert.trainers.config.opponents import open_opponent
+from evert.trainers.config.plan import PlayingPlan
 from evert.trainers.config.train import TrainSettings, renderer_of
 from evert.trainers.episodes.person import Person
 from evert.trainers.episodes.playing import Player
@@ -79,7 +77,7 @@ class Contestant:
 
     Attributes:
         name: Its name in the tables.
-        settings: The settings of its episodes.
+        plan: What it plays.
         agent: Import path of the agent; without a model, of a function from a seed to the agent.
         run: The run that trained it, or could: engine, model, renderer, maximum tokens of a reply.
         model: The model that answers the agent's calls; None: a player without a model.
@@ -87,11 +85,16 @@ class Contestant:
     """
 
     name: str
-    settings: PlayingSettings
+    plan: PlayingPlan
     agent: str
     run: TrainSettings
-    model: NamedWeights | NamedEndpoint | ServedSamplingClient | Person | None = None
+    model: ModelRef | RemoteModel | ServedSamplingClient | Person | None = None
     context_length: int | None = None
+
+    @property
+    def settings(self) -> PlayingSettings:
+        """The settings of its episodes."""
+        return self.plan.settings
 
     @property
     def digest(self) -> str:
@@ -103,27 +106,26 @@ class Contestant:
         names = sorted(chz.chz_fields(EpisodeSettings).keys() - NO_MATTER)
         values: list[Any] = [(name, getattr(self.settings, name)) for name in names]
         values = [(n, dict(sorted(v.items())) if isinstance(v, Mapping) else v) for n, v in values]
-        parts = [*values, fingerprint(self.settings.frozen_models)]
-        return [*parts, self.settings.opponent] if self.settings.opponent else parts
+        return [*values, *self.plan.fingerprint]
 
     def _reply_sources(self) -> list[Any]:
         model = self.model
         if model is None or isinstance(model, Person):
             return []
-        if isinstance(model, NamedEndpoint):
-            return [model.model, self._address, self.settings.max_tokens]
-        source = (
-            [model.digests] if isinstance(model, NamedWeights) else [model.model, self._address]
-        )
+        if isinstance(model, RemoteModel):
+            return [model.model, model.base_url, self.settings.max_tokens]
+        source: list[Any] = [model.model, model.base_url]
+        if isinstance(model, ModelRef):
+            source = [model.digests]
         return [*source, renderer_of(self.run), self.max_tokens]
 
     @property
     def weights(self) -> Mapping[str, Any]:
         """Arguments that create its sampling client; empty unless ``model`` are weights."""
-        if not isinstance(self.model, NamedWeights):
+        if not isinstance(self.model, ModelRef):
             return {}
         path = self.model.model_path
-        return {"base_model": self.model.base_model} if path is None else {"model_path": path}
+        return {"base_model": self.model.model} if path is None else {"model_path": path}
 
     @property
     def max_tokens(self) -> int:
@@ -131,15 +133,28 @@ class Contestant:
         return self.settings.max_tokens or self.run.max_tokens
 
     @property
-    def _address(self) -> str:
-        if isinstance(self.model, NamedEndpoint):
-            return self.model.base_url or self.settings.base_url
-        return self.model.base_url if isinstance(self.model, ServedSamplingClient) else ""
-
-    @property
     def _engine_run(self) -> TrainSettings:
         """The run whose engine it plays on."""
-        return self.run if self.weights else self.settings.run_of("")
+        return self.run if self.weights else self.plan.run
+
+    @cached_property
+    def _engine_choice(self) -> EngineChoice:
+        return choose_engine(self._engine_run)
+
+    @cached_property
+    def _models(self) -> dict[str, FrozenModel]:
+        """The frozen models, and an opponent that is a model."""
+        return open_models(self.plan.models, self.run.base_url if self.weights else None)
+
+    @property
+    def _frozen(self) -> dict[str, FrozenModel]:
+        return {name: self._models[name] for name in self.plan.frozen}
+
+    @cached_property
+    def _agents(self) -> Callable[[int], Any]:
+        """From a seed to the agent that it plays."""
+        agent: Any = load_agent(self.agent)
+        return agent if self.model is None else lambda seed: agent
 
     def check(self) -> None:
         """Check, before it plays, that its agent, engine, tasks and options exist.
@@ -147,22 +162,15 @@ class Contestant:
         Raises:
             EvertError: One of these does not exist, or does not fit.
         """
-        run, settings, agent = self._engine_run, self.settings, self._agents()(0)
-        task = next(tasks[0] for tasks in settings.tasks_by_split().values() if len(tasks))
-        engine = choose_engine(run)
+        agent, engine = self._agents(0), self._engine_choice
+        task = next(tasks[0] for tasks in self.plan.tasks.values() if len(tasks))
         if self.weights:
-            check_engine(run, engine)
-        frozen = frozen_models(settings.frozen)
-        check_episodes(settings, frozen, agent, task, embedded=engine.embedded)
+            check_engine(self.run, engine)
+        check_episodes(self.settings, self._frozen, agent, task, embedded=engine.embedded)
         if self.weights or isinstance(self.model, ServedSamplingClient):
             renderer = renderer_of(self.run)
             if self.run.chat_template:
                 model_renderer(self.run.model_name, renderer)  # raises for an unread variable
-
-    def _agents(self) -> Callable[[int], Any]:
-        """From a seed to the agent that it plays."""
-        agent: Any = load_agent(self.agent)
-        return agent if self.model is None else lambda seed: agent
 
     # -- ready to play ---------------------------------------------------------------------------
 
@@ -174,11 +182,12 @@ class Contestant:
             EndpointError: Its endpoint does not answer.
         """
         with self._policy(say) as (policy, fitting):
-            service = self.run.base_url if self.weights else None
-            options = env_options(self.settings, frozen_models(self.settings.frozen, service))
+            options = env_options(self.settings, self._frozen)
             options.update(fitting)
+            cap = self.settings.max_tokens or self.plan.run.max_tokens
+            opponents = open_opponent(self.plan.opponent, cap)
             try:
-                yield Player(self._agents(), policy, options, self.settings.seats)
+                yield Player(self._agents, policy, options, self.settings.seats, opponents)
             except openai.OpenAIError as error:
                 raise EndpointError(
                     f"{self.name}: a request to the endpoint failed: "
@@ -189,29 +198,25 @@ class Contestant:
     @contextmanager
     def _policy(self, say: Say) -> Iterator[tuple[Policy, EnvOptions]]:
         """The policy, and the Env options that fit it."""
-        settings, run = self.settings, self.run
-        match self.model:
-            case None:
-                with self._engine():
+        run, cap, renderer = self.run, self.settings.max_tokens, None
+        if isinstance(self.model, ServedSamplingClient):  # an engine would have no network
+            renderer = model_renderer(run.model_name, renderer_of(run))
+        with self._engine() as facts:
+            match self.model:
+                case None:
                     yield lambda env, seed: NoPolicy(), {}
-            case NamedEndpoint() as endpoint:
-                key, heat = settings.api_key_env or OPENAI_KEY, settings.temperature
-                remote = RemoteModel(endpoint.model, self._address, key, temperature=heat)
-                say(f"{remote.model} at {remote.base_url}")
-                with self._engine():
-                    yield lambda env, seed: EndpointPolicy(env, remote, settings.max_tokens), {}
-            case Person() as person:
-                with self._engine():
+                case RemoteModel() as remote:
+                    say(f"{remote.model} at {remote.base_url}")
+                    yield lambda env, seed: EndpointPolicy(env, remote, cap), {}
+                case Person() as person:
                     yield lambda env, seed: EndpointPolicy(env, person), {}
-            case ServedSamplingClient() as client:
-                renderer = model_renderer(run.model_name, renderer_of(run))
-                context = run.context_length or self.context_length
-                with self._engine():
+                case ServedSamplingClient() as client:
+                    assert renderer is not None
                     run_async(check_server(client, renderer.tokenizer))
                     say(f"{client.model} at {client.base_url}, by token ids")
+                    context = run.context_length or self.context_length
                     yield self._seeded(client), {"renderer": renderer, "context_length": context}
-            case NamedWeights(checkpoints=store):
-                with running_engine(choose_engine(run), run, store or Path()) as facts:
+                case ModelRef(checkpoints=store):
                     say(engine_in_words(facts))
                     if store is not None and run.agent != self.agent:
                         say(f"plays {self.agent}; it was trained with {run.agent}")
@@ -225,30 +230,33 @@ class Contestant:
         return lambda env, seed: SeededPolicy(client, cap, heat, seed)
 
     def _engine(self) -> AbstractContextManager[Any]:
-        """An engine, if the frozen models need one; it allows the endpoint's host."""
+        """Its engine, if its weights or the frozen models need one; it allows its host."""
         run = self._engine_run
-        if not needs_engine(frozen_models(run.models)):
+        if not self.weights and not needs_engine(self._models):
             return nullcontext()
-        host = urlsplit(self._address).hostname
+        host = urlsplit(getattr(self.model, "base_url", None) or "").hostname
         run = chz.replace(run, allow_hosts=(*run.allow_hosts, *([host] if host else [])))
-        return running_engine(choose_engine(run), run, Path())
+        store = getattr(self.model, "checkpoints", None)
+        return running_engine(self._engine_choice, run, store or Path(), self._models)
 
 
 # -- from names ----------------------------------------------------------------------------------
 
 
-def find(name: str, settings: PlayingSettings) -> Contestant:
-    """The contestant that a name stands for."""
-    if name in settings.players:
-        return Contestant(name, settings, settings.players[name], settings.run_of(""))
-    check_player(name, settings.name, settings.players)
-    model, title = find_model(name, settings.players), redacted(name)
-    if isinstance(model, NamedServer):
-        return _find_served(name, model, settings)
-    if isinstance(model, NamedEndpoint):
+def find(name: str, plan: PlayingPlan) -> Contestant:
+    """The contestant of one of the plan's names."""
+    settings, model, title = plan.settings, plan.players[name], redacted(name)
+    if model is None:
+        return Contestant(name, plan, settings.players[name], plan.run)
+    if model.kind == "server":
+        return _find_served(name, model, plan)
+    if model.kind == "endpoint":
+        address, key = model.base_url or settings.base_url, settings.api_key_env or OPENAI_KEY
+        access = {"base_url": address, "api_key_env": key, "temperature": settings.temperature}
+        remote: Any = replace(model, options=access).open()
         run = settings.run_of(name)
-        return Contestant(title, settings, settings.agent_of(run), run, model)
-    base = model.base_model or settings.model_name
+        return Contestant(title, plan, settings.agent_of(run), run, remote)
+    base = model.model or settings.model_name
     if not base:
         raise ModelNameError(
             f"The base model of the weights {name} is unknown. Pass it, for example "
@@ -260,24 +268,25 @@ def find(name: str, settings: PlayingSettings) -> Contestant:
     if model.run:
         trained = chz.replace(TrainSettings(**model.run), **settings.overrides)
         run = settings.played_as(trained)
-    return Contestant(title, settings, agent, run, model)
+    return Contestant(title, plan, agent, run, model)
 
 
-def _find_served(name: str, server: NamedServer, settings: PlayingSettings) -> Contestant:
+def _find_served(name: str, server: ModelRef, plan: PlayingPlan) -> Contestant:
+    settings, address = plan.settings, str(server.base_url)
     key = os.environ.get(settings.api_key_env or SERVER_KEY)
-    cards = run_async(ServedSamplingClient(server.base_url, "", key).models())
+    cards = run_async(ServedSamplingClient(address, "", key).models())
     models = {str(model.get("id")): model for model in cards}
     model_id = server.model or (next(iter(models)) if len(models) == 1 else None)
     if model_id not in models:
         raise ModelNameError(
             f"{name}: the server has {', '.join(map(repr, models)) or 'no models'}. Name one of "
-            f"them after a #: vllm:{server.base_url}#{next(iter(models), 'MODEL')}."
+            f"them after a #: vllm:{address}#{next(iter(models), 'MODEL')}."
         )
     facts = models[model_id]
     # the root is the base model at `evert serve`, and the weights' source at vLLM
     roots = [root for root in (facts.get("root"), model_id) if root in BASES]
     base = settings.model_name or (roots or [facts.get("root") or model_id])[0]
     run = settings.run_of(base)
-    client = ServedSamplingClient(server.base_url, model_id, key, base_model=base)
+    client = ServedSamplingClient(address, model_id, key, base_model=base)
     context = facts.get("max_model_len") or dict(facts.get("meta") or {}).get("n_ctx")
-    return Contestant(redacted(name), settings, settings.agent_of(run), run, client, context)
+    return Contestant(redacted(name), plan, settings.agent_of(run), run, client, context)

@@ -53,7 +53,6 @@ class SweepSettings:
         "held_out",
         "held_out (reward at temperature 1 after training), held_out_greedy, or a metric's key",
     )
-    search_seed: int = size(0, "seed of the search itself", 0)
 
 
 @dataclass(frozen=True)
@@ -220,7 +219,7 @@ class Record:
         if number >= self._plan.trials:
             return None
         sampler: Any = samplers.TPESampler if self._plan.search == "tpe" else samplers.RandomSampler
-        self._study.sampler = sampler(seed=1_000_003 * self._plan.settings.search_seed + number)
+        self._study.sampler = sampler(seed=number)
         self._study.enqueue_trial(self._known_values(number), user_attrs={"run": number})
         trial = self._trials[number] = self._study.ask(dict(self._plan.space))
         return self._note(number, trial.params, {**_KILLED, "status": "running", "error": ""})

@@ -18,7 +18,8 @@ from evert.trainers.config.arguments import UsageError, fields_of
 from evert.trainers.config.episode import EpisodeSettings, env_options
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.frozen_models import frozen_models
-from evert.trainers.config.opponents import opponent
+from evert.trainers.config.model_names import ModelRef
+from evert.trainers.config.opponents import open_opponent, read_opponent
 from evert.trainers.config.train import MAPPINGS, TrainSettings, is_missing, renderer_of
 from evert.trainers.system.files import SAMPLER, slug
 
@@ -100,7 +101,12 @@ class Draft:
 
 
 def draft(
-    settings: TrainSettings, models: "Mapping[str, FrozenModel]", tasks: int, *, embedded: bool
+    settings: TrainSettings,
+    models: "Mapping[str, FrozenModel]",
+    opponent: str | ModelRef | None,
+    tasks: int,
+    *,
+    embedded: bool,
 ) -> Draft:
     """Return the draft of a run with its frozen models; ``tasks`` is the number of tasks.
 
@@ -114,7 +120,6 @@ def draft(
         if owner := _owner(path):
             raise UsageError(f"cookbook.{path} is set by evert's own {owner}=. Pass that.")
     options: dict[str, Any] = {**env_options(settings, models)}
-    against = settings.test_opponent, settings.max_tokens, settings.base_url
     dataset = {
         "": AgentDatasetBuilder,
         ".limits": options.pop("limits", None),
@@ -126,7 +131,7 @@ def draft(
         ".opponents": League("", settings.league, settings.max_tokens, renderer)
         if settings.league
         else None,
-        ".test_opponents": opponent(settings.env, *against),
+        ".test_opponents": open_opponent(opponent, settings.max_tokens, settings.base_url),
         ".test_tasks": None if is_missing(settings.test_tasks) else settings.test_tasks,
     }
     values = {path: getattr(settings, name) for path, name in _paths(COPIED).items()}
@@ -155,8 +160,9 @@ def cookbook_config(
     from evert.bridge.groups.tasks import load_tasks
 
     models = frozen_models(settings.models, settings.base_url)
+    opponent = read_opponent("test_opponent", settings.env, settings.test_opponent)
     tasks = load_tasks(settings.train_tasks)
-    drafted = draft(settings, models, len(tasks), embedded=embedded)
+    drafted = draft(settings, models, opponent, len(tasks), embedded=embedded)
     return drafted.config(folder, warm, context_length)
 
 

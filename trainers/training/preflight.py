@@ -1,48 +1,54 @@
 """Resolves a run's settings once, and finds what would stop the run, before it starts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import chz
+
 from evert.bridge.records.row_files import names_file
 from evert.trainers.config.backend import EngineChoice, check_engine, choose_engine
 from evert.trainers.config.fields import RecipeError
-from evert.trainers.config.frozen_models import check_episodes, frozen_models, read_models
+from evert.trainers.config.frozen_models import check_episodes, open_models, read_models
 from evert.trainers.config.model_names import check_model, check_weights, split_step
-from evert.trainers.config.names import FILES, PATHS, check_names
-from evert.trainers.config.opponents import check_opponents
+from evert.trainers.config.names import FILES, PATHS, named_objects
+from evert.trainers.config.opponents import held_out_opponent
+from evert.trainers.config.recipes import path_of
 from evert.trainers.config.train import TrainSettings, is_missing, renderer_of
 from evert.trainers.rundir.folder import recorded_settings
 from evert.trainers.training.workers import check_workers
 
 if TYPE_CHECKING:
+    from evert.bridge.models.frozen import FrozenModel
     from evert.trainers.training.cookbook import Draft
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that can start: its settings, its engine, its draft of the Config, and warnings."""
+    """A run that can start; each object that its settings name is made once."""
 
     settings: TrainSettings
+    """With the agent, tasks, sampler and demonstrations themselves, each as a ``Kept``."""
     engine: EngineChoice
+    models: "Mapping[str, FrozenModel]"
     draft: "Draft"
     warnings: list[str]
     """Settings that are surely a mistake, or cannot learn."""
 
 
 def prepare(settings: TrainSettings) -> PreparedRun:
-    """Resolve a run's settings; raise now what would stop it later, such as a wrong path."""
+    """Make what a run's settings name; raise now what would stop it later, such as a wrong path."""
     _check_known(settings)
     _check_no_run(settings)
-    check_names(settings)
+    objects = named_objects(settings)
     engine = choose_engine(settings)
     _check_model(settings, engine)
-    read_models(settings.models)
-    check_opponents(settings)
+    refs, opponent = read_models(settings.models), held_out_opponent(settings)
     check_workers(settings)
 
     from evert.bridge.groups.curriculum import make_sampler
-    from evert.bridge.groups.group import load_agent
+    from evert.bridge.groups.kept import Kept
     from evert.bridge.groups.tasks import load_tasks
     from evert.trainers.training.cookbook import draft
     from evert.trainers.training.first_steps import slips
@@ -52,19 +58,25 @@ def prepare(settings: TrainSettings) -> PreparedRun:
     check_tracking(settings)
     check_engine(settings, engine)
     _check_renderer(settings)
-    agent, tasks = load_agent(settings.agent), load_tasks(settings.train_tasks)
-    tasks_by_setting = {"train_tasks": tasks}
-    if not is_missing(settings.test_tasks):
-        tasks_by_setting["test_tasks"] = load_tasks(settings.test_tasks)
-    make_sampler(settings.sampler, len(tasks), settings.batch_size, settings.seed)
+    for name in ("train_tasks", "test_tasks"):
+        if objects[name] is None and not is_missing(path := getattr(settings, name)):
+            objects[name] = load_tasks(path)
     if settings.warm_up_steps:
-        load_demonstrations(settings.demonstrations, settings.warm_up_min_reward)
-    models = frozen_models(settings.models, settings.base_url)
+        rows = objects["demonstrations"] or settings.demonstrations
+        objects["demonstrations"] = load_demonstrations(rows, settings.warm_up_min_reward)
+    objects = {name: value for name, value in objects.items() if value is not None}
+    tasks, sizes = objects["train_tasks"], (settings.batch_size, settings.seed)
+    if "sampler" in objects:
+        objects["sampler"] = make_sampler(objects["sampler"], len(tasks), *sizes)
+    models = open_models(refs, settings.base_url)
     if len(tasks):
-        check_episodes(settings, models, agent, tasks[0], embedded=engine.embedded)
-    drafted = draft(settings, models, len(tasks), embedded=engine.embedded)
+        check_episodes(settings, models, objects["agent"], tasks[0], embedded=engine.embedded)
+    named = {key: Kept(value, path_of(getattr(settings, key))) for key, value in objects.items()}
+    loaded = chz.replace(settings, **named)
+    drafted = draft(loaded, models, opponent, len(tasks), embedded=engine.embedded)
     drafted.config(Path(settings.log_path or "."))  # raises if a field gets a wrong value
-    return PreparedRun(settings, engine, drafted, slips(settings, tasks_by_setting))
+    listed = {key: value for key, value in objects.items() if PATHS[key][0] == "tasks"}
+    return PreparedRun(loaded, engine, models, drafted, slips(settings, listed))
 
 
 def _check_known(settings: TrainSettings) -> None:

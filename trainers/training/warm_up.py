@@ -25,6 +25,7 @@ from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatase
 from evert.bridge.chat.messages import read_tools
 from evert.bridge.conversations.reading import read_entries
 from evert.bridge.errors import RendererMismatchError
+from evert.bridge.groups.kept import Kept
 from evert.bridge.import_paths import resolve
 from evert.bridge.models.tinker_model import context_length_here
 from evert.bridge.records.row_files import names_file
@@ -54,23 +55,28 @@ Demonstrations: TypeAlias = Callable[[int], Iterator[Conversation]]
 
 
 def load_demonstrations(
-    demonstrations: Demonstrations | str, min_reward: float | None = None
+    demonstrations: Demonstrations | list[Demonstration] | Kept | str,
+    min_reward: float | None = None,
 ) -> Demonstrations | list[Demonstration]:
     """Return a function, or the rows of a file; a text is an import path or a file's path.
+
+    A ``Kept`` has what was loaded before; a list has the rows of a file, which are checked.
 
     Raises:
         DemonstrationsError: There are none, or a row, which the message names, cannot be read.
         RecordError: A folder holds neither a dataset nor records.
     """
     source: Any = demonstrations
-    if isinstance(source, str):
-        if names_file(source):
-            rows = read_demonstrations(source, min_reward)
-            for row in rows:
-                _messages(row)
-            return rows
+    if isinstance(source, Kept):
+        return source.value  # type: ignore[no-any-return]
+    if isinstance(source, str) and names_file(source):
+        source = read_demonstrations(source, min_reward)
+    elif isinstance(source, str):
         source = resolve(source, "demonstrations", DemonstrationsError)
-    if not callable(source):
+    if isinstance(source, list) and any(isinstance(row, Demonstration) for row in source):
+        for row in source:
+            _messages(row)
+    elif not callable(source):
         raise DemonstrationsError(
             f"{demonstrations!r} is {source!r:.100}; expected a function from a seed to "
             "conversations."

@@ -20,11 +20,13 @@ import pytest
 import torch
 from tests.trainers.kit import Patch, Shown, chat_endpoint
 
+from evert import RemoteModel
 from evert.envs.guess_number import TEST_TASKS
 from evert.trainers.commands import evaluate, train
 from evert.trainers.commands.serve import ServeSettings, serving
 from evert.trainers.config.evaluate import EvaluateSettings
-from evert.trainers.config.model_names import ModelNameError, NamedEndpoint, NamedServer, find_model
+from evert.trainers.config.model_names import ModelNameError, ModelRef, find_model
+from evert.trainers.config.plan import PlayingPlan, prepare
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.common.network import network_is_refused
 from evert.trainers.episodes.players import find
@@ -83,9 +85,9 @@ def test_evaluations_that_start_in_the_same_second_have_folders_of_their_own(
 
     load = evaluate._contestants
 
-    def load_while_another_starts(settings: EvaluateSettings) -> Any:
-        named_folder(None, "evaluations", settings.name).mkdir(parents=True)
-        return load(settings)
+    def load_while_another_starts(plan: PlayingPlan) -> Any:
+        named_folder(None, "evaluations", plan.settings.name).mkdir(parents=True)
+        return load(plan)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(folder, "datetime", Clock)
@@ -389,8 +391,8 @@ def test_a_model_that_the_server_lacks_is_refused(url: str, tmp_path: Path, caps
     ):
         assert run("env=identity", *named, f"out={tmp_path}/e") == 1
         assert said in capsys.readouterr().err
-    assert find_model("vllm:http://h:1/v1") == NamedServer("http://h:1/v1")
-    assert find_model("vllm:http://h:1/v1/#m") == NamedServer("http://h:1/v1", "m")
+    assert find_model("vllm:http://h:1/v1") == ModelRef("server", None, "http://h:1/v1")
+    assert find_model("vllm:http://h:1/v1/#m") == ModelRef("server", "m", "http://h:1/v1")
     with pytest.raises(ModelNameError, match=r"vllm:http://HOST:PORT/v1#MODEL"):
         find_model("vllm:model")
 
@@ -399,8 +401,9 @@ def test_an_endpoints_host_can_be_reached_beside_frozen_weights_of_the_engine() 
     settings = EvaluateSettings(
         env="identity", models=("x",), frozen={"user": "evert-tiny"}, policy_names=("gpt-4o",)
     )
-    contestant = find("https://far.example/v1#m", settings)
-    assert isinstance(contestant.model, NamedEndpoint)
+    name = "https://far.example/v1#m"
+    contestant = find(name, prepare(settings, [name]))
+    assert isinstance(contestant.model, RemoteModel)
     with contestant.ready(print):
         assert not network_is_refused("far.example")
         assert network_is_refused("elsewhere.example")

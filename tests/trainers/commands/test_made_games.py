@@ -53,7 +53,7 @@ def test_an_evaluation_names_it_alike() -> None:
     run = settings.run_of("")
     assert settings.agent_of(run) == AGENT
     assert settings.name == ID
-    assert [len(tasks) for tasks in settings.tasks_by_split().values()] == [200, 200]
+    assert [len(tasks) for tasks in settings.tasks_by_split({}).values()] == [200, 200]
     assert "max_turns" in settings.limits
     assert settings.run_of("Qwen/Qwen3-8B").agent == AGENT.replace(", prompt=''", "")
 
@@ -81,7 +81,7 @@ def test_it_is_named_on_the_command_line_and_from_python_and_gone_on_with() -> N
     assert typed.agent == path
     assert typed.name == evaluated.name == "reasoning_gym:chain_sum"
     assert as_record(typed) == as_record(read_train_settings({"tasks": PYTHON}, {}))
-    assert [len(tasks) for tasks in evaluated.tasks_by_split().values()] == [200, 100]
+    assert [len(tasks) for tasks in evaluated.tasks_by_split({}).values()] == [200, 100]
     assert evaluated.agent_of(evaluated.run_of("")) == path
     before = {k: tuple(v) if isinstance(v, list) else v for k, v in as_record(typed).items()}
     again = as_record(read_train_settings({"steps": "9"}, before))

@@ -217,7 +217,7 @@ GAME = Game("MyGame-v0", "mine:agent", "mine:EMPTY", "mine:EMPTY")
 REGISTERS = """
 from tinker_cookbook.renderers import register_renderer
 register_renderer("my_renderer", None)
-TASKS = ["a"]
+TASKS = EMPTY = ["a"]
 def agent(client, task): ...
 """
 
@@ -322,9 +322,9 @@ def test_a_renderer_that_the_agents_module_registers_is_known(
 ) -> None:
     (home / "mine.py").write_text(REGISTERS)
     code = "import sys;"
-    code += "from evert.trainers.commands.evaluate import check_playing, read_pairs, KEYS;"
+    code += "from evert.trainers.commands.evaluate import prepare, read_pairs, KEYS;"
     code += "from evert.trainers.config.evaluate import read_evaluate_settings as read;"
-    code += "s = read(read_pairs(sys.argv[1:], KEYS)); check_playing(s, s.models)"
+    code += "s = read(read_pairs(sys.argv[1:], KEYS)); prepare(s, s.models)"
     judge = ["models.judge.renderer_name=my_renderer"] * ("models.judge" in str(arguments))
     command = [sys.executable, "-c", code, "models=evert-tiny", *arguments, *judge]
     subprocess.run(command, env=environment(), cwd=home, timeout=600, check=True)

@@ -12,7 +12,7 @@ from tests.trainers.kit import SMALL, Cli
 
 from evert.bridge.tokens.bases import base_path, base_tokenizer
 from evert.trainers.cli import main
-from evert.trainers.config.frozen_models import make_model, read_models
+from evert.trainers.config.frozen_models import frozen_models
 from evert.trainers.system.files import read_jsonl
 
 TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
@@ -78,8 +78,8 @@ def test_evaluations_and_judges_use_its_variable(trained: Path, tmp_path: Path, 
 
     assert evaluated("as trained") == {"I am glad. "}
     assert evaluated("otherwise", "chat_template.mood=sad") == {"I am sad. "}
-    [(judge, options)] = read_models({"judge": str(trained)}).values()
-    assert make_model(judge, options, None).renderer_name == "template(mood='glad')"  # type: ignore[union-attr]
+    [judge] = frozen_models({"judge": str(trained)}).values()
+    assert judge.renderer_name == "template(mood='glad')"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("command", ["train steps=1 log_path=", "evaluate models=evert-tiny out="])

@@ -36,6 +36,7 @@ from evert.trainers.config.frozen_models import (
     frozen_models,
     needs_engine,
     pin_steps,
+    read_models,
 )
 from evert.trainers.config.model_names import ModelNameError
 from evert.trainers.config.train import MAPPINGS, read_train_settings
@@ -122,7 +123,8 @@ def test_the_embedded_engine_has_what_is_on_this_machine_and_a_service_its_own(
 def test_the_hosts_of_endpoints_stay_reachable_and_weights_need_an_engine(tmp_path: Path) -> None:
     named = {"critic": "https://critic.invalid:8000/v1#m", "other": "openai:m"}
     settings = read_train_settings({"env": "identity", "device": "cpu", "models": named}, {})
-    with running_engine(EngineChoice("embedded", "a reason"), settings, tmp_path):
+    models = frozen_models(settings.models)
+    with running_engine(EngineChoice("embedded", "a reason"), settings, tmp_path, models):
         refused = map(network_is_refused, ("critic.invalid", "api.openai.com", "other.invalid"))
         assert [*refused] == [False, False, True]
     assert not needs_engine(frozen_models(named) | {"s": ScriptedPolicy(["x"])})
@@ -138,15 +140,19 @@ def test_a_run_is_pinned_to_its_step_and_a_resumed_run_keeps_it(run: Path) -> No
         pin_steps({"judge": "runs/none"}, {})
 
 
+def identity(given: dict[str, str]) -> list[Any]:
+    return fingerprint(given, read_models(given))
+
+
 def test_frozen_weights_that_changed_are_other_weights(run: Path) -> None:
     given = {"judge": str(run), "judge.temperature": "0"}
-    before = fingerprint(given)
+    before = identity(given)
     file = run / "checkpoints" / "r" / "sampler_weights" / "final" / "model.safetensors"
-    assert fingerprint({**given, "judge": f"{run}@20"}) == before
-    assert fingerprint({**given, "judge.temperature": "1"}) != before
+    assert identity({**given, "judge": f"{run}@20"}) == before
+    assert identity({**given, "judge.temperature": "1"}) != before
     file.write_bytes(b"after thirty")
-    assert fingerprint(given) != before
-    assert fingerprint({"a": "openai:m"}) != fingerprint({"a": "openai:n"})
+    assert identity(given) != before
+    assert identity({"a": "openai:m"}) != identity({"a": "openai:n"})
 
 
 def test_every_option_of_an_env_is_a_setting_with_its_default_that_training_fills_in() -> None:

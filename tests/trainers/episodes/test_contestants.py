@@ -18,7 +18,8 @@ from evert import ChatAgentEnv, RemoteModel
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.config.frozen_models import pin_steps
-from evert.trainers.config.model_names import ModelNameError, NamedEndpoint, NamedWeights
+from evert.trainers.config.model_names import ModelNameError, ModelRef
+from evert.trainers.config.plan import prepare
 from evert.trainers.episodes.players import Contestant, find
 from evert.trainers.episodes.policies import EndpointPolicy, PolicyError, SeededPolicy
 
@@ -28,7 +29,8 @@ SHORT = "evert.envs.twenty_questions.player:short_twenty_questions_agent"
 
 def found(name: str, given: Any = QUESTIONS, **settings: Any) -> Contestant:
     """Who the name stands for in an evaluation with these settings."""
-    return find(name, EvaluateSettings(**{"models": ("x",), **given, **settings}))
+    chosen = EvaluateSettings(**{"models": ("x",), **given, **settings})
+    return find(name, prepare(chosen, [name]))
 
 
 @pytest.fixture
@@ -62,24 +64,24 @@ def test_whatever_is_named_plays_the_agent_that_fits_it(tiny_model: str) -> None
     there = found(name, IDENTITY, model_name="Qwen/Qwen3-8B")
     assert (there.weights, there.run.model_name) == ({"model_path": name}, "Qwen/Qwen3-8B")
     assert found("oracle").agent.endswith(":oracle_agent")
-    assert isinstance(found("openai:gpt-5-mini").model, NamedEndpoint)
+    assert isinstance(found("openai:gpt-5-mini").model, RemoteModel)
     assert found("openai:gpt-5-mini").agent.endswith(":twenty_questions_agent")
 
 
 def test_a_run_has_its_last_weights_or_those_after_a_step_and_its_own_cap(run: Path) -> None:
     last, early = found(str(run)), found(f"{run}@10")
     assert (last.name, last.max_tokens) == (str(run), 9)
-    assert isinstance(last.model, NamedWeights)
+    assert isinstance(last.model, ModelRef)
     assert last.model.checkpoints == run / "checkpoints"
     paths = [each.weights["model_path"] for each in (last, early)]
     assert paths == ["tinker://r/sampler_weights/final", "tinker://r/sampler_weights/10"]
 
 
 def test_a_run_plays_the_game_or_the_agent_that_is_named_and_not_its_own(run: Path) -> None:
-    own = {"agent": "my.module:agent", "test_tasks": "my.module:TEST"}
+    own = {"agent": f"{__name__}:searching", "test_tasks": "evert.envs.identity:TEST_TASKS"}
     assert found(str(run)).agent == SHORT
     assert found(str(run), search=True).agent == SHORT.replace(":", ":searching_")
-    assert [found(name, own).agent for name in (str(run), "evert-tiny")] == ["my.module:agent"] * 2
+    assert [found(name, own).agent for name in (str(run), "evert-tiny")] == [own["agent"]] * 2
 
 
 def test_device_threads_renderer_and_cap_are_the_evaluations(run: Path) -> None:

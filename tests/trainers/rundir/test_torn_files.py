@@ -104,7 +104,7 @@ def reported(path: Path) -> None:
 
 def named(path: Path) -> None:
     """What naming its weights reads."""
-    assert find_model(str(path)).digests  # type: ignore[union-attr]
+    assert find_model(str(path)).digests
 
 
 def compared(path: Path) -> None:

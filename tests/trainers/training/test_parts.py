@@ -122,7 +122,7 @@ def test_the_engine_describes_itself_and_has_the_type_of_weights(
     chosen = settings(
         model_name=tiny_model, device="cpu", threads=1, full_parameter=False, dtype="bfloat16"
     )
-    with running_engine(EngineChoice("embedded", "a reason"), chosen, tmp_path) as facts:
+    with running_engine(EngineChoice("embedded", "a reason"), chosen, tmp_path, {}) as facts:
         client: Any = tinker.ServiceClient().create_lora_training_client(tiny_model).result()
         weights = client._run.trainer.model.named_parameters()
         assert {w.dtype for name, w in weights if "lora" not in name} == {torch.bfloat16}
@@ -130,7 +130,7 @@ def test_the_engine_describes_itself_and_has_the_type_of_weights(
     assert line.startswith("engine: embedded on cpu, 1 thread (a reason); ")
     assert line.endswith(" M parameters, training LoRA of rank 32")
     with running_engine(
-        EngineChoice("service", "a key"), settings(base_url="u"), tmp_path
+        EngineChoice("service", "a key"), settings(base_url="u"), tmp_path, {}
     ) as facts:
         assert say(facts) == f"engine: u (a key); {BASE_MODEL}, LoRA of rank 32"
 
@@ -141,7 +141,9 @@ def test_the_sdk_is_completed_for_a_service_of_ones_own_and_not_for_the_hosted_o
 ) -> None:
     named: list[str | None] = []
     monkeypatch.setattr("evert.trainers.config.backend.complete_client", named.append)
-    with running_engine(EngineChoice("service", "a key"), settings(base_url=base_url), tmp_path):
+    with running_engine(
+        EngineChoice("service", "a key"), settings(base_url=base_url), tmp_path, {}
+    ):
         assert named == [base_url]
 
 
