@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, final
 
 from evert.bridge.env.tool_counts import LINEAGE
-from evert.trainers.episodes.intervals import half_of
+from evert.trainers.episodes.scores import half_of
 from evert.trainers.reporting.figures.metrics import HELD_OUT, TRAIN, is_number
 from evert.trainers.reporting.run import Run
 from evert.trainers.system.files import read_jsonl

@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from evert.trainers.episodes.intervals import half_of
+from evert.trainers.episodes.scores import half_of
 from evert.trainers.viewing.index import Index
 from evert.trainers.viewing.lines import RECORDED, SUMMARY, Row
 

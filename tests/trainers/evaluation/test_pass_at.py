@@ -10,8 +10,7 @@ import pytest
 from tests.trainers.conftest import Shown
 
 from evert.trainers.commands import evaluate
-from evert.trainers.episodes.intervals import interval
-from evert.trainers.episodes.pass_at import pass_at
+from evert.trainers.episodes.scores import interval, pass_at
 from evert.trainers.viewing.runs import figures
 
 

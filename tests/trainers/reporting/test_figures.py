@@ -142,7 +142,7 @@ def test_a_run_is_drawn_by_step_and_by_time() -> None:
 
 def test_a_share_stands_with_its_interval_and_its_number_at_its_model_and_split() -> None:
     shown = texts(draw_splits("scores", [score("runs/mine"), score("base", success=1.0)]))
-    assert {"mine", "base", "75 %", "50 to 100 %, n = 40", "100 %"} <= set(shown)
+    assert {"mine", "base", "75.0% (50-100%), n = 40", "100 %"} <= set(shown)
     assert "held out" not in shown  # the only split
     scores = [score(model, split) for model in ("a", "b") for split in ("train", "test")]
     shown = texts(draw_splits("scores", scores))

@@ -24,7 +24,7 @@ from tests.trainers.conftest import Patch, Shown, copy_of
 
 from evert import RolloutRecord, read_records
 from evert.trainers.commands import view
-from evert.trainers.episodes.intervals import half_of
+from evert.trainers.episodes.scores import half_of
 from evert.trainers.reporting.run import read_run
 from evert.trainers.reporting.tokens import SCHEMA, rewards_error
 from evert.trainers.rundir.folder import RunFolder
