@@ -134,7 +134,7 @@ def _pieces(row: Row, run: Any) -> list[list[str]] | None:
     return pieces(tokenizer, [step.get("tokens") or () for step in row["steps"]])
 
 
-def as_json(value: Row) -> str:
+def as_json(value: Row | str) -> str:
     """JSON that browsers read, without known secrets: NaN and infinity become null."""
     try:
         text = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()

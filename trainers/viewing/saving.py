@@ -112,7 +112,7 @@ def _episodes(answers: Answers, step: dict[str, str]) -> list[int]:
     return [*ids][:EPISODES]
 
 
-def _json(value: Row) -> str:
+def _json(value: Row | str) -> str:
     """JSON that is safe in a page: nothing in it can be a tag."""
     return _UNPRINTABLE.sub("\ufffd", as_json(value)).replace("<", "\\u003c")
 
