@@ -25,7 +25,6 @@ from evert.trainers.reporting.figures.metrics import (
     HELD_OUT,
     TRAIN,
     Curve,
-    clock,
     curves,
     is_number,
     read_curve,
@@ -67,11 +66,6 @@ class Run:
     def name(self) -> str:
         """What was trained."""
         return str(self.facts.get("name") or self.path.resolve().name)
-
-    @property
-    def seconds(self) -> float:
-        """Duration of all steps."""
-        return clock(self.rows)[-1]
 
     def curve(self, key: str) -> Curve:
         """Return a metric by step; without points if the run did not record it."""

@@ -67,7 +67,7 @@ function table(columns, rows, empty = "Nothing yet.") {
   const cell = (row, [name, make, isNumber]) =>
     el("td", { className: isNumber ? "number" : "", "data-name": name }, make(row));
   return el("div", { className: "wide" }, el("table", {},
-    el("thead", {}, el("tr", {}, columns.map(([name, , isNumber, heading]) =>
+    columns.some(([name]) => name) && el("thead", {}, el("tr", {}, columns.map(([name, , isNumber, heading]) =>
       el("th", { scope: "col", className: isNumber ? "number" : "" }, heading || name)))),
     el("tbody", {}, rows.map((row) => el("tr", {}, columns.map((column) => cell(row, column)))))));
 }
