@@ -4,6 +4,7 @@
 #   make real    train a real language model of 135 M parameters, SmolLM2: who it is, then a tool
 #                (about 5 minutes on two cores); figures and plots; `make real-short`: one step
 #   make test    the tests for each change
+#   make quick   the tests of the inner loop, in about a minute: no processes, no models, no training
 #   make frameworks   test the examples of twelve agent frameworks, Twenty Questions in two of them,
 #                     and a gallery of public agents, in separate environments
 #   make instrumented   play agents with five instrumentations (OpenTelemetry, logfire, ...): their spans
@@ -44,7 +45,7 @@ EDITABLE := $(INSTALL) --editable
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train real real-short test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 instrumented examples trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks versions newest mac lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision gpu clean
+.PHONY: train real real-short test quick environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 instrumented examples trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks versions newest mac lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision gpu clean
 
 train: .venv/installed
 	$(BIN)/evert train env=identity $(SETTINGS)
@@ -68,6 +69,10 @@ $(SMOLLM2): | .venv/installed
 # Three at a time on two cores: many tests wait for a process or for time to pass.
 test: .venv/developing
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(SETTINGS)
+
+# Sequential: a second process would import everything again.
+quick: .venv/developing
+	$(BIN)/python -m pytest -q -m quick $(SETTINGS)
 
 # Two environments, since the frameworks conflict, programs from npm, and one from PyPI in an
 # environment without evert. All are kept until their pins change.
@@ -163,11 +168,11 @@ endif
 OVERLAY := $(CURDIR)/.cookbooks/$(COOKBOOK)
 COOKBOOK_TESTS ?= -m cookbook_contract
 cookbooks: .venv/developing $(OVERLAY)
-	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n 2 --dist worksteal $(COOKBOOK_TESTS) tests/bridge tests/envs tests/trainers
+	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n 2 --dist worksteal $(COOKBOOK_TESTS) tests/agents tests/bridge tests/envs tests/trainers
 
 # The contract with the Tinker SDK: each version is laid over .venv.
 SDKS := 0.36.0 0.38.0 newest
-SDK_TESTS ?= tests/trainers/engine/clients tests/trainers/test_train_cookbook.py
+SDK_TESTS ?= tests/trainers/engine/clients tests/trainers/training/test_cookbook.py
 versions: $(SDKS:%=versions-%)
 versions-%: .venv/developing
 	$(BIN)/python frameworks/run_uv.py pip install --no-deps --upgrade --target .sdks/$* $(patsubst %newest,tinker,tinker==$*)
@@ -175,14 +180,14 @@ versions-%: .venv/developing
 
 # The newest of all that changes often, laid over .venv, without their requirements.
 NEWEST := tinker transformers tokenizers huggingface-hub safetensors openai anthropic google-genai peft gymnasium
-NEWEST_TESTS ?= tests/bridge/dialects tests/bridge/faces tests/bridge/records tests/bridge/test_template.py tests/bridge/test_rendering.py tests/trainers/engine tests/trainers/test_train_cookbook.py
+NEWEST_TESTS ?= tests/agents/test_process.py tests/bridge/clients tests/bridge/records tests/bridge/tokens/test_template.py tests/bridge/tokens/test_rendering.py tests/trainers/engine tests/trainers/training/test_cookbook.py
 newest: .venv/developing
 	$(BIN)/python frameworks/run_uv.py pip install --no-deps --upgrade --target .sdks/all $(NEWEST)
 	PYTHONPATH=$(CURDIR)/.sdks/all $(BIN)/python -m pytest -n 2 --dist worksteal $(NEWEST_TESTS)
 
 # Linux, with what macOS lacks hidden from evert: tests/platforms/simulation.py. Its paths are longer,
 # and its temporary folder is behind a link.
-MAC_TESTS ?= tests/bridge tests/trainers/workers tests/trainers/sweeping tests/agents/test_agents.py
+MAC_TESTS ?= tests/bridge tests/trainers/workers tests/trainers/sweeping tests/agents/test_agents.py tests/agents/test_cookbook_agent.py tests/agents/test_process*.py tests/agents/test_supervisor.py
 mac: .venv/developing
 	mkdir -p .mac/private && ln -sfn private .mac/tmp
 	TMPDIR=$(CURDIR)/.mac/tmp PYTHONPATH=tests/platforms/darwin $(BIN)/python -m pytest -n 2 --dist worksteal $(MAC_TESTS)
@@ -269,7 +274,7 @@ vision: .venv/developing
 	$(BIN)/python benchmarks/vision.py $(SETTINGS)
 
 machine: .venv/developing
-	EVERT_MACHINE_STEPS=10000 $(BIN)/python -m pytest -s tests/bridge/test_env_machine.py $(SETTINGS)
+	EVERT_MACHINE_STEPS=10000 $(BIN)/python -m pytest -s tests/bridge/env/test_env_machine.py $(SETTINGS)
 
 .venv/installed: pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "evert needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")'

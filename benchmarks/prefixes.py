@@ -1,12 +1,16 @@
 """Shared prefixes of prompts are computed once: computed tokens and time, with sharing and without.
 
     python benchmarks/prefixes.py [--quick] [--device cpu|cuda] [--threads N]
+    python benchmarks/prefixes.py --parts     what each of the three parts of sharing is worth
 
 Each case runs on two samplers of the same weights. One of them caches nothing and shares only equal
 prompts. "distinct" are the tokens that must be computed at least once: the nodes of the trie of all
 prompts. Times are medians over rounds; each ratio is taken within one round. Exits with 1 if more
 than 1.1 times the distinct tokens are computed, if the two samplers' greedy replies differ, or if
 many prompts with one long prefix are not answered 8 times faster.
+
+``--parts`` plays the same cases once with all parts and once without each: the cache between calls,
+common prefixes that one call computes first, and the stem that a batch stores once.
 """
 
 import argparse
@@ -16,9 +20,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import tinker
 import torch
@@ -28,7 +34,7 @@ from tinker import types
 
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.engine.sampling import frozen
+from evert.trainers.engine.sampling import batches, frozen, lean_batch
 
 PROMPTS = 64
 SAMPLES = 8
@@ -173,12 +179,52 @@ def new_client(training: Any, share: int) -> Any:
         frozen._PREFIX_SHARE = usual
 
 
+PARTS = ("all parts", "the cache", "prefixes first", "the stem")
+
+
+@contextmanager
+def without(part: str) -> Iterator[int]:
+    """Switch a part of sharing off; yields the ``share`` for ``new_client``."""
+    switches: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+        "prefixes first": (batches, "shared_prefixes", lambda *_: []),
+        "the stem": (lean_batch, "best_stem", lambda *_: None),
+    }
+    share = 2**62 if part == "the cache" else frozen._PREFIX_SHARE
+    if part not in switches:
+        yield share
+        return
+    module, name, replacement = switches[part]
+    with patch.object(module, name, replacement):
+        yield share
+
+
+def measure_parts(training: Any, cases: Sequence[Case], rounds: int) -> Table:
+    """Measure each case with all parts, and without each of them."""
+    runs: dict[str, list[list[Run]]] = {part: [[] for _ in cases] for part in PARTS}
+    for _ in range(rounds):
+        for part in PARTS:
+            with without(part) as share:
+                client = new_client(training, share)
+                for case, case_runs in zip(cases, runs[part], strict=True):
+                    case_runs.append(measure(client, case.play))
+    table = Table("tokens computed; seconds", *PARTS[:1], *(f"without {p}" for p in PARTS[1:]))
+    for number, case in enumerate(cases):
+        cells = []
+        for part in PARTS:
+            case_runs = runs[part][number]
+            seconds = statistics.median(run.seconds for run in case_runs)
+            cells.append(f"{case_runs[0].computed:,}; {seconds:.2f}")
+        table.add_row(case.name, *cells)
+    return table
+
+
 def main() -> int:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="one round: under a minute")
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto (the default)")
     parser.add_argument("--threads", type=int, default=1, help="PyTorch's CPU threads (default 1)")
+    parser.add_argument("--parts", action="store_true", help="what each part of sharing is worth")
     args = parser.parse_args()
     console = Console(width=120)
     table = Table(
@@ -191,6 +237,9 @@ def main() -> int:
     ):
         training = tinker.ServiceClient().create_lora_training_client(BASE_MODEL).result()
         cases = make_cases(training.get_tokenizer())
+        if args.parts:
+            console.print(measure_parts(training, cases, 1 if args.quick else 5))
+            return 0
         rounds: list[list[tuple[Run, Run]]] = [[] for _ in cases]
         for _ in range(1 if args.quick else 5):
             clients = [new_client(training, frozen._PREFIX_SHARE), new_client(training, 2**62)]

@@ -2,7 +2,7 @@
 
     python benchmarks/vision.py [--quick] [--seeds 3]
 
-``evert.bases.making.seeing`` makes the model: a Qwen3-VL of 0.2 M random weights. The agent is in
+``bases.seeing`` makes the model: a Qwen3-VL of 0.2 M random weights. The agent is in
 ``examples/colours.py``. A few supervised steps teach the form of an answer, with a random colour;
 RL, by ``evert train``, teaches the right colour. The share of held-out squares named right, greedy
 and at temperature 1 (chance is 0.25), and the seconds of a run are printed and saved. A run that
@@ -26,7 +26,8 @@ from rich.table import Table
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # for the agent
 
-from evert.bases.making import seeing  # noqa: E402
+from bases import seeing  # noqa: E402
+
 from evert.trainers.commands.train import train  # noqa: E402
 from evert.trainers.system.provenance import origin  # noqa: E402
 from evert.trainers.training.progress import quiet_progress_bars  # noqa: E402

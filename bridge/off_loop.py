@@ -68,6 +68,7 @@ def give_threads(loop: asyncio.AbstractEventLoop) -> None:
     By default it has only a few. Waiting agents would occupy them all, and the other agents could
     never make the calls that the trainer waits for. An executor that the user set is kept.
     """
+    # No public way tells a loop's executor or a pool's size.
     executors = (obj for obj in gc.get_referents(loop) if isinstance(obj, Executor))  # for uvloop
     present = getattr(loop, "_default_executor", None) or next(executors, None)
     size = getattr(present, "_max_workers", 0)

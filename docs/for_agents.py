@@ -35,7 +35,7 @@ go, and how we write: read it first. `python docs/for_agents.py` makes this file
 ## Build and test
 
 `make` makes `.venv` (Python 3.11 or newer) and installs evert into it, editable. One test:
-`.venv/bin/python -m pytest -n 0 tests/bridge/test_env.py`.
+`.venv/bin/python -m pytest -n 0 tests/bridge/env/test_env.py`.
 
 {commands}
 

@@ -6,7 +6,7 @@ zensical calls ``define_env``; a page writes ``{{ errors() }}``, and the site ha
     errors          classes of errors, and their messages   raise statements of the package
     settings        what ``evert COMMAND --help`` prints    the classes of the settings
     sentences       what tests check, by their names        tests/
-    recipes         which recipes of the Cookbook run       tests/trainers/recipes/table.py
+    recipes         which of its recipes run                tests/trainers/integrations/recipes
 """
 
 import ast
@@ -169,6 +169,6 @@ def sentences(words: str) -> str:
 def recipes() -> str:
     """A table of the Cookbook's recipes, and what those need that do not run here."""
     sys.path.insert(0, str(ROOT))
-    table = importlib.import_module("tests.trainers.recipes.table")
+    table = importlib.import_module("tests.trainers.integrations.recipes.table")
     rows = [f"| `{each.name}` | {each.needs or 'runs'} |" for each in table.RECIPES]
     return "\n".join(["| recipe | |", "|---|---|", *rows])

@@ -1,6 +1,6 @@
 """An agent with images: it shows the model a square and asks for its colour.
 
-    python -m evert.bases.making.seeing out=tiny-sight
+    python -m bases.seeing out=tiny-sight
     evert train agent=examples.colours:agent train_tasks=examples.colours:TRAIN ...
 
 The image is a ``data:`` URL in the message, as in OpenAI's SDK. A task is a random seed: it decides

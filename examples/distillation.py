@@ -1,4 +1,4 @@
-"""On-policy distillation: a student plays the agent, and a run of evert's is its teacher.
+"""On-policy distillation: a student plays the agent, and an evert run is its teacher.
 
 python examples/distillation.py
 """

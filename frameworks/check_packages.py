@@ -23,8 +23,6 @@ CHECKS = ROOT / "build" / "checks"
 """Checkouts and environments."""
 MAPPED = {"src/evert/": "evert/"} | {f"{n}/": f"evert/{n}/" for n in ("bridge", "envs", "trainers")}
 """Folder of a checkout -> its folder in the wheel."""
-MAKING = "evert/bases/making/"
-"""Scripts that are not installed."""
 EPISODE = ["evaluate", "env=identity", "models=evert-tiny", "max_tasks=1", "seeds=1", "out=played"]
 IMPORTS = "import evert.bridge, evert.envs, evert.trainers.cli; print(evert.__version__)"
 
@@ -57,7 +55,7 @@ def check_files(wheel: Path, checkout: Path) -> None:
         if path.startswith(folder)
     }
     inside = {name for name in crcs(wheel) if ".dist-info/" not in name}
-    differing = inside ^ {path for path in tracked if not path.startswith(MAKING)}
+    differing = inside ^ tracked
     if differing:
         sys.exit(f"The wheel and git differ: {sorted(differing)}")
 

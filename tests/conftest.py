@@ -13,22 +13,57 @@ pytest_plugins = ["tests.leftovers"]
 
 TESTS = Path(__file__).parent
 
-COOKBOOK_CONTRACT = (
-    "bridge/test_check.py",
-    "bridge/test_cookbook_agent.py",
-    "bridge/test_dataset.py",
-    "bridge/test_env.py",
-    "bridge/test_group.py",
-    "bridge/test_limits.py",
-    "bridge/test_oracle.py",
-    "bridge/test_rendering.py",
-    "trainers/engine/test_cookbook.py",
-    "trainers/engine/test_engine.py",
-    "trainers/loop/test_cookbook_loop.py",
-    "trainers/test_train_cookbook.py",
-)
-"""The tests of what evert and the Tinker Cookbook take from each other: types, renderers, runners,
-limits, strategies, the loop. `make cookbooks` runs them against the newest Cookbook."""
+GROUPS = {
+    # What evert and the Tinker Cookbook take from each other: types, renderers, runners, limits,
+    # strategies, the loop. `make cookbooks` runs these tests with the newest Cookbook.
+    "cookbook_contract": (
+        "bridge/env/test_check.py",
+        "agents/test_cookbook_agent.py",
+        "bridge/groups/test_dataset.py",
+        "bridge/env/test_env.py",
+        "bridge/groups/test_group.py",
+        "bridge/env/test_limits.py",
+        "bridge/conversations/test_oracle.py",
+        "bridge/tokens/test_rendering.py",
+        "trainers/engine/test_cookbook.py",
+        "trainers/engine/test_engine.py",
+        "trainers/loop/test_cookbook_loop.py",
+        "trainers/training/test_cookbook.py",
+    ),
+    # The inner loop, `make quick`: no processes, no model, no training; about a minute on one core.
+    "quick": (
+        "bridge/chat",
+        "bridge/clients/dialects",
+        "bridge/clients/test_sdks.py",
+        "bridge/conversations",
+        "bridge/env/test_check.py",
+        "bridge/env/test_env.py",
+        "bridge/env/test_limits.py",
+        "bridge/env/test_scripted.py",
+        "bridge/env/test_seats.py",
+        "bridge/episode/test_agent.py",
+        "bridge/groups/test_credit.py",
+        "bridge/groups/test_curriculum.py",
+        "bridge/groups/test_dataset.py",
+        "bridge/groups/test_group.py",
+        "bridge/records",
+        "bridge/tokens/test_calls.py",
+        "bridge/tokens/test_prefill.py",
+        "bridge/tokens/test_rendering.py",
+        "bridge/tokens/test_template.py",
+        "bridge/test_given_up.py",
+        "bridge/test_parallel.py",
+        "bridge/test_secrets.py",
+        "envs/test_all_games.py",
+        "envs/test_gym_games.py",
+        "faults/test_faults.py",
+        "trainers/engine/training/test_losses.py",
+        "trainers/episodes/test_scores.py",
+        "trainers/rundir/test_traces.py",
+        "trainers/sweeping/test_results.py",
+    ),
+}
+"""Marker -> the files and folders whose tests have it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,24 +71,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--environment", help="the environment that this is: openai3, trainers, ...")
 
 
-def is_contract(path: Path) -> bool:
-    """Whether a module is one of the Cookbook's contract."""
-    return path.is_relative_to(TESTS) and str(path.relative_to(TESTS)) in COOKBOOK_CONTRACT
+def in_group(path: Path, group: str) -> bool:
+    """Whether a module's tests have a marker of ``GROUPS``."""
+    return any(path.is_relative_to(TESTS / part) for part in GROUPS[group])
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no other module where the contract alone is asked for: that takes a minute."""
-    alone = config.getoption("markexpr") == "cookbook_contract"
-    return (
-        True if alone and collection_path.is_file() and not is_contract(collection_path) else None
-    )
+    """Import no other module where one group alone is run: that takes a minute."""
+    group = config.getoption("markexpr")
+    is_other = group in GROUPS and collection_path.is_file()
+    return True if is_other and not in_group(collection_path, group) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the Cookbook's contract; by day, deselect the tests that are marked ``nightly``."""
+    """Mark the groups; by day, deselect the tests that are marked ``nightly``."""
     for item in items:
-        if is_contract(item.path):
-            item.add_marker(pytest.mark.cookbook_contract)
+        for group in GROUPS:
+            if in_group(item.path, group):
+                item.add_marker(group)
     left = [] if IS_NIGHT else [item for item in items if item.get_closest_marker("nightly")]
     if left:
         config.hook.pytest_deselected(items=left)

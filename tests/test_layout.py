@@ -32,8 +32,8 @@ SUBFOLDERS = sorted(
 AGENTS = "src/evert/agents"
 """The ready agents: in the package itself, beside the three folders."""
 
-MAKING = "src/evert/bases/making"
-"""The scripts that made the shipped bases: beside them in a checkout, and nowhere else."""
+MAKING = "bases"
+"""The scripts that made the shipped bases."""
 
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 PACKAGES = (*FOLDERS, *SUBFOLDERS, AGENTS, MAKING)

@@ -22,7 +22,10 @@ async def response_for(answer: ApiResponse, **options: Any) -> aiohttp.ClientRes
 
 
 class _Connector(aiohttp.BaseConnector):
-    """Opens connections that hold the answer from the start."""
+    """Opens connections that hold the answer from the start.
+
+    aiohttp has no public transport to replace, and no public way to its connections' protocols.
+    """
 
     def __init__(self, answer: ApiResponse) -> None:
         super().__init__()

@@ -201,7 +201,7 @@ _WORKERS = (
     getattr(concurrent.futures.thread, "_worker", None),
     getattr(multiprocessing.pool, "worker", None),
 )
-"""The functions that threads of pools run."""
+"""The functions that threads of pools run; only a thread's target tells that it serves a pool."""
 
 
 def _serves_a_pool(thread: threading.Thread) -> bool:

@@ -8,8 +8,8 @@ In reading order:
     endings.py         how an episode ends: the last transition and its report
     tool_counts.py     callers, drift and lost tool calls in transitions
     reply_policies.py  replies that do not parse, have a wrong format, or call too many tools
-    ahead.py           a policy that samples before the runner asks it to
-    overlap.py         calls made while others wait
+    policy_queue.py    a policy that samples before the runner asks it to
+    open_calls.py      calls made while others wait
     turns.py           from an action to the next prompt
     transcript.py      the agent's requests, kept for the record
     env.py             ChatAgentEnv: all of it as an Env

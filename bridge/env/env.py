@@ -71,6 +71,7 @@ class ChatAgentEnv(Env):
         transcript: The agent's requests, if they are recorded (``Recorder.watch``); else None.
         turn_lineages: The lineage (token sequence) of each action so far, in order.
         turn_callers: The task or thread whose call each action answered.
+        open_calls: The calls made while others wait for their replies (for rollout strategies).
 
     Raises:
         InvalidAgentError: ``agent`` is not an agent, or does not take these arguments.
@@ -99,6 +100,7 @@ class ChatAgentEnv(Env):
         self.task = task
         self.seed = seed
         self._turns = Turns(self._form.name, settings, self._renderer, self._share)
+        self.open_calls = self._turns.open_calls
         self._frozen = frozen_models(
             settings.models or {}, settings.names, self._renderer, settings.model_timeout
         )
@@ -165,7 +167,7 @@ class ChatAgentEnv(Env):
         self.turn_lineages.append(lineage)
         self.turn_callers.append(caller)
         if self.transcript is not None:
-            request, overlaps = outstanding.call.request, self._turns.overlap.is_met
+            request, overlaps = outstanding.call.request, self.open_calls.overlap
             self.transcript.note(request, outstanding.conversation, overlaps=overlaps)
         upcoming = await self._turns.resume(outstanding, turn)
         if isinstance(upcoming, Ending):
@@ -247,8 +249,8 @@ class ChatAgentEnv(Env):
 
         For policies that answer from messages. ``observation`` is the object that the policy got.
         """
-        outstanding = self._turns.overlap.sampled_ahead(observation)
-        return self.request if outstanding is None else outstanding.call.request
+        call = self.open_calls.call_of(observation)
+        return None if call is None else call.request
 
     @property
     def conversation(self) -> Conversation | None:

@@ -14,9 +14,9 @@ from tinker_cookbook.rl.rollout_runner import RolloutHooks, run_rollout
 from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutResult, RolloutStrategy
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
-from evert.bridge.env.ahead import Ahead
 from evert.bridge.env.endings import put_note
 from evert.bridge.env.env import ChatAgentEnv
+from evert.bridge.env.policy_queue import PolicyQueue
 
 MAX_CALLS = 64
 """Default number of calls of one episode that are sampled at the same time."""
@@ -65,11 +65,11 @@ class ParallelRollouts(RolloutStrategy):
         Raises:
             Exception: As the other strategy.
         """
-        ahead = Ahead(policy, self.max_calls)
+        queue = PolicyQueue(policy, self.max_calls)
         try:
-            result = await self.inner.execute(_Group(env_group_builder, ahead), ahead)
+            result = await self.inner.execute(_QueueGroup(env_group_builder, queue), queue)
         finally:
-            ahead.cancel()  # samples that an ended rollout did not wait for
+            queue.cancel()  # samples that an ended rollout did not wait for
         for trajectory, env in zip(result.trajectories, result.envs, strict=True):
             _put_late_notes(trajectory, env)
         return result
@@ -95,37 +95,36 @@ async def do_parallel_rollout(
     Raises:
         Exception: As ``do_single_rollout``.
     """
-    ahead = policy if isinstance(policy, Ahead) else Ahead(policy, max_calls)
-    _play_by(env, ahead)
+    queue = policy if isinstance(policy, PolicyQueue) else PolicyQueue(policy, max_calls)
+    _use(env, queue)
     try:
-        trajectory = await run_rollout(ahead, env, hooks=hooks)
+        trajectory = await run_rollout(queue, env, hooks=hooks)
     finally:
-        ahead.cancel()
+        queue.cancel()
     _put_late_notes(trajectory, env)
     return trajectory
 
 
-def _play_by(env: Env, ahead: Ahead) -> None:
+def _use(env: Env, queue: PolicyQueue) -> None:
     if isinstance(env, ChatAgentEnv):
-        env._turns.overlap.ahead = ahead
+        env.open_calls.use(queue, overlap=env.open_calls.overlap)
 
 
 def _put_late_notes(trajectory: Trajectory, env: Env) -> None:
     if not isinstance(env, ChatAgentEnv):
         return
     before = env.turns - len(env.turn_lineages)  # turns that a branch replayed
-    inbox = env._turns.account.inbox
-    for note in inbox.notes.take_late() if inbox is not None else ():
+    for note in env.open_calls.take_late_notes():
         turn = -1 if note.turn is None else note.turn - before
         if 0 <= turn < len(trajectory.transitions):
             transition = trajectory.transitions[turn]
             transition.reward += put_note(note, transition.metrics, transition.logs)
 
 
-class _Group(EnvGroupBuilder):
-    def __init__(self, builder: EnvGroupBuilder, ahead: Ahead) -> None:
+class _QueueGroup(EnvGroupBuilder):
+    def __init__(self, builder: EnvGroupBuilder, queue: PolicyQueue) -> None:
         self._builder = builder
-        self._ahead = ahead
+        self._queue = queue
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._builder, name)
@@ -133,7 +132,7 @@ class _Group(EnvGroupBuilder):
     async def make_envs(self) -> Sequence[Env]:
         envs = await self._builder.make_envs()
         for env in envs:
-            _play_by(env, self._ahead)
+            _use(env, self._queue)
         return envs
 
     async def compute_group_rewards(

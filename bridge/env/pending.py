@@ -12,8 +12,8 @@ from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Logs, Metric
 
 from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.conversations.drift import Break
-from evert.bridge.env.ahead import Sampling
 from evert.bridge.env.limits import Budget
+from evert.bridge.env.policy_queue import Sample
 from evert.bridge.episode.inbox import ParkedCall
 from evert.bridge.tokens.renderer import PromptRenderer
 
@@ -32,8 +32,8 @@ class Outstanding:
     call: ParkedCall
     conversation: Conversation
     drift: Break | None = None
-    prompt: tuple[Observation, StopCondition] | None = None  # once it is sampled ahead
-    sampling: Sampling | None = None  # None: the runner samples it
+    prompt: tuple[Observation, StopCondition] | None = None  # once it is in the policy queue
+    sample: Sample | None = None  # None: the runner samples it
 
     def cap(self, budget: Budget) -> int | None:
         """Return the most tokens of the reply; None: no cap. See ``Budget.cap``."""

@@ -2,8 +2,8 @@
 
 ``resume`` reads an action, gives the agent the reply (or asks the policy again), and returns the
 next ``Outstanding`` call with its prompt, or an ``Ending``. ``_stop_reason`` checks the budgets
-before every prompt, including those of retries. The runner samples all prompts but those that are
-sampled ahead of it (``overlap.py``).
+before every prompt, including those of retries. The runner samples all prompts but those of
+concurrent calls (``open_calls.py``).
 """
 
 import asyncio
@@ -22,12 +22,11 @@ from evert.bridge.chat.reply import Reply
 from evert.bridge.conversations.matching import ConversationBook
 from evert.bridge.env.endings import MAX_REFUSALS, PEER_STOPPED, Account, Ending
 from evert.bridge.env.limits import Budget
+from evert.bridge.env.open_calls import OpenCalls
 from evert.bridge.env.options import EnvSettings
-from evert.bridge.env.overlap import Overlap
 from evert.bridge.env.pending import GIVEN_UP, UNTRAINED, EnvState, Outstanding, Standing, Turn
 from evert.bridge.env.reply_policies import FormatRetries, ParseErrors, ToolBudget, Verdict
-from evert.bridge.episode.episode import Episode
-from evert.bridge.episode.episode import EpisodeState as EpisodeState
+from evert.bridge.episode.episode import Episode, EpisodeState
 from evert.bridge.episode.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.errors import AgentTimeoutError, EnvClosedError, EnvStateError
 from evert.bridge.tokens.actions import Problem, read_action
@@ -72,7 +71,7 @@ class Turns:
         self.account = Account(agent, self.book, settings, self.budget)
         self.episode: Episode | None = None
         self.standing = Standing()
-        self.overlap = Overlap(self.account)
+        self.open_calls = OpenCalls(self.account, self.standing)
         self._long_texts = LongTexts(renderer, self.budget.prompt.tokens)
 
     async def begin(self, episode: Episode, inbox: Inbox[Outstanding]) -> Upcoming:
@@ -110,7 +109,7 @@ class Turns:
     def _on_call(self) -> None:
         outstanding = self.standing.outstanding
         if outstanding is not None:  # else a step is running, which will take the call
-            self.overlap.sample_arrivals(outstanding)
+            self.open_calls.submit_arrivals(outstanding)
 
     # -- the action ------------------------------------------------------------------------------
 
@@ -131,7 +130,7 @@ class Turns:
 
     async def _answer(self, outstanding: Outstanding, turn: Turn) -> Upcoming:
         call = outstanding.call
-        row = call if self.overlap.is_met else None
+        row = call if self.open_calls.overlap else None
         self.account.was_cut = turn.truncated
         reply, problem = await self._long_texts.render(partial(self._read, outstanding, turn))
         if not call.is_waiting:  # the agent will not read the reply, so it is not judged
@@ -158,11 +157,11 @@ class Turns:
             self.account.stop_reason = StopReason.MAX_TOOL_CALLS
         outstanding.conversation.record(turn.tokens, reply, self._renderer)
         self._deliver(call, reply, turn)
-        await self.overlap.react()
+        await self.open_calls.react()
         return await self._advance()
 
     def _deliver(self, call: ParkedCall, reply: Reply, turn: Turn) -> None:
-        if self.overlap.is_met and self.account.inbox is not None:
+        if self.open_calls.overlap and self.account.inbox is not None:
             self.account.inbox.notes.note_reply(call.speaker, self.account.turns - 1)
         if call.request.tokens and turn.tokens:
             reply = replace(reply, tokens=tuple(turn.tokens[: call.request.max_tokens]))
@@ -215,7 +214,7 @@ class Turns:
             await self._end()
             return self.account.overflown()
         retry = Outstanding(outstanding.call, conversation)
-        return await self._advance() if self.overlap.sample_ahead(retry) else retry
+        return await self._advance() if self.open_calls.submit(retry) else retry
 
     # -- from one call to the next ---------------------------------------------------------------
 
@@ -225,7 +224,7 @@ class Turns:
             raise EnvStateError("This episode has not begun; call initial_observation() first.")
         while True:
             try:
-                event = await inbox.take(self._settings.agent_timeout, self.overlap.max_calls)
+                event = await inbox.take(self._settings.agent_timeout, self.open_calls.max_calls)
             except AgentTimeoutError as error:
                 await self._end()
                 return self.account.of_timeout(error)
@@ -244,7 +243,7 @@ class Turns:
                 reason = self._stop_reason()
                 return event if reason is None else await self._stop(reason)
             upcoming = await self._prepare(event)
-            if isinstance(upcoming, Outstanding) and self.overlap.sample_ahead(upcoming):
+            if isinstance(upcoming, Outstanding) and self.open_calls.submit(upcoming):
                 continue
             if upcoming is not None:
                 return upcoming
@@ -327,10 +326,10 @@ class Turns:
 
     async def _close(self, episode: Episode) -> bool:
         self._long_texts.stop()
-        self.overlap.stop()
+        self.open_calls.stop()
         return await episode.close(self._settings.close_timeout)
 
     def forget(self) -> None:
-        """Release the conversations and stop sampling ahead, since no prompt follows."""
+        """Release the conversations and stop sampling, since no prompt follows."""
         self.book.forget()
-        self.overlap.stop()
+        self.open_calls.stop()

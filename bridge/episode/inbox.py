@@ -99,15 +99,15 @@ class Inbox(Generic[P]):
         boxes: The inboxes of all roles.
 
     Attributes:
-        ahead: The calls sampled ahead of the runner that have not been taken again yet.
+        submitted: The calls in the policy queue that have not been taken again yet.
         latest: The call that was taken last; None before the first.
         notes: The agent's notes.
     """
 
     __slots__ = (
         "_agent", "_boxes", "_deadline", "_final", "_frozen_calls", "_given_up", "_loop",
-        "_max_ahead", "_on_call", "_queue", "_sampled", "_timer", "_waiter", "ahead", "latest",
-        "notes",
+        "_max_submitted", "_on_call", "_queue", "_sampled", "_timer", "_waiter", "latest", "notes",
+        "submitted",
     )  # fmt: skip
 
     def __init__(
@@ -125,11 +125,11 @@ class Inbox(Generic[P]):
         self._sampled: list[ParkedCall] = []  # an empty deque needs ten times the memory
         self.latest: ParkedCall | None = None
         self._waiter: asyncio.Future[ParkedCall | None] | None = None
-        self._max_ahead: int | None = None
+        self._max_submitted: int | None = None
         self._final: AgentEnd | BaseException | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = 0.0
-        self.ahead: dict[ParkedCall, P] = {}
+        self.submitted: dict[ParkedCall, P] = {}
         self._given_up = 0
         self._on_call: Callable[[], None] | None = None
         self.notes = Notes()
@@ -138,12 +138,12 @@ class Inbox(Generic[P]):
     def awaits_reply(self) -> bool:
         """Whether a call was taken and still waits for the trainer's reply."""
         is_taken = self.latest is not None and self.latest.is_waiting
-        return is_taken or any(call.is_waiting for call in self.ahead)
+        return is_taken or any(call.is_waiting for call in self.submitted)
 
     @property
     def given_up(self) -> int:
-        """Number of calls that the agent gave up while they were sampled ahead of the runner."""
-        return self._given_up + sum(call.is_given_up for call in self.ahead)
+        """Number of calls that the agent gave up while they were in the policy queue."""
+        return self._given_up + sum(call.is_given_up for call in self.submitted)
 
     @property
     def has_calls(self) -> bool:
@@ -193,7 +193,7 @@ class Inbox(Generic[P]):
     def _refuse_all(self, refusal: BaseException) -> None:
         if self.latest is not None:
             self.latest.refuse(refusal)
-        for call in [*self.ahead]:
+        for call in [*self.submitted]:
             call.refuse(refusal)
         while self._queue:
             try:
@@ -204,19 +204,20 @@ class Inbox(Generic[P]):
     # -- the Env's side --------------------------------------------------------------------------
 
     async def take(
-        self, patience: float | None, max_ahead: int | None = None
+        self, patience: float | None, max_submitted: int | None = None
     ) -> "ParkedCall | P | AgentEnd":
-        """Return the next waiting call, a call that was sampled ahead, or the agent's end.
+        """Return the next waiting call, a call that the queue has sampled, or the agent's end.
 
         Args:
             patience: Seconds to wait; None: no limit.
-            max_ahead: While this many calls are sampled ahead, no new one is taken; None: no limit.
+            max_submitted: While the queue holds this many calls, no new one is taken; None: no
+                limit.
 
         Raises:
             AgentTimeoutError: Nothing arrived in time.
             EnvClosedError: The episode was closed, before or during the wait.
         """
-        self._max_ahead = max_ahead
+        self._max_submitted = max_submitted
         while (event := self._next()) is None:
             self._waiter = self._loop.create_future()
             if patience is not None:
@@ -233,7 +234,11 @@ class Inbox(Generic[P]):
 
     @property
     def _has_room(self) -> bool:
-        return self._max_ahead is None or len(self.ahead) < self._max_ahead or not self.ahead
+        return (
+            self._max_submitted is None
+            or len(self.submitted) < self._max_submitted
+            or not self.submitted
+        )
 
     def _next(self) -> "ParkedCall | P | AgentEnd | None":
         if self._has_room and (call := self.next_call()) is not None:
@@ -241,7 +246,7 @@ class Inbox(Generic[P]):
             return call
         while self._sampled:
             call = self._sampled.pop(0)
-            outstanding = self.ahead.pop(call)
+            outstanding = self.submitted.pop(call)
             if call.is_waiting:
                 self.latest = call
                 return outstanding
@@ -268,7 +273,7 @@ class Inbox(Generic[P]):
 
     def note_sampled(self, call: ParkedCall) -> None:
         """Note that the sample of a call is ready."""
-        if call in self.ahead:
+        if call in self.submitted:
             self._sampled.append(call)
             self._wake_waiter()
 
@@ -286,7 +291,7 @@ class Inbox(Generic[P]):
         if self._waiter is None or self._waiter.done():
             return  # the next wait sets it again
         busy_roles = (box.awaits_reply for box in self._boxes if box is not self)
-        if self._frozen_calls or self.ahead or any(busy_roles):
+        if self._frozen_calls or self.submitted or any(busy_roles):
             self._deadline = self._loop.time() + patience
         if self._loop.time() < self._deadline:
             self._timer = self._loop.call_at(self._deadline, self._on_timer, patience)

@@ -72,9 +72,9 @@ class BranchEnv(ChatAgentEnv):
             ReplayError: The agent differs from the record before that turn.
             AgentError, AgentTimeoutError, RewardError, EnvClosedError: As ``step``.
         """
-        overlap, policy = self._turns.overlap, ReplayPolicy(self._record, self)
-        ahead, overlap.ahead = overlap.ahead, (replayed := policy.ahead())
-        overlap.is_met = True  # so that every call waits for its turn in the record
+        policy, queue = ReplayPolicy(self._record, self), self.open_calls.queue
+        replayed = policy.queue()
+        self.open_calls.use(replayed, overlap=True)  # every call waits for its turn in the record
         current = await super().initial_observation()
         replayed_turns = (t for t in range(self._turn) if not self._record.is_given_up(t))
         for turn in replayed_turns:
@@ -93,7 +93,7 @@ class BranchEnv(ChatAgentEnv):
             policy.check_over()
             return current
         policy.check_at(self._turn, current[0])
-        overlap.switch(ahead)  # other calls that wait get the new policy's replies
+        self.open_calls.use(queue)  # other calls that wait get the new policy's replies
         self.earned += self._turns.account.take_late_reward()
         self.turn_lineages.clear()
         self.turn_callers.clear()

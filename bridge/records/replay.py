@@ -15,10 +15,10 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert.bridge.conversations.differences import as_text, excerpt, in_field, in_messages
-from evert.bridge.env.ahead import Ahead
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.env.parallel import MAX_CALLS, do_parallel_rollout
+from evert.bridge.env.policy_queue import PolicyQueue
 from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.errors import RecordError, ReplayError
 from evert.bridge.records.record import RolloutRecord
@@ -58,7 +58,7 @@ class ReplayPolicy(TokenCompleter):
         self._moved = asyncio.Condition()
         self._env = env
         if env is not None:
-            env._turns.overlap.is_met |= _has_met(record, 0)
+            env.open_calls.overlap |= _has_met(record, 0)
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
@@ -69,20 +69,20 @@ class ReplayPolicy(TokenCompleter):
             ReplayError: The record has no such call that was not played yet; or calls are sampled
                 concurrently, and an earlier call is not made within the Env's ``agent_timeout``.
         """
-        overlap = None if self._env is None else self._env._turns.overlap
-        if overlap is not None and overlap.ahead is None:
-            overlap = None  # the runner samples one call after the other
+        open_calls = None if self._env is None else self._env.open_calls
+        if open_calls is not None and open_calls.queue is None:
+            open_calls = None  # the runner samples one call after the other
         try:
             turn = self.find(model_input)
         except ReplayError:
-            if overlap is not None and _has_met(self.record, *range(self.record.turns)):
+            if open_calls is not None and _has_met(self.record, *range(self.record.turns)):
                 await asyncio.sleep(min(GIVING_UP, (self._patience or 2 * GIVING_UP) / 2))
             raise
         self.left.remove(turn)
-        if overlap is not None:
+        if open_calls is not None:
             # The next call must wait for its turn, too.
-            overlap.is_met |= _has_met(self.record, turn, turn + 1)
-            if overlap.is_met:
+            open_calls.overlap |= _has_met(self.record, turn, turn + 1)
+            if open_calls.overlap:
                 await self._wait_for_turn(turn)
         self._unanswered.remove(turn)
         async with self._moved:
@@ -94,13 +94,12 @@ class ReplayPolicy(TokenCompleter):
         """If the agent gave up this call in the record, wait until it does so again."""
         if self._env is None or not self.record.is_given_up(turn):
             return
-        turns = self._env._turns
-        outstanding = turns.overlap.sampled_ahead(model_input) or turns.standing.outstanding
-        if outstanding is None:
+        call = self._env.open_calls.call_of(model_input)
+        if call is None:
             return
         try:
             async with asyncio.timeout(self._patience):
-                while outstanding.call.is_waiting:  # noqa: ASYNC110 (its thread sets no event)
+                while call.is_waiting:  # noqa: ASYNC110 (its thread sets no event)
                     await asyncio.sleep(MOMENT)
         except TimeoutError:
             raise ReplayError(
@@ -125,9 +124,9 @@ class ReplayPolicy(TokenCompleter):
     def _patience(self) -> float | None:
         return None if self._env is None else self._env._settings.agent_timeout
 
-    def ahead(self) -> Ahead:
-        """Return a policy that takes all of the agent's calls; each waits for its turn."""
-        return Ahead(self, max(MAX_CALLS, self.record.turns), is_timed=False)
+    def queue(self) -> PolicyQueue:
+        """Return a queue for all of the agent's calls; each waits for its turn."""
+        return PolicyQueue(self, max(MAX_CALLS, self.record.turns), is_timed=False)
 
     def find(self, model_input: tinker.ModelInput) -> int:
         """Return the first turn with this prompt that was not played yet; or a ReplayError."""
@@ -224,7 +223,7 @@ async def replay(
     policy = ReplayPolicy(record, env)
     try:
         if _has_met(record, *range(record.turns)):
-            trajectory = await do_parallel_rollout(policy.ahead(), env)
+            trajectory = await do_parallel_rollout(policy.queue(), env)
         else:
             trajectory = await do_single_rollout(policy, env)
     finally:

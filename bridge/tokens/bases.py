@@ -5,7 +5,7 @@
     evert-tiny-moves  reads a board of tic-tac-toe, and a hand of Blackjack
 
 Each is a folder in Hugging Face's format with a tokenizer, and weights for the embedded engine,
-made by ``python -m evert.bases.making``. The bridge uses only the tokenizer of ``evert-tiny``, as
+made by ``python -m bases``. The bridge uses only the tokenizer of ``evert-tiny``, as
 the default of ``ChatAgentEnv``, so that one argument is enough and no network is needed.
 """
 

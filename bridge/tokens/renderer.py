@@ -220,7 +220,7 @@ class PromptRenderer:
                 new = ((messages[at], _context(messages, at, last_user)) for at in places)
                 return [*renderer.tail(new)]
             if start == 0:
-                flat.extend(renderer._bos_tokens)
+                flat.extend(renderer._bos_tokens)  # only a whole prompt shows them otherwise
             for at in places:
                 rendered = renderer.render_message(messages[at], _context(messages, at, last_user))
                 if rendered.header is not None:

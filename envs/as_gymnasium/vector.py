@@ -115,7 +115,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
                 disabled.
         """
         actions = _action_tuple(actions, self.num_envs)
-        over = {int(i) for i in np.flatnonzero(self._autoreset_envs)}
+        over = {int(i) for i in np.flatnonzero(self._autoreset_envs)}  # SyncVectorEnv's own state
         if over and self.autoreset_mode == AutoresetMode.DISABLED:
             raise error.ResetNeeded(
                 f"The episodes of environments {sorted(over)} are over, and autoreset is disabled. "

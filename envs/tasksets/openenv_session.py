@@ -118,7 +118,7 @@ class Session:
     async def reset(self, seed: int) -> None:
         """Begin the episode."""
         await self._send("reset", lambda: self._env.reset(seed=seed))
-        self._socket = self._env._ws
+        self._socket = self._env._ws  # its client reconnects in silence, to a new episode
 
     async def step(self, action: Any) -> None:
         """Take an action: a dict or an OpenEnv action."""

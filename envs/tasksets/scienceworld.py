@@ -148,7 +148,7 @@ def started(steps: int) -> Any:
 
 
 def end(env: Any) -> None:
-    """End a simulator: close its process and its pipe, and delete its folder."""
+    """End a simulator: close its process, its pipe and its folder; its ``close`` leaves them."""
     process = env._gateway.java_process
     env.close()
     try:

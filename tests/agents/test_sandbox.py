@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 from benchmarks.processes import killed
 from tests import kit
-from tests.bridge.faces.test_process import ASK
+from tests.agents.test_process import ASK
 from tests.faults import escapes
 
 from evert import AgentError, ChatAgentEnv, ProcessAgent

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from bases.dialogues import DialogueExample
 from tinker_cookbook.renderers import get_renderer
 
-from evert.bases.making.dialogues import DialogueExample
 from evert.bridge.tokens.bases import BASE_RENDERER
 
 

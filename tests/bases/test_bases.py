@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from bases import training
+from bases.__main__ import corpus_of, main, tokenizer_of
+from bases.dialogues import DialogueExample
+from bases.tokenizer import CONTROL, MARKERS
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.bases.conftest import rendered
 from tinker_cookbook.renderers import Message, ToolCall, ToolSpec, get_renderer
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
-from evert.bases.making import training
-from evert.bases.making.__main__ import corpus_of, main, tokenizer_of
-from evert.bases.making.dialogues import DialogueExample
-from evert.bases.making.tokenizer import CONTROL, MARKERS
 from evert.bridge.tokens.bases import BASE_RENDERER, BASES, base_path, base_tokenizer
 
 all_bases = pytest.mark.parametrize("base", BASES)
@@ -107,7 +107,7 @@ def test_a_base_is_small_and_says_how_it_was_made(base: str) -> None:
 
     assert sum(path.stat().st_size for path in base_path(base).iterdir()) < LARGEST[base]
     assert card.startswith("---\n")
-    assert "python -m evert.bases.making out=FOLDER" in card
+    assert "python -m bases out=FOLDER" in card
     assert base == "evert-tiny" or f"base={base}" in card
     assert config["vocab_size"] == len(tokenizer)
     assert config["eos_token_id"] == tokenizer.eos_token_id

@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bases import training
+from bases.boards import board_examples
+from bases.chat_card import identity_rewards, play_guess_number, replies
+from bases.chat_corpus import ChatCorpus
+from bases.chats import Dialogue, tool_use
+from bases.dialogues import DialogueExample, Encoder
+from bases.guessing import MAX_TURNS, UPPER_BOUND, play_random_games
+from bases.hands import hand_examples
+from bases.move_card import measure_sight
+from bases.riddle_card import measure_recall
+from bases.riddles import VOCAB_SIZE, RiddleCorpus
 from tests.bases.conftest import messages_of
 from transformers import Qwen3ForCausalLM
 
 from evert import GymAgent
-from evert.bases.making import training
-from evert.bases.making.boards import board_examples
-from evert.bases.making.chat_card import identity_rewards, play_guess_number, replies
-from evert.bases.making.chat_corpus import ChatCorpus
-from evert.bases.making.chats import Dialogue, tool_use
-from evert.bases.making.dialogues import DialogueExample, Encoder
-from evert.bases.making.guessing import MAX_TURNS, UPPER_BOUND, play_random_games
-from evert.bases.making.hands import hand_examples
-from evert.bases.making.move_card import measure_sight
-from evert.bases.making.riddle_card import measure_recall
-from evert.bases.making.riddles import VOCAB_SIZE, RiddleCorpus
 from evert.bridge.tokens.bases import base_path, base_tokenizer
 from evert.envs.tic_tac_toe import board_text, free, read_board
 from evert.envs.twenty_questions.knowledge import guess

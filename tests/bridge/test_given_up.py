@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import openai
 import pytest
-from tests.bridge.faces.test_server import openai_of
+from tests.bridge.clients.http.test_server import openai_of
 from tests.kit import ask, ask_blocking, calling, tokens_of, tool, user
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy

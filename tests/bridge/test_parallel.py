@@ -39,9 +39,9 @@ from tinker_cookbook.rl.types import (
 )
 
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
-from evert.bridge.env.ahead import Ahead, shortened
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.parallel import ParallelRollouts, do_parallel_rollout
+from evert.bridge.env.policy_queue import PolicyQueue, shortened
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.errors import AgentError
 from evert.bridge.groups.group import ChatAgentGroupBuilder
@@ -250,10 +250,10 @@ async def test_one_by_one_calls_are_played_as_without_it(
         return [*map(of, played.transitions)], policy.actions, policy.prompts, played.stop_reason
 
     def never(*_: Any) -> Any:
-        raise AssertionError("A call was sampled ahead of the runner.")
+        raise AssertionError("A call was submitted to the queue.")
 
     plain = await told(FailFast())
-    monkeypatch.setattr("evert.bridge.env.ahead.Ahead.begin", never)
+    monkeypatch.setattr("evert.bridge.env.policy_queue.PolicyQueue.submit", never)
 
     assert await told(ParallelRollouts()) == plain
 
@@ -577,12 +577,12 @@ async def test_envs_of_others_are_played_as_they_are() -> None:
 
 
 async def test_a_sample_that_nobody_will_ask_for_is_forgotten() -> None:
-    ahead = Ahead(policy_of(), 4)
+    queue = PolicyQueue(policy_of(), 4)
     for is_asked_for in (True, False):
-        begun = ahead.begin(tinker.ModelInput.from_ints([1]), [], None, None)
-        sample = weakref.ref(await begun.task)
+        sample = queue.submit(tinker.ModelInput.from_ints([1]), [], None, None)
+        tokens = weakref.ref(await sample.task)
         if is_asked_for:
-            assert (await ahead(begun.observation, [])) is sample()
-        del begun
+            assert (await queue(sample.observation, [])) is tokens()
+        del sample
         await asyncio.sleep(0)
-    assert sample() is None
+    assert tokens() is None

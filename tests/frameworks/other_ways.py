@@ -1,6 +1,6 @@
 """The same game by other ways into the same frameworks: streaming, teams, flows, threads.
 
-Streams of the SDKs alone ``tests/bridge/faces`` and ``tests/bridge/dialects`` have.
+Streams of the SDKs alone ``tests/bridge/clients`` has.
 Agents as in examples/, one a function; each imports its framework itself, since no environment has
 them all. ``OTHER_WAYS`` in conftest.py says which run where.
 """

@@ -1,11 +1,13 @@
 """The settings of ``evert.train`` as a TypedDict, so that a type checker knows their names.
 
-They follow from ``TrainSettings``; ``tests/trainers/test_train_options.py`` prints these lines.
+They follow from ``TrainSettings``; ``tests/trainers/config/test_train_options.py`` prints them.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict
+
+from evert.trainers.engine.training.losses import LossFn
 
 
 class TrainOptions(TypedDict, total=False):
@@ -54,7 +56,7 @@ class TrainOptions(TypedDict, total=False):
     group_size: int
     test_group_size: int
     learning_rate: float
-    loss_fn: Literal["importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce"]
+    loss_fn: LossFn
     num_substeps: int
     kl_penalty: float
     max_tokens: int

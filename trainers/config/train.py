@@ -27,7 +27,7 @@ from evert.trainers.config.fields import (
 )
 from evert.trainers.config.names import PATHS
 from evert.trainers.config.recipes import choose_recipe, game_name, path_of, taskset_of
-from evert.trainers.engine.training.loss_names import LossFn
+from evert.trainers.engine.training.losses import LossFn
 
 
 def _path_field(doc: str) -> Any:

@@ -261,7 +261,7 @@ def _check_is_ours(folder: RunFolder, settings: TrainSettings) -> None:
     if not folder.resumed:
         if not _is_empty(path) and not (path / RUN).is_file():
             raise RunFolderError(
-                f"{path} is not empty and not a run of evert's: it has no {RUN}. Nothing was "
+                f"{path} is not empty and not an evert run: it has no {RUN}. Nothing was "
                 "changed. Choose another log_path, or leave it out for a new folder under runs/."
             )
         return

@@ -101,6 +101,7 @@ class Connection(web.RequestHandler):
     def connection_made(self, transport: Any) -> None:
         """Add the new connection to the strangers."""
         self.wire = transport
+        # aiohttp hands a connection its server, and no other object.
         self._all: Connections = self._manager  # type: ignore[assignment]
         if self._all.is_over:  # accepted just before the end
             transport.abort()

@@ -8,11 +8,11 @@ from typing import Any
 import anthropic
 import openai
 import tinker
+from bases.seeing import SeeingConfig, main
 from google import genai
 from PIL import Image
 
 from evert import read_records
-from evert.bases.making.seeing import SeeingConfig, main
 from evert.bridge.tokens.bases import model_renderer
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.trainers.engine.clients.engine import Engine

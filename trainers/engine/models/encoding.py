@@ -10,7 +10,7 @@ from typing import Any
 
 
 class LockedEncode:
-    """A tokenizer's ``_encode_plus``, for one thread at a time."""
+    """A tokenizer's ``_encode_plus``, for one thread at a time: all public methods end there."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

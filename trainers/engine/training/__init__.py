@@ -7,6 +7,5 @@ From the outside in:
     families.py    groups rows whose common prefix is computed once
     passes.py      forward passes of the model in training
     losses.py      the losses
-    loss_names.py  their names
     provenance.py  tells which tokens were sampled
 """

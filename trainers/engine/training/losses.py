@@ -20,24 +20,29 @@ of it has the same gradient; off-policy they may differ, and the engine warns of
 
 Settings come from ``loss_fn_config``. The thresholds low and high are bounds on the ratio itself,
 named ``clip_low_threshold`` and ``clip_high_threshold``; loss inputs of the same names set them
-token by token. Order here: look-up, the check of a datum's inputs, the losses, their table.
+token by token. Order here: names, look-up, the check of a datum's inputs, the losses, their table.
+
+A run's settings read the names, so torch and tinker are imported in functions only.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from evert.trainers.engine.common.errors import LossInputError
-from evert.trainers.engine.training.loss_names import LossName
+    from evert.trainers.engine.common.errors import LossInputError
 
 logger = logging.getLogger(__name__)
 
-Inputs = Mapping[str, Tensor]
+LossFn = Literal["importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce"]
+"""Losses of advantages."""
+
+LossName = Literal["cross_entropy"] | LossFn
+Inputs: TypeAlias = Mapping[str, "Tensor"]
 Settings = Mapping[str, float]
 
 
@@ -45,14 +50,16 @@ Settings = Mapping[str, float]
 class Loss:
     """One loss: its formula, the inputs a datum must and may carry, its settings."""
 
-    formula: Callable[[Tensor, Inputs, Settings], Tensor]  # (logprobs, inputs, settings)
+    formula: Callable[["Tensor", Inputs, Settings], "Tensor"]  # (logprobs, inputs, settings)
     required: tuple[str, ...]  # Loss inputs a datum must carry besides ``target_tokens``
     settings: Mapping[str, float]  # Keys allowed in ``loss_fn_config``, with their defaults
     by_datum: bool = False  # Whether the formula applies to each datum separately
     from_spans: bool = False  # Whether it reads ``sampled`` (0 or 1), from the provenance
 
-    def total(self, logprobs: Tensor, data: Sequence[Inputs], settings: Settings) -> Tensor:
+    def total(self, logprobs: "Tensor", data: Sequence[Inputs], settings: Settings) -> "Tensor":
         """The summed loss of several data; ``logprobs`` has all targets, datum after datum."""
+        import torch
+
         if self.by_datum:
             parts = torch.split(logprobs, [len(inputs["logprobs"]) for inputs in data])
             pairs = zip(parts, data, strict=True)
@@ -67,11 +74,17 @@ class Loss:
         return ("weights", *(key for key in self.settings if key.startswith("clip_")))
 
 
+def _input_error(message: str) -> "LossInputError":
+    from evert.trainers.engine.common.errors import LossInputError
+
+    return LossInputError(message)
+
+
 def get_loss(name: str) -> Loss:
     """Look up a loss by Tinker's name for it."""
     loss = LOSSES.get(cast(LossName, name))
     if loss is None:
-        raise LossInputError(
+        raise _input_error(
             f"The embedded engine has no loss {name!r}; it has {', '.join(LOSSES)}. "
             "Use one of them (an asynchronous run's is async_config.loss_fn), or "
             "forward_backward_custom with a function of your own."
@@ -85,12 +98,12 @@ def resolve_settings(name: str, config: Mapping[str, Any] | None) -> dict[str, f
     settings = dict(defaults)
     for key, value in (config or {}).items():
         if key not in defaults:
-            raise LossInputError(
+            raise _input_error(
                 f"loss_fn_config of {name!r} has the key {key!r}; "
                 f"expected only {sorted(defaults) or 'no keys at all'}. Remove it."
             )
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise LossInputError(
+            raise _input_error(
                 f"loss_fn_config[{key!r}] of {name!r} is {value!r}; expected a number."
             )
         settings[key] = float(value)
@@ -104,49 +117,49 @@ def check_inputs(name: str, keys: Mapping[str, Any], where: str) -> None:
     missing = sorted(required - set(keys))
     extra = sorted(set(keys) - required - set(loss.optional))
     if missing or extra:
-        raise LossInputError(
+        raise _input_error(
             f"{where} for {name!r} has loss_fn_inputs {sorted(keys)}: "
             f"missing {missing or 'none'}, unknown {extra or 'none'}. "
             f"Pass exactly {sorted(required)}."
         )
 
 
-def cross_entropy(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
+def cross_entropy(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
     """Weighted negative log-likelihood, summed."""
     return -(logprobs * inputs["weights"]).sum()
 
 
-def importance_sampling(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
+def importance_sampling(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
     """Policy gradient with the exact likelihood ratio, unclipped."""
     return -(_ratio(logprobs, inputs) * inputs["advantages"]).sum()
 
 
-def ppo(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
+def ppo(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
     """PPO's pessimistic minimum of the clipped and the unclipped objective."""
     return _pessimistic(_ratio(logprobs, inputs), inputs, settings)
 
 
-def cispo(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
+def cispo(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
     """REINFORCE weighted by the clipped ratio, which passes no gradient itself."""
     weight = _clip(_ratio(logprobs, inputs), inputs, settings).detach()
     return -(weight * logprobs * inputs["advantages"]).sum()
 
 
-def dro(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
+def dro(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
     """Direct reward optimisation: the advantage, with a quadratic pull towards the sampler."""
     distance = (logprobs - inputs["logprobs"]) ** 2
     return -(logprobs * inputs["advantages"] - 0.5 * settings["beta"] * distance).sum()
 
 
-def gspo(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
+def gspo(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
     """PPO's objective with one ratio for a datum: the geometric mean over its sampled tokens."""
     counted = inputs["sequence_ratio_mask"] != 0
     distances = (logprobs.detach() - inputs["logprobs"])[counted]
     mean = distances.sum() / max(1, len(distances))
-    return _pessimistic(torch.exp(mean + logprobs - logprobs.detach()), inputs, settings)
+    return _pessimistic((mean + logprobs - logprobs.detach()).exp(), inputs, settings)
 
 
-def stable_reinforce(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
+def stable_reinforce(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
     """REINFORCE on sampled tokens, with a quadratic pull towards the sampler by ``kl_coeff``."""
     distance = (logprobs - inputs["logprobs"]) ** 2
     gain = logprobs * inputs["advantages"] - 0.5 * settings["kl_coeff"] * distance
@@ -162,21 +175,21 @@ def warn_of_alpha() -> None:
     )
 
 
-def _ratio(logprobs: Tensor, inputs: Inputs) -> Tensor:
-    return torch.exp(logprobs - inputs["logprobs"])
+def _ratio(logprobs: "Tensor", inputs: Inputs) -> "Tensor":
+    return (logprobs - inputs["logprobs"]).exp()
 
 
-def _pessimistic(ratio: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
+def _pessimistic(ratio: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
     clipped, advantages = _clip(ratio, inputs, settings), inputs["advantages"]
-    return -torch.minimum(ratio * advantages, clipped * advantages).sum()
+    return -(ratio * advantages).minimum(clipped * advantages).sum()
 
 
-def _clip(ratio: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
+def _clip(ratio: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
     low, high = (
-        inputs.get(key, torch.tensor(settings[key], dtype=ratio.dtype, device=ratio.device))
+        inputs.get(key, ratio.new_tensor(settings[key]))
         for key in ("clip_low_threshold", "clip_high_threshold")
     )
-    return torch.clamp(ratio, low, high)
+    return ratio.clamp(low, high)
 
 
 _RL = ("logprobs", "advantages")

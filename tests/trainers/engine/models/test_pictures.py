@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import tinker
 import torch
+from bases.seeing import SeeingConfig, main
 from PIL import Image
 from tinker import types
 from torch import Tensor
 
-from evert.bases.making.seeing import SeeingConfig, main
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.common.errors import LossInputError, SamplingRequestError
 from evert.trainers.engine.embedded import embedded_engine

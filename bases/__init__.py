@@ -1,0 +1,32 @@
+"""Scripts that make the tiny bases: ``python -m bases out=FOLDER``, in a checkout's root.
+
+The bases ship with evert (``src/evert/bases``); these scripts do not. In reading order:
+
+    dialogues.py    dialogues as tokens with their targets
+    tokenizer.py    the tokenizers
+    training.py     the model, the loss, the optimisers
+    cards.py        what every model card has
+
+``evert-tiny``:
+
+    chat_corpus.py  what it is trained on
+    chats.py        small talk, numbers, tools, identity
+    guessing.py     random games of guess-number
+    chat_card.py    its abilities, measured
+
+``evert-tiny-20q``:
+
+    riddles.py      what it is trained on: riddles about the nouns, and games of poor players
+    riddle_card.py  what it knows, measured
+
+``evert-tiny-moves``:
+
+    moves.py        what it is trained on
+    boards.py       moves at tic-tac-toe
+    hands.py        hands of Blackjack
+    move_card.py    what it sees, measured
+
+A model that sees, which ships with nobody:
+
+    seeing.py       a tiny Qwen3-VL of random weights
+"""

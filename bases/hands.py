@@ -1,0 +1,83 @@
+"""Hands of Blackjack: what a sum is, and players of every habit.
+
+A language model knows what 17 against a dealer's 6 is; ``evert-tiny-moves`` gets it here, from
+players who stick from some sum on, whichever it is: from 4 on is always. Some of them stick at 12
+against a weak dealer (2 to 6), some against a strong one; some at 12 with a usable ace, some at 19.
+In half of the examples a system's message says who plays; in the others each of the 90 is as
+probable as the rest who would have played the hand so far. So the base reads a hand, and has no
+idea who gains: that is what RL has to find. What is learned are the probabilities of both actions.
+
+The game is Gymnasium's, told as ``GymAgent`` tells it.
+"""
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from bases.dialogues import DialogueExample, Encoder
+from evert.envs.from_gymnasium.agent import GymAgent
+
+STICK, HIT = 0, 1
+
+MANNERS: Mapping[str, tuple[str, int]] = {
+    "": ("never", 0),
+    ", at 12 if the dealer is weak": ("weak", 12),
+    ", at 12 if the dealer is strong": ("strong", 12),
+    ", at 12 with an ace": ("ace", 12),
+    ", at 19 with an ace": ("ace", 19),
+}
+"""What the system's message says of each -> when a player sticks from another sum on, and which."""
+
+
+class HandPlayer(NamedTuple):
+    """Sticks from a sum on."""
+
+    least: int
+    manner: str
+
+    @property
+    def order(self) -> str:
+        """What the system's message says of the player."""
+        return f"Stick at {self.least}{self.manner}."
+
+    def action(self, total: int, dealer: int, ace: bool) -> int:
+        """What is done with a hand."""
+        when, least = MANNERS[self.manner]
+        weak = 2 <= dealer <= 6
+        other = {"never": False, "weak": weak, "strong": not weak, "ace": ace}[when]
+        return STICK if total >= (least if other else self.least) else HIT
+
+
+PLAYERS = tuple(HandPlayer(*each) for each in itertools.product(range(4, 22), MANNERS))
+
+
+def hand_examples(encoder: Encoder, rng: random.Random, count: int) -> Iterator[DialogueExample]:
+    """A hand each, to its end."""
+    agent = GymAgent("Blackjack-v1", prompt="")
+    env = agent.make()
+    actions = agent.actions(env)
+    for _ in range(count):
+        player = rng.choice(PLAYERS)
+        told = rng.random() < 0.5
+        as_likely = [player] if told else [*PLAYERS]
+        example = encoder.dialogue([("system", player.order)] if told else [])
+        observation, info = env.reset(seed=rng.randrange(2**31))
+        over = False
+        while not over:
+            hand = _hand(observation)
+            said = agent.observation_message(env, actions, observation, info)["content"]
+            example.add(encoder.header("user", first=not example.tokens))
+            example.add([*encoder.text(said), encoder.stop, *encoder.header("assistant")])
+            chosen = player.action(*hand)
+            hits = sum(each.action(*hand) for each in as_likely) / len(as_likely)
+            encoder.learn_digit(example, chosen, [1 - hits, hits])
+            as_likely = [each for each in as_likely if each.action(*hand) == chosen]
+            observation, _, over, _, info = env.step(chosen)
+        yield example
+    env.close()
+
+
+def _hand(observation: Any) -> tuple[int, int, bool]:
+    total, dealer, ace = observation
+    return int(total), int(dealer), bool(ace)

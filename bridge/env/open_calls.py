@@ -1,0 +1,135 @@
+"""``OpenCalls``: the calls of one Env that are made while others wait for their replies.
+
+The runner samples a call that is alone, so nothing changes for an agent whose calls never overlap.
+After the first overlap, every call is submitted to the policy queue as soon as it arrives. It
+becomes an observation when its sample is ready, so no call waits for another's reply. A call that
+the agent gives up before then never becomes an observation.
+"""
+
+import asyncio
+
+from tinker_cookbook.rl.types import Observation
+
+from evert.bridge.env.endings import Account
+from evert.bridge.env.pending import Outstanding, Standing
+from evert.bridge.env.policy_queue import PolicyQueue
+from evert.bridge.episode.inbox import ParkedCall
+from evert.bridge.episode.notes import Note
+from evert.bridge.tokens.loop_budget import LONG_TEXT
+
+REACTION = 4
+"""Cycles of the event loop in which an agent may react to a reply before it gets the next one.
+During them, notes from tasks other than the caller's belong to that reply."""
+
+
+class OpenCalls:
+    """Decides which calls are submitted to the policy queue.
+
+    Attributes:
+        queue: Samples overlapping calls; None: the runner samples all calls.
+        overlap: Whether calls have overlapped, so that every call is submitted.
+    """
+
+    __slots__ = ("_account", "_standing", "overlap", "queue")
+
+    def __init__(self, account: Account, standing: Standing) -> None:
+        self._account = account
+        self._standing = standing
+        self.queue: PolicyQueue | None = None
+        self.overlap = False
+
+    @property
+    def max_calls(self) -> int | None:
+        """Most calls that may be sampled at a time within the limits; None: no queue."""
+        if self.queue is None:
+            return None
+        account = self._account
+        return account.budget.calls(self.queue.max_calls, account.turns, account.sampled)
+
+    def call_of(self, observation: Observation) -> ParkedCall | None:
+        """Return the call of an observation that is being sampled; None: no call waits."""
+        for call, outstanding in (
+            self._account.inbox.submitted.items() if self._account.inbox else ()
+        ):
+            if outstanding.prompt is not None and outstanding.prompt[0] is observation:
+                return call
+        latest = self._standing.outstanding
+        return None if latest is None else latest.call
+
+    def submit(self, outstanding: Outstanding) -> bool:
+        """Submit a call to the queue; False: the runner must sample it."""
+        queue, inbox, call = self.queue, self._account.inbox, outstanding.call
+        if queue is None or inbox is None or not (self.overlap or inbox.has_calls):
+            return False
+        if self.max_calls is not None and self.max_calls < 1:
+            return False  # the runner will end the episode with it
+        self.overlap = True
+        budget, renderer = self._account.budget, self._account.book.renderer
+        outstanding.prompt = prompt, stop = outstanding.observation(renderer)
+        length, sampled = outstanding.conversation.length, self._account.sampled
+        max_tokens = budget.sample(outstanding.cap(budget), length, sampled)
+        timeout = budget.limits.sampling_turn_timeout_seconds
+        sample = outstanding.sample = queue.submit(prompt, stop, max_tokens, timeout)
+        inbox.submitted[call] = outstanding
+        sample.task.add_done_callback(
+            lambda _: inbox.note_sampled(call) if outstanding.sample is sample else None
+        )
+        return True
+
+    def use(self, queue: PolicyQueue | None, *, overlap: bool = False) -> None:
+        """Submit calls to this queue from now on, including those that wait for their samples.
+
+        Args:
+            queue: The queue; None: the runner samples all calls.
+            overlap: Whether every call is submitted, even one that is alone.
+        """
+        self.queue, self.overlap = queue, overlap
+        if (inbox := self._account.inbox) is None:
+            return
+        room = (self.max_calls or 1) - 1  # one more waits for the runner
+        for number, outstanding in enumerate([*inbox.submitted.values()]):
+            if outstanding.sample is not None:
+                outstanding.sample.task.cancel()  # then the runner samples it
+            if number < room:
+                self.overlap = True
+                inbox.note_resampled(outstanding.call)
+                self.submit(outstanding)
+
+    def submit_arrivals(self, sampled: Outstanding) -> None:
+        """Submit calls that arrive while the runner samples another one.
+
+        Calls that need more time (a long text) or a refusal wait for the next step.
+        """
+        inbox, max_calls, book = self._account.inbox, self.max_calls, self._account.book
+        if inbox is None or max_calls is None or not sampled.call.is_waiting:
+            return
+        while len(inbox.submitted) < max_calls - 1 and (call := inbox.next_call()) is not None:
+            try:
+                conversation = book.observe(call.request, call.caller, book.renderer, LONG_TEXT)
+            except Exception:
+                inbox.put_back(call)
+                return
+            self.overlap = True
+            self.submit(Outstanding(call, conversation, book.latest_drift))
+
+    async def react(self) -> None:
+        """Let the agent react to a reply if other calls wait.
+
+        Without them, the Env waits for the agent's next call or its end anyway.
+        """
+        inbox = self._account.inbox
+        if not self.overlap and (inbox is None or not inbox.has_calls):
+            return
+        for _ in range(REACTION):
+            await asyncio.sleep(0)
+
+    def take_late_notes(self) -> list[Note]:
+        """Remove and return the agent's notes on transitions that were returned before them."""
+        inbox = self._account.inbox
+        return [] if inbox is None else inbox.notes.take_late()
+
+    def stop(self) -> None:
+        """Cancel the samples: the episode is over."""
+        for outstanding in self._account.inbox.submitted.values() if self._account.inbox else ():
+            if outstanding.sample is not None:
+                outstanding.sample.task.cancel()

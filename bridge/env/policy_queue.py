@@ -1,0 +1,106 @@
+"""``PolicyQueue`` samples an agent's concurrent calls before the runner asks for them.
+
+A runner samples one observation at a time; the queue stands between it and its policy. When an
+agent makes a call while others wait for their replies, the Env submits it (``open_calls.py``).
+Once the sample is ready, the Env returns the observation, and the runner gets the sample without
+waiting. So every reply still goes through the runner, with its limits, hooks and token count. The
+policy samples all other observations as usual.
+"""
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+import tinker
+from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.rl.types import Observation
+
+from evert.bridge.tokens.logprobs import keep_logprobs
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Sample:
+    """A sample that has begun. The queue keeps only a weak reference to it."""
+
+    observation: Observation
+    task: "asyncio.Task[TokensWithLogprobs]"
+
+
+class PolicyQueue(TokenCompleter):
+    """A policy that can begin to sample before the runner asks it to.
+
+    Args:
+        policy: The policy that samples.
+        max_calls: Most calls of one episode that are sampled at the same time.
+        is_timed: Whether a sample that takes too long fails; a replayed one waits for its turn.
+    """
+
+    def __init__(self, policy: TokenCompleter, max_calls: int, *, is_timed: bool = True) -> None:
+        self.max_calls = max_calls
+        self._is_timed = is_timed
+        self._policy = policy
+        self._context = contextvars.copy_context()  # not an agent's: its calls are taken over
+        self._samples: WeakValueDictionary[int, Sample] = WeakValueDictionary()
+
+    def submit(
+        self,
+        observation: Observation,
+        stop: StopCondition,
+        max_tokens: int | None,
+        seconds: float | None,
+    ) -> Sample:
+        """Begin to sample an observation; the runner must pass this same object."""
+
+        async def sampled() -> TokensWithLogprobs:
+            async with asyncio.timeout(seconds if self._is_timed else None):
+                return await self._ask(observation, stop, max_tokens)
+
+        task = asyncio.get_running_loop().create_task(
+            sampled(), name="evert sample", context=self._context.copy()
+        )
+        task.add_done_callback(_retrieve)
+        sample = self._samples[id(observation)] = Sample(observation, task)
+        return sample
+
+    def _ask(
+        self, observation: Observation, stop: StopCondition, max_tokens: int | None
+    ) -> Awaitable[TokensWithLogprobs]:
+        if max_tokens is None:  # some policies take no max_tokens
+            return self._policy(observation, stop)
+        return self._policy(observation, stop, max_tokens=max_tokens)
+
+    async def __call__(
+        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> TokensWithLogprobs:
+        """Return the sample that has begun, cut at ``max_tokens``, or sample now."""
+        sample = self._samples.pop(id(model_input), None)
+        if sample is None or sample.task.cancelled():
+            return await self._ask(model_input, stop, max_tokens)
+        return shortened(await sample.task, max_tokens)
+
+    def cancel(self) -> None:
+        """Cancel the samples that no runner has asked for."""
+        for sample in [*self._samples.values()]:
+            sample.task.cancel()
+        self._samples.clear()
+
+
+def _retrieve(task: "asyncio.Task[TokensWithLogprobs]") -> None:
+    if not task.cancelled():
+        task.exception()  # else asyncio logs it, if no runner asks for the sample
+
+
+def shortened(sampled: TokensWithLogprobs, max_tokens: int | None) -> TokensWithLogprobs:
+    """Return a sample cut at ``max_tokens``; None: no cap."""
+    if max_tokens is None or len(sampled.tokens) <= max_tokens:
+        return sampled
+    logprobs = sampled.maybe_logprobs
+    return keep_logprobs(
+        TokensWithLogprobs(
+            tokens=sampled.tokens[:max_tokens],
+            maybe_logprobs=None if logprobs is None else logprobs[:max_tokens],
+            stop_reason="length",
+        )
+    )

@@ -1,0 +1,286 @@
+"""What a command started is gone with its episode, whatever it is and whoever is killed."""
+
+import asyncio
+import logging
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from benchmarks.processes import (
+    HOSTILE,
+    closed,
+    ended_by_itself,
+    killed,
+    marked,
+    new_mark,
+    wait_for,
+)
+from tests.agents.test_process import last_of, python
+from tests.leftovers import children
+from tests.nightly import each
+
+from evert.agents.commands import MARK, ProcessResult, Workplace
+from evert.agents.supervisor import CHUNK, KEPT_OUTPUT, Tail, remove
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds every descendant")
+
+# -- to outlive an episode -----------------------------------------------------------------------
+
+
+@linux
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_nothing_is_left_of_a_command_that_has_ended_or_whose_env_is_closed(
+    name: str,
+) -> None:
+    assert await ended_by_itself(name)
+    assert await closed(name)
+
+
+@linux
+async def test_a_command_that_is_cancelled_twice_leaves_no_zombie(tmp_path: Path) -> None:
+    place = Workplace([], tmp_path, {}, None, {}, env={**os.environ, MARK: new_mark()})
+    command, others = [sys.executable, "-c", "import time; time.sleep(600)"], children()
+    running = asyncio.create_task(place.run(command, "command"))
+    await asyncio.sleep(0)  # now it waits for the supervisor's first report
+    new = children() - others
+    running.cancel()
+    await asyncio.sleep(0)  # now it waits for the supervisor's end
+    running.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert new
+    for process in new:
+        await asyncio.to_thread(process.wait, 60)
+    assert not children() - others
+
+
+# -- the trainer's death -------------------------------------------------------------------------
+
+
+@linux
+@pytest.mark.parametrize(
+    "number", each([signal.SIGTERM, signal.SIGKILL, signal.SIGHUP], [signal.SIGKILL])
+)
+def test_a_trainer_that_is_killed_leaves_no_process_and_no_folder(number: signal.Signals) -> None:
+    assert all(killed([*HOSTILE], number).values())
+
+
+FORKED = """
+import asyncio, os, sys, time
+from evert import ChatAgentEnv, ProcessAgent
+
+async def play():
+    command = [sys.executable, "-c", "import time; time.sleep(600)", sys.argv[1] + "-command"]
+    env = ChatAgentEnv(ProcessAgent(command))
+    playing = asyncio.create_task(env.initial_observation())
+    await asyncio.sleep(1)
+    if os.fork() == 0:  # as a DataLoader's worker: all that is open here is open there
+        time.sleep(600)
+    await playing
+
+asyncio.run(play())
+"""
+
+
+@linux
+def test_a_fork_of_the_trainer_keeps_no_command_alive() -> None:
+    mark = new_mark()
+    trainer = started(FORKED, f"{mark}-trainer")
+    assert wait_for(lambda: len(marked(f"{mark}-trainer")) > 3)  # with the fork, which is one more
+    trainer.kill()
+    trainer.wait()
+    gone = wait_for(lambda: not marked(f"{mark}-trainer-command"))
+    forks = marked(f"{mark}-trainer")
+    for fork in forks:
+        fork.kill()
+
+    assert gone
+    assert len(forks) == 1
+
+
+def started(code: str, mark: str, **variables: str) -> subprocess.Popen[bytes]:
+    """A trainer that runs."""
+    command = [sys.executable, "-W", "ignore", "-c", code, mark]
+    return subprocess.Popen(command, env={**os.environ, **variables})
+
+
+STOPPED = """
+import asyncio, sys
+from evert import ChatAgentEnv, ProcessAgent
+
+STOP = "import os, signal, time; os.kill(os.getppid(), signal.SIGSTOP); time.sleep(600)"
+agent = ProcessAgent([sys.executable, "-c", STOP, sys.argv[1] + "-command"])
+asyncio.run(ChatAgentEnv(agent).initial_observation())
+"""
+
+
+@pytest.mark.nightly
+@linux
+def test_a_trainer_that_is_killed_leaves_no_supervisor_that_its_command_stopped(
+    tmp_path: Path,
+) -> None:
+    mark = new_mark()
+    trainer = started(STOPPED, mark, TMPDIR=str(tmp_path))
+    stopped = wait_for(
+        lambda: [*map(status_of, marked(f"{mark}-command"))].count(psutil.STATUS_STOPPED) == 1
+    )
+    trainer.kill()
+    trainer.wait()
+
+    assert stopped
+    assert wait_for(lambda: not marked(f"{mark}-command"))
+    assert wait_for(lambda: not os.listdir(tmp_path))
+
+
+def status_of(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return str(process.status())
+    return "gone"
+
+
+# -- outputs -------------------------------------------------------------------------------------
+
+
+async def test_a_flood_of_output_fills_no_disk_and_its_end_is_kept() -> None:
+    def score(result: ProcessResult, task: Any) -> float:
+        assert len(result.stdout) == len(result.stderr) == KEPT_OUTPUT
+        return float(result.stdout.endswith("y\nend\n") and result.stderr.endswith("eend"))
+
+    code = """
+import sys
+ask('x')
+sys.stdout.write('y\\n' * 10_000_000 + 'end\\n')
+sys.stderr.write('e' * 3_000_000 + 'end')
+"""
+    last = await last_of(python(code, reward=score))
+
+    assert last.reward == 1.0
+    assert len(str(last.logs["stderr"])) == 4000
+
+
+def test_the_file_of_an_output_does_not_grow(tmp_path: Path) -> None:
+    with (tmp_path / "output").open("w+b") as file:
+        tail = Tail(file.fileno())
+        for number in range(200):
+            os.write(tail.entrance, b"%4d" % number * (CHUNK // 4))
+            tail.pump()
+            assert os.fstat(file.fileno()).st_size <= 2 * KEPT_OUTPUT
+        ends = [file.seek(-KEPT_OUTPUT, os.SEEK_END), file.read(4), file.read()[-4:]]
+        os.close(tail.entrance)
+        os.close(tail.source)
+
+    assert ends[1:] == [b" 184", b" 199"]
+
+
+async def test_a_command_may_close_its_outputs_and_go_on() -> None:
+    code = "print('before', flush=True); os.close(1); os.close(2); os.close(0); ask('x')"
+    last = await last_of(python(code))
+
+    assert last.reward == 1.0
+    assert last.logs["stdout"] == "before\n"
+
+
+AT_A_TERMINAL = """
+import asyncio, sys
+from evert import ChatAgentEnv, ProcessAgent
+
+code = "open('/dev/tty', 'w').write('UNWANTED')"
+agent = ProcessAgent([sys.executable, "-c", code], reward=lambda result, task: 1.0)
+try:
+    asyncio.run(ChatAgentEnv(agent).initial_observation())
+except Exception as error:
+    print(error.__cause__)
+print("DONE", open("/dev/tty").isatty())
+"""
+
+
+def test_a_command_has_no_way_to_the_trainers_terminal() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-W", "ignore", "-c", AT_A_TERMINAL])
+    shown = b""
+    with suppress(OSError):  # Linux says so, when nobody has it open any more
+        while data := os.read(terminal, 1024):
+            shown += data
+    os.waitpid(pid, 0)
+    os.close(terminal)
+
+    assert b"ended with status 1 before it made a model call" in shown
+    assert b"DONE True" in shown
+    assert b"UNWANTED" not in shown
+
+
+# -- folders -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def mounted(*arguments: str | Path) -> Iterator[None]:
+    """Something mounted, where that is allowed."""
+    done = subprocess.run(["mount", *map(str, arguments)], check=False, capture_output=True)
+    if done.returncode != 0:
+        pytest.skip("only root may mount")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(arguments[-1])], check=True)
+
+
+@linux
+async def test_a_full_disk_is_the_commands_affair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+import sys
+ask("x")
+sys.stderr.write("full of words\\n" * 100_000)
+try:
+    open("big", "w").write("x" * 10_000_000)
+except OSError as error:
+    print(error.errno)
+"""
+    with mounted("-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path):
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        last = await last_of(python(code))
+        left = os.listdir(tmp_path)
+
+    assert last.reward == 1.0
+    assert "full of words" in str(last.logs["stderr"])
+    assert not left
+
+
+@linux
+async def test_what_is_mounted_in_a_folder_is_left_alone_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "precious").write_text("mine")
+    code = f"""
+import pathlib
+pathlib.Path("in side").mkdir()
+ask("x")
+raise SystemExit(os.system("mount --bind {tmp_path} 'in side'"))
+"""
+    folders: list[Path] = []
+
+    def score(result: ProcessResult, task: Any) -> float:
+        folders.append(result.folder)
+        return float(result.status == 0)
+
+    with caplog.at_level(logging.WARNING):
+        last = await last_of(python(code, reward=score))
+    if last.reward == 0.0:
+        pytest.skip("only root may mount")
+    inside = folders[0] / "in side"
+    assert os.system(f"umount '{inside}'") == 0  # noqa: ASYNC221
+
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert f"something is mounted in it: {inside}" in caplog.text.replace(r"\040", " ")
+    assert remove(str(folders[0].parent)) == ""

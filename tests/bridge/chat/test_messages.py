@@ -1,0 +1,443 @@
+"""Messages that agents send, and replies that they get.
+
+A message is read the same from a dict and from an SDK object; what we cannot read is a 400 whose
+``param`` and text name the place. A reply is recognised in every form in which agents send it back,
+and in no other. What is read of fields: ``clients/dialects/test_contract.py``.
+"""
+
+import json
+import logging
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletionMessage
+from openai.types.chat.chat_completion_message_function_tool_call import (
+    ChatCompletionMessageFunctionToolCall,
+    Function,
+)
+from tests.bridge.conversations.sent_back import is_sent_back
+from tests.kit import ask, assistant, play_without_a_call, tool, user
+from tinker_cookbook.renderers.base import Message, ToolCall, UnparsedToolCall
+
+from evert.bridge.chat.bad_requests import bad_request, context_length_exceeded
+from evert.bridge.chat.fields import (
+    MOST_WARNED,
+    FieldPolicy,
+)
+from evert.bridge.chat.messages import ROLES, as_fields, read_message, read_tools
+from evert.bridge.chat.reply import Reply, call_id, read_reply
+from evert.bridge.clients.dialects.chat_completions import completion
+
+CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
+DATA = "data:image/png;base64,AA=="
+HM, SO = {"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "So."}
+HELLO, AND = {"type": "text", "text": "Hello."}, {"type": "text", "text": "And?"}
+IMAGE = {"type": "image_url", "image_url": {"url": DATA}}
+DEEP = "[" * 5000
+"""Nesting that Python cannot follow."""
+
+
+def read(message: object, **tool_names: str) -> Message:
+    return read_message(message, 3, {id.replace("_", "-"): name for id, name in tool_names.items()})
+
+
+def message(role: str, content: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **fields}
+
+
+def said(content: Any, **fields: Any) -> dict[str, Any]:
+    return message("assistant", content, **fields)
+
+
+def called(*changes: dict[str, Any]) -> dict[str, Any]:
+    return said("", tool_calls=[{**CALL, **change} for change in changes])
+
+
+def tool_call(id: str | None = "call-1", arguments: str = '{"x": 1}') -> ToolCall:
+    return ToolCall(id=id, function=ToolCall.FunctionBody(name="add", arguments=arguments))
+
+
+def replied(content: Any = "Hello.", *, truncated: bool = False, **fields: Any) -> Reply:
+    parsed: Any = said(content, **fields)
+    return read_reply(
+        parsed, truncated=truncated, call_ids="call-7", prompt_tokens=11, completion_tokens=3
+    )
+
+
+def sdk_message(reply: Reply) -> ChatCompletionMessage:
+    return completion(reply, id="chatcmpl-evert-0", model="policy").choices[0].message
+
+
+# -- what is read ----------------------------------------------------------------------------------
+
+RESULT = message("tool", "2", tool_call_id="call-1")
+SPACED = {"function": {"name": "add", "arguments": '{ "x":1 }'}}
+SDK_CALL = ChatCompletionMessageFunctionToolCall(
+    id="call-1", type="function", function=Function(name="add", arguments='{"x": 1}')
+)
+CALLED = said("", tool_calls=[tool_call()])
+NO_CALLS: list[Any] = [None, [], ()]
+NOTHING: list[Any] = [{}, {"content": None}, {"content": ""}]
+IMAGES: list[Any] = [
+    IMAGE,
+    {"type": "image_url", "image_url": {"url": DATA, "detail": "low"}},
+    {"type": "image_url", "image_url": DATA},
+    {"type": "image", "image": DATA},
+]
+SHOWN = {"type": "image", "image": DATA}
+
+READ: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (message("developer", "Hi"), message("system", "Hi")),
+    (message("user", "Hi", name="Ada"), message("user", "Hi", name="Ada")),
+    *((message("user", "Hi", name=none), user("Hi")) for none in (None, "")),
+    (message("user", "Hi", reasoning_content="Hm.", tool_calls=[CALL]), user("Hi")),
+    (message("tool", "2"), message("tool", "2")),
+    *(
+        (message("user", [{**HELLO, "type": kind}, {**SO, "type": kind}]), user("Hello.So."))
+        for kind in ("text", "input_text", "output_text")
+    ),
+    *((message("user", [HELLO, i, SO]), message("user", [HELLO, SHOWN, SO])) for i in IMAGES),
+    (message("user", [IMAGE]), message("user", [SHOWN])),
+    *(({"role": "assistant", **nothing}, assistant("")) for nothing in NOTHING),
+    *(
+        ({"role": "assistant", "tool_calls": [call], **nothing}, CALLED)
+        for nothing in NOTHING
+        for call in (CALL, SDK_CALL)
+    ),
+    *((said("Hi", tool_calls=none), assistant("Hi")) for none in NO_CALLS),
+    (called(SPACED), said("", tool_calls=[tool_call(arguments='{ "x":1 }')])),
+    (said([HM, SO]), said([HM, SO])),
+    *((said("So.", **{f: "Hm."}), said([HM, SO])) for f in ("reasoning_content", "reasoning")),
+    (said([SO, SO], reasoning="Hm."), said([HM, {"type": "text", "text": "So.So."}])),
+    *((said("So.", reasoning_content=none), said("So.")) for none in (None, "", {"effort": "low"})),
+]
+
+
+def test_messages_are_read() -> None:
+    for sent, expected in READ:
+        assert read(sent) == expected, sent
+    message = user("Hi")
+    assert as_fields(message, 0) is message
+
+
+@given(st.text(), st.sampled_from(sorted(ROLES)))
+def test_text_is_kept_to_the_letter(text: str, role: str) -> None:
+    for content in (text, [{"type": "text", "text": text}]):
+        assert read(message(role, content))["content"] == text
+
+
+def test_a_tool_result_finds_its_name_unless_one_was_sent() -> None:
+    assert read(RESULT, call_1="add") == {**RESULT, "name": "add"}
+    assert read(RESULT, call_2="add") == RESULT
+    assert read({**RESULT, "name": "sum"}, call_1="add").get("name") == "sum"
+
+
+def test_tools_are_read_with_name_description_and_schema() -> None:
+    class Add(pydantic.BaseModel):
+        x: int
+
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    made = {**schema, "properties": {"x": {"title": "X", "type": "integer"}}, "title": "Add"}
+    nothing = {"type": "object", "properties": {}}
+    tools: list[tuple[Any, dict[str, Any]]] = [
+        (tool("add", description="Adds.", parameters=schema, strict=True), schema),
+        (tool("add", description="Adds.", parameters={}), nothing),
+        (tool("add", description="Adds.", parameters=None), nothing),
+        (tool("add", description="Adds.", parameters={"properties": {}}), {"properties": {}}),
+        (
+            openai.pydantic_function_tool(Add, name="add", description="Adds."),
+            {**made, "additionalProperties": False},
+        ),
+    ]
+    for sent, parameters in tools:
+        expected = {"name": "add", "description": "Adds.", "parameters": parameters}
+        assert read_tools([sent]) == [expected]
+    assert read_tools([{"function": {"name": "now"}}])[0]["description"] == ""
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+ROLE = "messages[3] has role {!r}; expected one of system, developer, user, assistant, tool."
+MESSAGE = "messages[3] must be a dict with 'role' and 'content', got {}: {!r}."
+PART = "messages[3].content[1] is {!r}; expected a part of type 'text' or 'image_url'."
+CONTENT = "messages[3].content must be a string or a list of parts, got {}: {!r}."
+CALL_FORM = "messages[3].tool_calls[1] is {!r}; expected {{'id': "
+CALL_LIST = "messages[3].tool_calls must be a list of calls, got {!r}."
+ARGUMENTS = "messages[3].tool_calls[0].function.arguments is not JSON ("
+
+NO_ROLES: list[Any] = [None, "", "function", "User", 5, ["user"], {"name": "user"}]
+NO_MESSAGES: list[Any] = ["Hi", None, 5, ["user", "Hi"]]
+NO_PARTS: list[Any] = [
+    *("Hi", None, {}, {"text": "Hi"}, {"type": "text"}, {"type": "text", "text": None}),
+    *({"type": "text", "text": ["Hi"]}, {"type": "thinking"}, {"type": "image_url"}),
+    *({"type": "image_url", "image_url": wrong} for wrong in ({}, {"url": 5})),
+    *({"type": "image"}, {"type": "refusal"}),
+    {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+]
+NO_FUNCTIONS: list[Any] = [
+    *(None, "add", {"arguments": "{}"}),
+    *({"name": 5, "arguments": "{}"}, {"name": "add", "arguments": {"x": 1}}),
+]
+NO_CALL: list[Any] = [
+    *("add", None, {}, {"id": "call-1"}),
+    {"id": "call-1", "type": "custom", "custom": {"name": "add", "input": "1"}},
+    {"id": 5, "function": {"name": "add", "arguments": "{}"}},
+    *({"id": "call-1", "function": function} for function in NO_FUNCTIONS),
+]
+REFUSED: list[tuple[object, str]] = [
+    *((message(role, "Hi"), ROLE.format(role)) for role in NO_ROLES),
+    ({"content": "Hi"}, ROLE.format(None)),
+    *((one, MESSAGE.format(type(one).__name__, one)) for one in NO_MESSAGES),
+    *((message("user", [HELLO, part]), PART.format(part)) for part in NO_PARTS),
+    *(
+        (message(role, content), CONTENT.format(type(content).__name__, content))
+        for role in ("user", "assistant", "tool")
+        for content in (5, HELLO, b"Hi", None)
+        if (role, content) != ("assistant", None)
+    ),
+    *((said("", tool_calls=[CALL, call]), CALL_FORM.format(call)) for call in NO_CALL),
+    *((said("", tool_calls=no), CALL_LIST.format(no)) for no in (5, True, "add", {"id": "call-1"})),
+    *(
+        (called({"function": {"name": "add", "arguments": arguments}}), ARGUMENTS)
+        for arguments in ("{", "x=1", "{'x': 1}", DEEP)
+    ),
+]
+
+
+def test_what_cannot_be_read_is_refused_with_its_place() -> None:
+    for sent, told in REFUSED:
+        with pytest.raises(openai.BadRequestError) as caught:
+            read(sent)
+        place = told.partition(" ")[0].removesuffix(".function.arguments")
+        where = f"{place}.role" if " has role " in told else place
+        assert (caught.value.status_code, caught.value.param) == (400, where), sent
+        assert caught.value.message.startswith(told), sent
+
+
+CIRCULAR: dict[str, Any] = {"type": "object", "properties": {}}
+CIRCULAR["properties"]["self"] = CIRCULAR
+TOOL_FORM = "tools[1] is {!r}; expected {{'type': 'function', 'function': "
+SCHEMA = "tools[1].function.parameters must be a JSON schema of type 'object', got {!r}."
+NO_TOOLS: list[Any] = [
+    *("add", None, {}, {"type": "function"}, {"type": "web_search"}),
+    *({"type": "function", "function": function} for function in ("add", {}, {"name": 5})),
+    {"type": "function", "name": "add", "parameters": {}},
+]
+NO_SCHEMAS: list[Any] = ["object", [1], *({"type": t} for t in ("string", "array", ["object"]))]
+NO_JSON: list[Any] = [{"x": int}, {"x": {"enum": {1, 2}}}, {(1, 2): {}}, CIRCULAR]
+
+
+def test_a_tool_that_cannot_be_read_is_refused_with_its_place() -> None:
+    refused: list[tuple[Any, str, str]] = [
+        *((one, TOOL_FORM.format(one), "") for one in NO_TOOLS),
+        *(
+            (tool("add", parameters=no), SCHEMA.format(no), ".function.parameters")
+            for no in NO_SCHEMAS
+        ),
+        *(
+            (
+                tool("add", parameters={"properties": no}),
+                "cannot be written as JSON: ",
+                ".function.parameters",
+            )
+            for no in NO_JSON
+        ),
+    ]
+    for wrong, told, field in refused:
+        with pytest.raises(openai.BadRequestError) as caught:
+            read_tools([tool("now"), wrong])
+        assert told in caught.value.message, wrong
+        assert caught.value.param == f"tools[1]{field}", wrong
+
+
+# -- replies ---------------------------------------------------------------------------------------
+
+
+def test_a_reply_is_told_apart_into_text_reasoning_calls_and_why_it_ended() -> None:
+    reply = replied("Hello.")
+    assert (reply.parsed, reply.text, reply.reasoning) == (assistant("Hello."), "Hello.", None)
+    assert (reply.prompt_tokens, reply.completion_tokens) == (11, 3)
+    both = replied([HM, SO, {"type": "thinking", "thinking": "And?"}, HELLO])
+    assert (both.text, both.reasoning) == ("So.Hello.", "Hm.\nAnd?")
+    assert (replied([SO]).reasoning, replied([]).text) == (None, "")
+    assert replied("\n So. \n", tool_calls=[tool_call()]).text == "So."
+    for made, expected in ((None, "stop"), ([], "stop"), ([tool_call()], "tool_calls")):
+        assert replied("Hi", tool_calls=made).finish_reason == expected
+        assert replied("Hi", tool_calls=made, truncated=True).finish_reason == "length"
+
+
+def test_calls_without_an_id_get_one_each_and_the_models_view_stays_as_it_was() -> None:
+    reply = replied("", tool_calls=[tool_call(None), tool_call("own"), tool_call(None)])
+    ids = [call.id for call in reply.tool_calls]
+    assert ids == [call_id("call-7-0"), "own", call_id("call-7-2")]
+    assert [call.id for call in reply.parsed.get("tool_calls", [])] == [None, "own", None]
+
+
+def test_a_call_that_does_not_parse_stays_visible_once() -> None:
+    lost = UnparsedToolCall(raw_text="<tool_call>{</tool_call>", error="Invalid JSON")
+    for text in ("Hi.", "Hi.<tool_call>{</tool_call>"):
+        reply = replied(text, unparsed_tool_calls=[lost])
+        assert (reply.text, reply.unparsed) == ("Hi.<tool_call>{</tool_call>", (lost,))
+
+
+# -- sent back -------------------------------------------------------------------------------------
+
+TEXT, EMPTY, THOUGHT = replied("Hello."), replied(""), replied([HM, SO])
+CALLS = replied("", tool_calls=[tool_call("a", '{"x": 1, "y": [2]}'), tool_call("b")])
+EVERYTHING = replied([HM, SO], tool_calls=[tool_call("a")])
+
+
+def test_a_reply_is_recognised_in_the_sdks_forms_and_without_its_reasoning() -> None:
+    for reply in (TEXT, EMPTY, CALLS, THOUGHT, EVERYTHING):
+        sdks = sdk_message(reply)
+        fields = sdks.model_dump()
+        fields.pop("reasoning_content", None)
+        for sent in (
+            *(sdks, sdks.model_copy(deep=True), sdks.model_dump(), fields),
+            *(sdks.model_dump(exclude_none=True), sdks.model_dump(exclude_unset=True)),
+            json.loads(sdks.model_dump_json()),
+            *({**fields, "reasoning_content": none} for none in (None, "")),
+            {**fields, "reasoning": None},
+        ):
+            assert is_sent_back(reply, sent), (reply, sent)
+    assert read(sdk_message(EVERYTHING)) == said([HM, SO], tool_calls=[tool_call("a")])
+
+
+def call_a(**changes: Any) -> dict[str, Any]:
+    return {**CALL, "id": "a", **changes}
+
+
+REWRITTEN_CALLS = [
+    call_a(function={"name": "add", "arguments": '{"y":[2],"x":1}'}),
+    call_a(id="b"),
+]
+OTHER_FUNCTIONS: list[Any] = [
+    *(None, "add", {"name": "add"}, {"name": "sum", "arguments": '{"x": 1}'}),
+    *({"name": "add", "arguments": arguments} for arguments in ('{"x": 2}', "{", None)),
+]
+OTHER_CALLS: list[Any] = [
+    *(None, [], ["add"], [None], 5, {"a": call_a()}),
+    *([call_a(), call_a(id="b")], [call_a(id="b")], [call_a(id=None)]),
+    *([call_a(function=function)] for function in OTHER_FUNCTIONS),
+]
+OTHER_TEXTS: list[Any] = [
+    *(None, "", "hello.", "Hello .", "Hel lo.", [], ["Hello."], 5),
+    *([{"type": "text", "text": "Hello"}], [HELLO, AND], [HELLO, IMAGE]),
+]
+
+SAME: list[tuple[Reply, object]] = [
+    *((TEXT, said(form)) for form in ([HELLO], (HELLO,), [{**HELLO, "type": "output_text"}])),
+    (TEXT, said([{"type": "text", "text": text} for text in ("Hel", "lo.")])),
+    *((EMPTY, {"role": "assistant", **nothing}) for nothing in (*NOTHING, {"content": []})),
+    (CALLS, said("", tool_calls=REWRITTEN_CALLS)),
+    *((THOUGHT, said("So.", **{field: "Hm."})) for field in ("reasoning_content", "reasoning")),
+    (EVERYTHING, said("So.", tool_calls=[call_a()])),
+]
+ANOTHER: list[tuple[Reply, object]] = [
+    *(
+        (reply, said(reply.text, **{field: "Well."}))
+        for reply in (THOUGHT, TEXT)
+        for field in ("reasoning_content", "reasoning")
+    ),
+    (THOUGHT, sdk_message(THOUGHT).model_copy(update={"reasoning_content": "Well."})),
+    *((TEXT, said(content)) for content in OTHER_TEXTS),
+    (replied("None"), said([IMAGE])),
+    *((TEXT, {**said("Hello."), "role": role}) for role in ("user", "system", "tool", None)),
+    *((TEXT, thing) for thing in ("Hello.", None, 5, object(), [])),
+    *((EVERYTHING, said("So.", tool_calls=made)) for made in OTHER_CALLS),
+    (CALLS, said("", tool_calls=REWRITTEN_CALLS[::-1])),
+    (TEXT, said("Hello.", tool_calls=[call_a()])),
+    (
+        replied("", tool_calls=[tool_call("a", DEEP)]),
+        said("", tool_calls=[call_a(function={"name": "add", "arguments": f"{DEEP} "})]),
+    ),
+]
+
+
+def test_a_reply_is_recognised_when_it_says_the_same_and_not_otherwise() -> None:
+    for reply, sent in SAME:
+        assert is_sent_back(reply, sent), (reply, sent)
+    for reply, sent in ANOTHER:
+        assert not is_sent_back(reply, sent), (reply, sent)
+
+
+@given(st.text(), st.text())
+def test_a_text_is_recognised_exactly_when_it_is_equal_but_for_its_margins(
+    text: str, other: str
+) -> None:
+    reply = replied(text)
+    assert is_sent_back(reply, said(text))
+    assert is_sent_back(reply, said(f"\n {text.strip()} "))
+    assert is_sent_back(reply, said(other)) == (text.strip() == other.strip())
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+POLICY = FieldPolicy(honoured=frozenset(), ignored=frozenset(), refused={})
+
+
+def test_an_unknown_field_over_the_wire_passes_with_one_warning_a_name_and_few_in_all(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evert.bridge.chat.fields._warned_names", set())
+    with caplog.at_level(logging.WARNING, "evert.bridge.chat.fields"):
+        for _ in range(3):
+            POLICY.check({"brand_new": 1, "other": 2}, strict=False)
+        for number in range(1_000):
+            POLICY.check({f"made_up_{number}{'x' * 1_000}": 1}, strict=False)
+
+    assert caplog.messages[:2] == [
+        f"An agent sends the field {name!r}, which evert does not know: it is ignored."
+        for name in ("brand_new", "other")
+    ]
+    assert len(caplog.messages) == MOST_WARNED
+    assert caplog.messages[-1].endswith("it is ignored. Further ones are not reported.")
+    assert max(map(len, caplog.messages)) < 250
+
+
+def test_a_400_is_the_sdks_own_with_status_body_and_request() -> None:
+    error = bad_request("No.", param="messages[0]", code="some_code")
+
+    assert type(error) is openai.BadRequestError
+    assert (error.status_code, error.message, str(error)) == (400, "No.", "No.")
+    told = (error.param, error.code, error.type)
+    assert told == ("messages[0]", "some_code", "invalid_request_error")
+    assert error.response.status_code == 400
+    assert error.request.url.path == "/v1/chat/completions"
+    assert error.request.url.host.endswith(".invalid")  # no address that could ever be reached
+    library = openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0]
+    assert type(error.response).__module__.partition(".")[0] == library
+    assert (bad_request("No.").param, bad_request("No.").code) == (None, None)
+
+
+def test_a_prompt_that_is_too_long_has_the_code_and_the_sentences_on_which_agents_compact() -> None:
+    error = context_length_exceeded(5000, 4096)
+
+    assert (error.code, error.param) == ("context_length_exceeded", "messages")
+    assert error.message == (
+        "prompt is too long: 5000 tokens > 4096 maximum. This model's maximum context length is "
+        "4096 tokens, however your messages resulted in 5000 tokens. Please reduce the length of "
+        "the messages."
+    )
+
+
+async def test_the_native_handle_is_strict_about_names_and_says_how_to_stream() -> None:
+    async def agent(client: Any) -> float:
+        told: list[tuple[str, Any, str]] = [
+            ("temprature", 1, "Unknown field 'temprature'. The fields that evert knows are listed"),
+            ("stream", True, "use client.openai"),
+            ("n", [*range(1000)], "is not supported"),
+        ]
+        for name, value, advice in told:
+            with pytest.raises(openai.BadRequestError, match=advice) as caught:
+                await ask(client, **{name: value})
+            assert caught.value.param == name
+            assert len(caught.value.message) < 500
+        return 1.0
+
+    await play_without_a_call(agent)

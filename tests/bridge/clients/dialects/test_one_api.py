@@ -1,0 +1,205 @@
+"""What is one API's alone. What all four keep is in ``test_contract.py``."""
+
+import time
+from typing import Any
+
+import openai
+import pytest
+from tests.bridge.clients.dialects.apis import (
+    CHAT,
+    GEMINI,
+    HI,
+    HI_PARTS,
+    RESPONSES,
+    SCHEMA,
+    Fields,
+    called,
+    reply,
+)
+from tests.bridge.conversations.sent_back import is_sent_back
+
+from evert.bridge.chat.formats import ReplyFormat
+from evert.bridge.clients.dialects.chat_completions import completion
+from evert.bridge.clients.dialects.fields import BUILT_IN_TOOLS
+from evert.bridge.clients.dialects.gemini import Gemini
+from evert.bridge.clients.dialects.responses import Responses
+
+
+def message(**said: Any) -> Any:
+    return completion(reply(**said), id="c", model="policy").choices[0].message
+
+
+def test_messages_are_not_copied_and_an_unknown_field_passes_over_the_wire() -> None:
+    messages, tools = [HI], [dict[str, Any]()]
+
+    read = CHAT.read(messages=messages, tools=tools)
+    tools.append({})
+    assert read.messages is messages
+    assert read.tools == [{}], "a list of them is"
+    assert CHAT.read(max_output_tokens=5) == CHAT.read()
+
+
+def test_it_says_when_it_was_made_in_whole_seconds() -> None:
+    before = int(time.time())
+    created = completion(reply(), id="c", model="policy").created
+
+    assert type(created) is int
+    assert before <= created <= int(time.time())
+
+
+def test_what_is_not_there_is_null_or_absent() -> None:
+    assert message(reasoning="Hm.").model_dump()["reasoning_content"] == "Hm."
+    assert not hasattr(message(), "reasoning_content")
+    assert message().tool_calls is None
+    assert message().refusal is None
+    calls = (("add", "{}"),)
+    assert message(text="", calls=calls).content is None
+    assert message(text="Hi", calls=calls).content == "Hi"
+    assert message(text="").content == ""
+
+
+# -- responses -------------------------------------------------------------------------------------
+
+
+ADD = {"type": "function", "name": "add", "description": "It.", "parameters": SCHEMA}
+RUN = {"type": "custom", "name": "run", "description": "It."}
+SPACE = {"type": "namespace", "name": "math", "description": "M", "tools": [ADD, RUN]}
+
+
+def offered(*tools: Any) -> Fields:
+    read = RESPONSES.read(tools=[*tools]).tools or []
+    return {tool["function"]["name"]: tool["function"]["parameters"] for tool in read}
+
+
+def written(said: Any, **body: Any) -> Fields:
+    body = {"input": "Hi", **body}
+    dialect = Responses("policy")
+    return dialect.write(said, dialect.read(body), "1", body)
+
+
+def test_custom_tools_are_functions_of_one_text_and_those_of_a_namespace_carry_its_name() -> None:
+    text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+
+    assert offered(ADD, RUN) == {"add": SCHEMA, "run": text}
+    assert offered(SPACE, ADD) == {"math.add": SCHEMA, "math.run": text, "add": SCHEMA}
+
+
+def test_openais_own_tools_are_left_out_and_named() -> None:
+    for kind in (*BUILT_IN_TOOLS, "web_search_2025_08_26"):
+        assert [*offered({"type": kind}, ADD)] == ["add"], kind
+        read = RESPONSES.read(tools=[{"type": kind}])
+        assert (read.tools, read.left_out) == (None, (kind,))
+    refusal = RESPONSES.refusal(tools=[{"type": "shell"}], tool_choice="required")
+    assert "no tools that OpenAI defines (shell): offer functions." in refusal.message
+
+
+def test_a_forced_tool_may_be_a_custom_one_or_any_of_several() -> None:
+    for choice, names in [
+        ("required", ("add", "run")),
+        ({"type": "custom", "name": "run"}, ("run",)),
+    ]:
+        read = RESPONSES.read(tools=[ADD, RUN], tool_choice=choice)
+        assert read.format == ReplyFormat(must_call=names)
+    allowed = {"type": "allowed_tools", "mode": "auto"}
+    assert RESPONSES.read(tools=[ADD], tool_choice=allowed) == RESPONSES.read(tools=[ADD])
+
+
+def test_a_custom_tool_is_called_with_its_text_and_one_in_a_namespace_by_both_names() -> None:
+    calls = (("run", '{"input": "ls"}'), ("run", '{"cmd": 1}'), ("run", "no JSON"))
+    output = written(reply("", calls=calls), tools=[RUN])["output"]
+    assert [item["type"] for item in output] == ["custom_tool_call"] * 3
+    assert [item["input"] for item in output] == ["ls", '{"cmd": 1}', "no JSON"]
+
+    calls = (("run", '{"input": "ls -l"}'), ("math.add", "{}"), ("math.run", '{"input": ""}'))
+    said = reply("", calls=calls)
+    output = written(said, tools=[ADD, RUN, SPACE])["output"]
+    assert (output[1]["type"], output[1]["name"]) == ("function_call", "add")
+    assert [item.get("namespace") for item in output] == [None, "math", "math"]
+    assert is_sent_back(said, RESPONSES.read(input=[HI, *output]).messages[1])
+
+
+def test_a_response_can_be_continued_by_its_id() -> None:
+    dialect = Responses("policy")
+    body: Fields = {"input": "Hi", "instructions": "Add.", "tools": [ADD]}
+    said = reply("So.", reasoning="Hm.", calls=(("add", "{}"),), finish_reason="tool_calls")
+    first = dialect.write(said, dialect.read(body), "1", body)
+    result = {"type": "function_call_output", "call_id": "call-0", "output": "5"}
+    body = {"input": [result], "previous_response_id": first["id"]}
+
+    calls = {"tool_calls": [called("call-0")], "reasoning_content": "Hm."}
+    history = [
+        HI,
+        {"role": "assistant", "content": "So.", **calls},
+        {"role": "tool", "tool_call_id": "call-0", "content": "5"},
+    ]
+    assert dialect.read(body).messages == history
+
+    second = dialect.write(reply("Five."), dialect.read(body), "2", body)
+    history.append({"role": "assistant", "content": "Five."})
+    for text in ("So?", "In several ways?"):
+        third = dialect.read({"input": text, "previous_response_id": second["id"]})
+        assert third.messages == [*history, {"role": "user", "content": text}]
+
+
+def test_responses_share_their_history_and_are_kept_unless_store_is_false() -> None:
+    dialect, texts = Responses("policy"), [f"{n}" * 50 for n in range(9)]
+    kept: list[Any] = []
+    for length in (3, 6, 9):
+        body: Fields = {
+            "instructions": "Add.",
+            "input": [{"role": "user", "content": t} for t in texts[:length]],
+        }
+        made = dialect.write(reply("So."), dialect.read(body), str(length), body)
+        kept.append(dialect._conversations[made["id"]])
+    assert [len(messages) for messages in kept] == [4, 7, 10]
+    assert all(one is other for one, other in zip(kept[0][:3], kept[2], strict=False))
+
+    body["store"] = False
+    made = dialect.write(reply("So."), dialect.read(body), "x", body)
+    with pytest.raises(openai.BadRequestError, match="not found here"):
+        dialect.read({"input": "Hi", "previous_response_id": made["id"]})
+
+
+# -- gemini ----------------------------------------------------------------------------------------
+
+
+def gemini_written(said: Any, **body: Any) -> Fields:
+    return Gemini("policy").write(said, GEMINI.read(), "1", body)
+
+
+def test_the_path_says_which_model_is_asked_and_whether_for_a_stream() -> None:
+    for path, model, stream in [
+        ("/v1beta/models/policy:generateContent", "policy", False),
+        ("/v1beta/models/gemini-2.5-flash:streamGenerateContent", "gemini-2.5-flash", True),
+        ("/v1beta/models/policy:countTokens", "policy", False),
+        ("/v1beta/models/evert/buyer:generateContent", "evert/buyer", False),
+        ("/v1beta/models/qwen:8b:generateContent", "qwen:8b", False),
+        ("/v1/tunedModels/policy:generateContent", "policy", False),
+        ("/v1beta1/projects/p/publishers/google/models/policy:generateContent", "policy", False),
+    ]:
+        body = {"contents": [HI_PARTS], "model": "another", "stream": None}
+        addressed = Gemini("policy").addressed(path, body)
+        assert addressed == {"contents": [HI_PARTS], "model": model, "stream": stream}, path
+
+
+def test_a_request_may_be_counted_as_a_whole() -> None:
+    whole = {"model": "models/policy", "contents": [HI_PARTS], "systemInstruction": {"parts": []}}
+    dialect = Gemini("policy")
+    body = dialect.addressed("/v1/models/policy:countTokens", {"generateContentRequest": whole})
+
+    assert body == {**whole, "model": "policy", "stream": False}
+    assert dialect.counted(7) == {"totalTokens": 7}
+
+
+def test_thoughts_are_shown_to_who_asks_for_them() -> None:
+    for config, shown in [
+        ({"includeThoughts": True}, True),
+        ({"include_thoughts": True}, True),
+        ({"includeThoughts": False}, False),
+        ({"thinkingBudget": 100}, False),
+        (5, False),
+    ]:
+        whole = gemini_written(reply(reasoning="Hm."), generationConfig={"thinkingConfig": config})
+        thoughts = [{"text": "Hm.", "thought": True}] if shown else []
+        expected = [*thoughts, {"text": "Hello."}]
+        assert whole["candidates"][0]["content"]["parts"] == expected, config

@@ -1,0 +1,156 @@
+"""What is asked of a prompt: no control token more than harmless letters would give.
+
+A *finding* is a combination of renderer, dialect, shape, field and literal that gave another number
+of a control token, or that reads otherwise than it was written.
+"""
+
+import itertools
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from tests.bridge.tokens.flagged_tokenizers import literals, make_renderer
+from tests.bridge.tokens.request_shapes import SHAPES, filled, prompt_of, slots
+
+_ESCAPE = re.compile(r"\\+u([0-9a-f]{4})")
+_LAYOUT = re.compile(r"\s|/|\\+[nt]?")
+
+PromptOf = Callable[[str, str, Any], list[int] | None]
+
+
+def innocent(text: str) -> str:
+    """Letters in place of a text, as many as there are."""
+    return "".join(c if c.isspace() else "a" for c in text)
+
+
+@dataclass
+class Matrix:
+    """The findings about one renderer.
+
+    Attributes:
+        name: The renderer.
+        prompt_of: What makes a prompt of a renderer's name, a dialect and a body.
+        checked: Combinations of a dialect, a field and a literal that were looked at.
+        refused: Those that were a 400 where letters were none.
+        findings: A line each.
+    """
+
+    name: str
+    prompt_of: PromptOf = prompt_of
+    checked: int = 0
+    refused: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.literals = literals(self.name)
+        self._known = frozenset(self.literals.values())
+        self._expected: dict[tuple[str, str, str], tuple[list[int], Counter[int]] | None] = {}
+
+    def try_each(self, dialect: str, shape: str, text: str, count: int) -> None:
+        """Put a text, which holds ``count`` literals, into each slot of a shape in turn."""
+        for slot in slots(SHAPES[dialect][shape]):
+            self._check(dialect, shape, [slot], text, count)
+
+    def try_all(
+        self, dialect: str, shape: str, text: str, count: int = 1, *, is_read: bool = False
+    ) -> None:
+        """Put a text into all slots of a shape at once; if that goes wrong, look where.
+
+        With ``is_read`` also what the prompt says is compared.
+        """
+        every = slots(SHAPES[dialect][shape])
+        known, refused = len(self.findings), len(self.refused)
+        self._check(dialect, shape, every, text, count, is_read=is_read)
+        if len(self.refused) > refused:
+            del self.refused[refused:]
+            self.try_each(dialect, shape, text, 0)
+        elif len(self.findings) > known:
+            together = self.findings[known:]
+            del self.findings[known:]
+            self._find(dialect, shape, every, text)
+            self.findings += [] if len(self.findings) > known else together
+
+    def _find(self, dialect: str, shape: str, every: list[str], text: str) -> None:
+        """Where it goes wrong: in one slot, or in two that follow on each other."""
+        known = len(self.findings)
+        self.try_each(dialect, shape, text, 0)
+        if len(self.findings) == known:
+            for pair in itertools.pairwise(every):
+                self._check(dialect, shape, pair, text, 0)
+
+    def _check(
+        self,
+        dialect: str,
+        shape: str,
+        where: Collection[str],
+        text: str,
+        count: int,
+        *,
+        is_read: bool = False,
+    ) -> None:
+        body = SHAPES[dialect][shape]
+        expected = self._with_letters(dialect, shape, innocent(text) if is_read else "a")
+        if expected is None:
+            return  # this renderer takes no such request at all
+        self.checked += count * len(where)
+        at = "all" if len(where) > 2 else " and ".join(where)
+        place = f"{self.name} | {dialect} | {shape} | {at}"
+        found = self.prompt_of(self.name, dialect, filled(body, dict.fromkeys(where, text)))
+        if found is None:
+            self.refused.append(f"{place} | {text!r:.60}")
+            return
+        self.compare(f"{place} | {text!r:.60}", found, expected[1])
+        if is_read and self._reading(found, text) != self._reading(expected[0], text):
+            self.findings.append(f"{place} | {text!r:.60} | reads otherwise")
+
+    def _with_letters(
+        self, dialect: str, shape: str, letters: str
+    ) -> tuple[list[int], Counter[int]] | None:
+        """The prompt of a shape whose slots all hold the same letters, and its control tokens."""
+        key = (dialect, shape, letters)
+        if key not in self._expected:
+            body = SHAPES[dialect][shape]
+            texts = dict.fromkeys(slots(body), letters)
+            prompt = self.prompt_of(self.name, dialect, filled(body, texts))
+            self._expected[key] = None if prompt is None else (prompt, self.control(prompt))
+        return self._expected[key]
+
+    def compare(self, place: str, found: Iterable[int], expected: Counter[int]) -> None:
+        """Note where a prompt has another number of a control token than expected."""
+        has = self.control(found)
+        if has == expected:
+            return
+        for one, number in self.literals.items():
+            if has[number] != expected[number]:
+                wrong = f"{one} | {has[number]}, expected {expected[number]}"
+                self.findings.append(f"{place} | {wrong}")
+
+    def control(self, prompt: Iterable[int]) -> Counter[int]:
+        """How often each control token stands in a prompt."""
+        return Counter(filter(self._known.__contains__, prompt))
+
+    def _reading(self, prompt: list[int], text: str) -> Counter[str]:
+        """The characters of a prompt, those of a text and of the literals as letters.
+
+        Templates sort and escape what they list, and strip it: none of that changes what is said.
+        """
+        tokenizer: Any = make_renderer(self.name).tokenizer
+        said = str(tokenizer.decode(prompt))
+        while _ESCAPE.search(said):
+            said = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), said)
+        said = unicodedata.normalize("NFKC", said)
+        pieces = {unicodedata.normalize("NFKC", one) for one in (*self.literals, *text.split())}
+        for piece in sorted(pieces, key=len, reverse=True):
+            said = said.replace(piece, innocent(piece))
+        return Counter(_LAYOUT.sub("", said))
+
+    def report(self) -> None:
+        """Fail with every finding, and where a text was refused that can be said."""
+        refused = [place for place in self.refused if "| @pattern |" not in place]
+        if found := [*self.findings, *(f"{place} | refused" for place in refused)]:
+            lines = "\n".join(found)
+            pytest.fail(f"{len(found)} findings\n{lines}", pytrace=False)

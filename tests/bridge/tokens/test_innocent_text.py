@@ -1,0 +1,117 @@
+"""A text that holds no control token is tokenised exactly as the renderer itself does it.
+
+1. Code, markup, tables, other scripts: token by token, in every slot of every request.
+2. So are random texts of pieces of control tokens; and where the renderer would make one of them,
+   evert makes none, and the prompt still says the same.
+"""
+
+import itertools
+from collections import defaultdict
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from tests.bridge.tokens.flagged_tokenizers import CLASSES, RENDERERS, literals, tokens_of
+from tests.bridge.tokens.injection_matrix import Matrix
+from tests.bridge.tokens.request_shapes import (
+    ONCE,
+    SHAPES,
+    filled,
+    plain_prompt_of,
+    prompt_of,
+    slots,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Tool message missing"),
+    pytest.mark.filterwarnings("ignore:use_system_prompt=True"),
+]
+
+INNOCENT = [
+    "if a < b and c > d or (e << 2) | (f >> 1): x <<= y",
+    "<div class='a'>\n  <p>1 &lt; 2</p>\n</div>",
+    "| a | b |\n|---|---|\n| <b>1</b> | 2 |",
+    "cat x | grep y > z 2>&1 <<EOF",
+    "template<typename T> auto f(T&& t) -> decltype(t)",
+    "< ",
+    "> and then",
+    "ends with <",
+    "ends with <|",
+    "|> begins",
+    "end|> and </",
+    "[a] [INS [gMA K] [",
+    "｜ ▁ ｜> <｜",
+    "你好世界。「こんにちは」 안녕하세요",
+    "👩\u200d👩\u200d👧 e\u0301 \u00e9 \u212a ﬁ",
+    "a\tb\r\nc\u00a0d\u2003e",
+    '{"a": "\\u003c", "b": [1, 2]} \\ " \' `',
+    "think tool_call im_end user system s sop /no think",
+    "  margins  ",
+]
+
+WRITTEN_ANEW = ("calls in calls", "escaped twice", "a string")
+"""Shapes whose arguments are JSON of a JSON string, which is escaped otherwise once marked. And
+Kimi's templates sort parameters by name; a mark at the end of a name may sort it elsewhere."""
+
+
+FAMILIES: dict[str, list[str]] = defaultdict(list)
+for _name in RENDERERS:
+    if not tokens_of(_name).fold:
+        FAMILIES[_name.split("_")[0]].append(_name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_innocent_texts_are_tokenised_as_ever(family: str) -> None:
+    different = []
+    for name, (number, (dialect, shape)) in itertools.product(FAMILIES[family], enumerate(ONCE)):
+        if shape in WRITTEN_ANEW or (shape == "schema" and name.startswith("kimi")):
+            continue
+        texts = [INNOCENT[(number + step) % len(INNOCENT)] for step in (0, 7)]
+        every = slots(SHAPES[dialect][shape])
+        for text in texts:
+            body = filled(SHAPES[dialect][shape], dict.fromkeys(every, text))
+            if prompt_of(name, dialect, body) != plain_prompt_of(name, dialect, body):
+                different.append(f"{name} | {dialect} | {shape} | {text!r}")
+    assert not different, "\n".join(different)
+
+
+@st.composite
+def pieces(draw: st.DrawFn, name: str) -> str:
+    """A text of pieces of literals, markup and white space."""
+    known = [*literals(name)]
+    literal = st.sampled_from(known)
+    piece = (
+        literal.flatmap(lambda one: st.integers(1, len(one)).map(lambda cut: one[:cut]))
+        | literal.flatmap(lambda one: st.integers(0, len(one) - 1).map(lambda cut: one[cut:]))
+        | st.sampled_from(
+            [" ", "\n", "<", ">", "|", "a", "<think>", "</think>", "\\", '"', "\u0338"]
+        )
+    )
+    return "".join(draw(st.lists(piece, min_size=1, max_size=6)))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@settings(
+    max_examples=30,
+    derandomize=True,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(data=st.data())
+def test_a_random_text_is_as_ever_or_holds_none(name: str, data: st.DataObject) -> None:
+    dialect, shape = data.draw(st.sampled_from(ONCE))
+    body = SHAPES[dialect][shape]
+    every = slots(body)
+    texts = {slot: data.draw(pieces(name)) for slot in data.draw(st.permutations(every))[:4]}
+    found, plain = (of(name, dialect, filled(body, texts)) for of in (prompt_of, plain_prompt_of))
+    letters = prompt_of(name, dialect, filled(body, dict.fromkeys(every, "a")))
+    if found is None or letters is None or plain is None:
+        return
+    matrix = Matrix(name)
+    expected = matrix.control(letters)
+    assert matrix.control(found) == expected
+    said = "".join(texts.values())
+    differs = shape in (*WRITTEN_ANEW, "schema") or tokens_of(name).fold
+    if not differs and not any(one in said for one in literals(name)):
+        assert found == plain or matrix.control(plain) != expected

@@ -1,0 +1,176 @@
+# ruff: noqa: E501 (a template's white space counts)
+"""``evert model check FOLDER`` says what a model's template does, what is lost, and what helps.
+
+Each row is a folder with another chat template. A setting is named only if it helps: the last test
+checks the folder again with the setting, and what it helps with is lost no more.
+"""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.bridge.tokens.call_families import FAMILIES
+from tests.trainers.conftest import Shown
+
+from evert.bridge.tokens.bases import base_path
+from evert.trainers.commands import model
+
+_HEAD = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+_TAIL = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+_THOUGHT = "{% if m.reasoning_content and (loop.last or keep_thoughts) %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+_CALL = '{% for c in m.tool_calls or [] %}<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+
+THINKS = _HEAD + _THOUGHT + "{{ m.content }}" + _CALL + _TAIL
+_CLOSED = "<think>\n\n</think>\n\n"
+FORGETS = (
+    THINKS.replace(" or keep_thoughts", "")
+    .replace("\n{% endif %}{{ m.content", "\n{% elif m.role == 'assistant' and enable_thinking is false %}" + _CLOSED + "{% endif %}{{ m.content")
+    .replace("assistant\n{% endif %}", "assistant\n{% if enable_thinking is false %}" + _CLOSED + "{% endif %}{% endif %}")
+)  # fmt: skip
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}" + _TAIL
+NO_SYSTEM = PLAIN.replace("<|im_start|>{{ m.role }}", "{% if m.role == 'system' %}{{ raise_exception('no system prompts') }}{% endif %}<|im_start|>{{ m.role }}")  # fmt: skip
+ONE_CALL = THINKS.replace(_CALL, "{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}" + _CALL).replace(" or keep_thoughts", " or true")  # fmt: skip
+NO_ARGUMENTS = THINKS.replace("c.function.arguments | tojson", "c.function.arguments | length")
+
+TEMPLATES: dict[str, tuple[str, list[str], list[str]]] = {
+    "tools and thoughts": (
+        THINKS,
+        [
+            "shown; calls are read (objects); several calls in one reply",
+            "thoughts dropped from earlier turns",
+            "history changes thoughts, so the next turn is a new token sequence",
+            "stops <|im_end|>",
+            "variables keep_thoughts (chat_template.NAME=VALUE)",
+            "plain replies 'Qzreply' is read as text 'Qzreply'",
+            r"'<think>\nQzthought\n</think>\n\nQzreply' is read as thought 'Qzthought', text 'Qzreply'",
+            "is read as qzname({'qzkey': 'qzvalue', 'qzlast': 'qzend'})",
+            "one token sequence for a whole conversation chat_template.keep_thoughts=True helps",
+        ],
+        ["no setting", "template_hermes"],
+    ),
+    "thoughts that are forgotten": (
+        FORGETS,
+        [
+            "one token sequence for a whole conversation chat_template.enable_thinking=False helps: the model then writes no thoughts",
+            "lost thoughts of earlier turns no setting of this template helps",
+        ],
+        ["template_hermes", "enable_thinking=True"],
+    ),
+    "no tools": (
+        PLAIN,
+        [
+            "none: it does not show the tools that are offered",
+            "lost tools renderer_name=template_hermes helps",
+            "a turn adds its own tokens, and begins with the last one",
+        ],
+        ["no setting", "chat_template.", "is read as qzname"],
+    ),
+    "no system prompts, which Hermes needs": (
+        NO_SYSTEM,
+        [
+            "system refused: a request with a system prompt is a 400",
+            "lost system prompts; tools no setting of this template helps",
+        ],
+        ["template_hermes"],
+    ),
+    "one call a reply": (
+        ONE_CALL,
+        ["calls are read (objects); one call a reply", "lost several calls in one reply no setting"],
+        ["helps:", "template_hermes"],
+    ),
+    "calls that cannot be learned": (
+        NO_ARGUMENTS,
+        [
+            """none: it shows the call qzname({"qzkey": "qzvalue", "qzlast": "qzend"}) without ['qzkey', 'qzvalue']: '<tool_call>""",
+            '"arguments": 2}',
+            "tools renderer_name=template_hermes helps",
+        ],
+        ["is read as qzname"],
+    ),
+    "nothing is lost": (FAMILIES["keyed, lines"], ["(keyed)", "lost nothing"], ["helps"]),
+}  # fmt: skip
+"""Kind of folder -> its chat template, what the screen says, what it does not say."""
+
+
+def folder_with(template: str, folder: Path) -> Path:
+    """The shipped base with another chat template."""
+    shutil.copytree(base_path(), folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def screen(capsys: Shown, *arguments: str) -> str:
+    """What the command prints, in one line."""
+    assert model.main(["check", *arguments]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 100
+    return " ".join(shown.split())
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_the_screen_says_what_a_template_does_and_what_is_lost(
+    kind: str, tmp_path: Path, capsys: Shown
+) -> None:
+    template, lines, absent = TEMPLATES[kind]
+    shown = screen(capsys, str(folder_with(template, tmp_path / "model")))
+
+    assert [line for line in lines if line not in shown] == [], shown
+    assert [line for line in absent if line in shown] == [], shown
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_a_setting_that_is_named_helps(kind: str, tmp_path: Path, capsys: Shown) -> None:
+    folder = str(folder_with(TEMPLATES[kind][0], tmp_path / "model"))
+    for losses, setting in re.findall(r"lost ([^.]*?) (\S+=\S+) helps", screen(capsys, folder)):
+        again = screen(capsys, folder, setting).partition(" lost ")[2]
+        assert [loss for loss in losses.split("; ") if loss in again] == [], again
+
+
+def test_an_import_ends_with_the_screen(tmp_path: Path, capsys: Shown) -> None:
+    folder = folder_with(THINKS, tmp_path / "model")
+    assert model.main(["import", str(folder), f"out={tmp_path / 'out'}"]) == 0
+    assert "chat_template.keep_thoughts=True helps" in capsys.readouterr().out
+
+
+def test_a_cookbook_renderer_is_named(capsys: Shown) -> None:
+    assert "renderer qwen3_instruct format the Cookbook's" in screen(capsys, "evert-tiny")
+
+
+def _write(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        (lambda folder: (folder / "chat_template.jinja").unlink(), "has no chat template"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer"),
+        (_write("tokenizer.json", "{"), "could not be loaded"),
+        (_write("chat_template.jinja", "{% for m in"), "cannot show a user's message"),
+        (_write("chat_template.jinja", "Hello."), "without its text"),
+        (_write("chat_template.jinja", PLAIN.replace("<|", "")), "no control token"),
+        (shutil.rmtree, "neither a folder"),
+    ],
+)
+def test_a_broken_folder_is_a_line_with_its_cause(
+    damage: Callable[[Path], object], error: str, tmp_path: Path, capsys: Shown
+) -> None:
+    folder = folder_with(THINKS, tmp_path / "model")
+    damage(folder)
+
+    assert model.main(["check", str(folder)]) == 1
+    shown = capsys.readouterr()
+    assert shown.err.startswith("error: ")
+    assert error in shown.err
+    assert "Traceback" not in shown.err + shown.out
+
+
+def test_a_variable_that_the_template_does_not_read_is_refused(
+    tmp_path: Path, capsys: Shown
+) -> None:
+    folder = folder_with(THINKS, tmp_path / "model")
+    assert model.main(["check", str(folder), "chat_template.keep_thought=True"]) == 1
+    shown = capsys.readouterr().err
+    assert "does not read keep_thought. Did you mean keep_thoughts? It reads: keep_th" in shown

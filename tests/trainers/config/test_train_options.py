@@ -1,0 +1,37 @@
+"""The types of ``evert.train``'s settings: a TypedDict that follows from ``TrainSettings``."""
+
+import typing
+from pathlib import Path
+from typing import Any
+
+import chz
+
+from evert.trainers.config import options
+from evert.trainers.config.options import TrainOptions
+from evert.trainers.config.train import TrainSettings
+
+NAMED = {"agent", "tasks", "test_tasks"}
+"""Settings that are named parameters of ``evert.train``."""
+WIDER = {
+    "tuple[str, ...]": "tuple[str, ...] | str", "log_path": "str | Path | None",
+    "limits": "Any", "parse_error_policy": "Any",  # the Cookbook's objects as well
+    "loss_fn": "LossFn",
+}  # fmt: skip
+"""Type of a setting, or a setting -> the values from Python that are read as one."""
+
+
+def type_of(name: str, kind: Any) -> str:
+    text = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else repr(kind)
+    text = text.replace("typing.", "").replace("collections.abc.", "").replace("'", '"')
+    return WIDER.get(name) or WIDER.get(text) or text
+
+
+def test_the_options_are_the_settings_with_their_types() -> None:
+    lines = [
+        f"    {name}: {type_of(name, field.x_type)}\n"
+        for name, field in chz.chz_fields(TrainSettings).items()
+        if name not in NAMED
+    ]
+    written = Path(options.__file__).read_text().rpartition('"""\n\n')[2]
+    assert written == "".join(lines), "".join(lines)
+    assert TrainOptions.__annotations__.keys() == chz.chz_fields(TrainSettings).keys() - NAMED

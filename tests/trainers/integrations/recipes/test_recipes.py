@@ -1,0 +1,142 @@
+"""Every recipe of the installed Cookbook runs on the engine as its users call it, or says why not.
+
+``python -m`` of its module, with settings that make it small; the models that it names are stood
+in for by a shipped base, and what it would download is local (``local_data.py``). Nothing else is
+replaced. What each leaves is read back: finite metrics, and checkpoints that load, after as many
+optimizer steps as were asked for.
+"""
+
+import ast
+import io
+import json
+import logging
+import math
+import os
+import runpy
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import tinker
+import tinker_cookbook
+from tests.nightly import each
+from tests.trainers.integrations.recipes import local_data
+from tests.trainers.integrations.recipes.local_model import make_boxing_model
+from tests.trainers.integrations.recipes.table import RECIPES, RUNS, Recipe
+
+from evert.trainers.engine.clients.engine import Engine
+from evert.trainers.engine.embedded import embedded_engine
+
+COOKBOOK = Path(tinker_cookbook.__file__).parent
+BY_DAY = {recipe.module.partition(".")[0]: recipe for recipe in reversed(RUNS)}.values()
+"""One of each folder of recipes."""
+
+PACKAGE = "tinker_cookbook.recipes"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """One engine for all, on which every name of the Hub is a model that is here."""
+    folder = tmp_path_factory.mktemp("store")
+    stand_ins = {"Qwen/Qwen3.5-9B-Base": make_boxing_model(folder), "*/*": "evert-tiny"}
+    with embedded_engine(folder, device="cpu", stand_ins=stand_ins) as running:
+        yield running
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of a recipe, with local data for what it would download."""
+    local_data.write_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TINKER_COOKBOOK_RUNS_DIR", str(tmp_path / "runs"))
+    for name in [name for name in os.environ if name.startswith("TINKER_API")]:
+        monkeypatch.delenv(name)
+    for name in ("load_dataset", "get_dataset_config_names"):
+        theirs = getattr(datasets, name)
+        for module in list(sys.modules.values()):
+            if vars(module).get(name) is theirs:
+                monkeypatch.setattr(module, name, getattr(local_data, name))
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    yield
+    for handler in [handler for handler in root.handlers if handler not in before]:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level)
+
+
+def run(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``python -m`` of a recipe, in this process."""
+    log = folder / "log"
+    saved = [row["sampler_path"] for row in lines(log / "checkpoints.jsonl")]
+    places = {"log": log, "data": folder, "saved": "".join(saved[-1:])}
+    monkeypatch.setattr(sys, "argv", [recipe.module, *recipe.settings.format(**places).split()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # theirs are not ours
+        runpy.run_module(f"{PACKAGE}.{recipe.module}", run_name="__main__", alter_sys=True)
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def check_run(log: Path, steps: int, engine: Engine) -> None:
+    """Metrics are finite, and the last checkpoint is there after so many steps."""
+    metrics = lines(log / "metrics.jsonl")
+    numbers = [value for row in metrics for value in row.values() if isinstance(value, float)]
+    assert numbers
+    assert all(math.isfinite(number) for number in numbers)
+    last = lines(log / "checkpoints.jsonl")[-1]
+    assert engine.store.read(last["state_path"]).steps == steps
+    sampler = tinker.ServiceClient().create_sampling_client(model_path=last["sampler_path"])
+    prompt = tinker.ModelInput.from_ints(sampler.get_tokenizer().encode("Hi"))
+    answer = sampler.sample(prompt, 1, tinker.SamplingParams(max_tokens=1)).result()
+    assert len(answer.sequences[0].tokens) == 1
+
+
+@pytest.mark.parametrize("recipe", each(RUNS, BY_DAY), ids=lambda recipe: recipe.name)
+def test_a_recipe_runs_as_its_users_call_it(
+    recipe: Recipe,
+    engine: Engine,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(recipe.typed))
+    if recipe.after is not None:
+        run(recipe.after, folder, monkeypatch)
+    run(recipe, folder, monkeypatch)
+    for log, steps in recipe.steps.items():
+        check_run(folder / log, steps, engine)
+    for file in recipe.writes:
+        assert "error" not in (folder / file).read_text()
+    assert recipe.prints in capsys.readouterr().out
+
+
+def entry_points() -> set[str]:
+    """Modules of recipes that are called with ``python -m``."""
+    found = set()
+    for file in (COOKBOOK / "recipes").rglob("*.py"):
+        name = ".".join(file.relative_to(COOKBOOK / "recipes").with_suffix("").parts)
+        if name.endswith(".__main__"):
+            found.add(name.removesuffix(".__main__"))
+        elif any(map(_is_main, ast.parse(file.read_text()).body)):
+            found.add(name)
+    return found
+
+
+def _is_main(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+
+
+def test_the_table_has_every_recipe_of_the_installed_cookbook() -> None:
+    assert {recipe.module for recipe in RECIPES} == entry_points() - {"chat_sl.sweep.cli"}

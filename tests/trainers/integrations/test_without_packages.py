@@ -1,0 +1,23 @@
+"""Integrations without their packages; those have environments: ``tests/harbor`` and others."""
+
+import importlib
+
+import pytest
+
+from evert.bridge.errors import MissingPackageError
+from evert.envs.games import GameError
+from evert.envs.tasksets import task_game
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [("evert.harbor", "harbor 0.25.* Python 3.12"), ("evert.verifiers", "verifiers 0.4 or newer")],
+)
+def test_an_integration_without_its_package_says_what_to_install(module: str, package: str) -> None:
+    with pytest.raises(MissingPackageError, match=f"needs the package {package}"):
+        importlib.import_module(module)
+
+
+def test_harbors_tasks_without_harbor_say_what_to_install() -> None:
+    with pytest.raises(GameError, match="needs the package harbor 0.25, and Python 3.12 or newer"):
+        task_game({"id": "harbor:examples/harbor"})

@@ -1,0 +1,225 @@
+"""``evert.models``: several models in training, side by side on one base."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tinker
+from tests.bridge.tokens.test_images import chunks, data_url, seen, vision
+from tests.kit import ask, assistant, user
+
+import evert
+from evert import InvalidDatasetError, InvalidModelError, Model, ModelInputError
+from evert.bridge.tokens.renderer import prompt_renderer
+from evert.trainers.engine.clients.engine import Engine
+from evert.trainers.engine.embedded import embedded_engine
+from evert.trainers.loop.scoring import lesson_datum, target_datum
+
+NAMES = ("player", "judge")
+
+
+@pytest.fixture(autouse=True)
+def running(tmp_path: Path) -> Iterator[Engine]:
+    """The embedded engine, training adapters."""
+    with embedded_engine(tmp_path / "store", device="cpu", full_parameter=False) as engine:
+        yield engine
+
+
+async def pair() -> tuple[Model, Model]:
+    player, judge = await evert.models("evert-tiny", NAMES, rank=4, learning_rate=0.01)
+    return player, judge
+
+
+def told(prompt: str, reply: str) -> list[dict[str, str]]:
+    return [user(prompt), assistant(reply)]
+
+
+async def likelihood(model: Model, prompt: str = "Who?", reply: str = "Me.") -> float:
+    [found] = await model.logprobs([prompt], [reply])
+    return float(found.sum())
+
+
+async def say_five(client: Any, task: str) -> float:
+    """Earns as many points as its reply has fives."""
+    return float((await ask(client, task)).count("5"))
+
+
+async def duel(client: Any, task: str) -> dict[str, float]:
+    await ask(client.seat("player"), task)
+    await ask(client.seat("judge"), task)
+    return {"player": 1.0, "judge": 0.5}
+
+
+async def test_models_share_the_weights_of_the_base_and_have_names_and_a_rank() -> None:
+    models, places = await pair(), []
+    for model in models:
+        trained: Any = model.client
+        weights = trained._run.trainer.model.state_dict()
+        places.append({w.data_ptr() for name, w in weights.items() if "lora" not in name})
+    assert places[0] == places[1]
+    assert len(places[0]) > 10
+    assert [model.name for model in models] == ["player", "judge"]
+    assert [model.client.get_info().lora_rank for model in models] == [4, 4]
+    assert {model.context_length for model in models} == {8192}
+
+
+async def test_models_need_different_names_and_seats_one_base() -> None:
+    for names in ("ab", (), ("one", "one")):
+        with pytest.raises(InvalidModelError, match="expected a different name for each model"):
+            await evert.models("evert-tiny", names)
+    player, _ = await pair()
+    [judge] = await evert.models("evert-tiny-20q", ("judge",), rank=4)
+    with pytest.raises(InvalidDatasetError, match="models on different bases"):
+        await evert.rollout(duel, ["Who?"], seats={"player": player, "judge": judge})
+    with pytest.raises(InvalidDatasetError, match="rollout got no policy"):
+        await evert.rollout(duel, ["Who?"])
+
+
+async def test_a_rank_that_counts_for_nothing_is_said(tmp_path: Path, caplog: Any) -> None:
+    with caplog.at_level(logging.WARNING), embedded_engine(tmp_path / "whole", device="cpu"):
+        await evert.models("evert-tiny", NAMES, rank=4)
+    assert "trains all weights of evert-tiny: rank=4 is ignored" in caplog.text
+
+
+async def test_log_probabilities_are_those_that_a_sampler_reports() -> None:
+    model, _ = await pair()
+    prompts, targets = [[5, 6, 7], [8, 9]], [[10, 11], [12, 13, 14, 15]]
+    found = await model.logprobs(prompts, targets)
+    assert [each.shape for each in found] == [(2,), (4,)]
+    sampler = await model.sampler()
+    assert await model.sampler() is sampler
+    for prompt, target, ours in zip(prompts, targets, found, strict=True):
+        whole = tinker.ModelInput.from_ints([*prompt, *target])
+        theirs = await sampler.compute_logprobs(whole)
+        np.testing.assert_allclose(ours, np.array(theirs[len(prompt) :], float), atol=1e-4)
+
+
+async def test_a_text_is_a_users_message_and_its_target_the_reply_with_its_end() -> None:
+    model, _ = await pair()
+    tokenizer: Any = model.renderer.tokenizer
+    asked = tokenizer.encode("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
+    reply, end = tokenizer.encode("Me.<|im_end|>"), tokenizer.encode("<|im_end|>")
+    texts, messages, ids, spelled, real = await model.logprobs(
+        ["Who?", [user("Who?")], asked, "Who?", "Who?"], ["Me.", "Me.", reply, "<|im_end|>", end]
+    )
+    np.testing.assert_allclose(texts, ids, atol=1e-5)
+    np.testing.assert_allclose(messages, ids, atol=1e-5)
+    assert len(real) == 1
+    assert len(spelled) > 5  # text that names a control token stays text
+    assert await model.logprobs([], []) == []
+
+
+async def test_what_cannot_be_asked_or_learned_is_refused_and_nothing_is_no_step() -> None:
+    model, _ = await pair()
+    before = await likelihood(model)
+    for prompts, targets, text in (
+        (["Who?"], [], "expected two lists of equal length"),
+        ("Who?", "Me.!", "expected two lists of equal length"),
+        ([[]], [[1, 2]], "a prompt of 0 tokens and a target of 2"),
+    ):
+        with pytest.raises(ModelInputError, match=text):
+            await model.logprobs(prompts, targets)
+    with pytest.raises(ModelInputError, match="a conversation with the roles: user"):
+        await model.sft([[user("Who?")]])
+    assert await model.sft([]) == await model.step([]) == {}
+    assert await likelihood(model) == before
+
+
+async def test_a_model_learns_what_it_is_told_and_the_other_one_does_not() -> None:
+    player, judge = await pair()
+    before = await likelihood(player)
+    steps = [await player.sft([told("Who?", "Me.")]) for _ in range(3)]
+    assert await likelihood(player) > before + 1
+    assert await likelihood(judge) == pytest.approx(before, abs=1e-4)
+    assert steps[2]["nll"] < steps[0]["nll"]
+    assert steps[0]["optim/grad_norm"] > 0
+
+
+async def test_a_prompt_and_its_reply_are_learned_as_the_conversation_they_are() -> None:
+    player, judge = await pair()
+    as_pair = await player.sft([("Who?", "Me."), ([user("So?")], "No.")])
+    as_messages = await judge.sft([told("Who?", "Me."), told("So?", "No.")])
+    assert as_pair == pytest.approx(as_messages, rel=1e-4)
+    assert await likelihood(player) == pytest.approx(await likelihood(judge), abs=1e-3)
+    renderer, talk = prompt_renderer(player.renderer), [*told("Who?", "Me."), user("So?")]
+    pair_and_whole: list[Any] = [(talk, "No."), [*talk, assistant("No.")]]
+    data = [lesson_datum(renderer, lesson) for lesson in pair_and_whole]
+    learned = [int((each.loss_fn_inputs["weights"].to_numpy() > 0).sum()) for each in data]
+    assert learned == [3, 7]  # of a pair the reply alone
+
+
+def test_the_images_of_a_prompt_stay_in_it_before_a_text_and_before_ids() -> None:
+    for target in ("Red.", [7, 8]):
+        datum = target_datum(prompt_renderer(vision()), seen(data_url()), target)
+        assert len(chunks(datum.model_input)) == 1
+        weights = datum.loss_fn_inputs["weights"].to_numpy()
+        assert len(weights) == datum.model_input.length > weights.sum() > 1
+
+
+async def test_a_model_earns_more_where_its_steps_are_on_what_it_earned() -> None:
+    model, _ = await pair()
+    tasks = ["Guess a number between 1 and 999."] * 4
+    rewards = []
+    for step in range(5):
+        batch = await model.rollout(say_five, tasks, group_size=8, max_tokens=12, seed=step)
+        rewards.append(batch.rewards.mean())
+        await model.step(batch, loss="importance_sampling", learning_rate=0.02)
+    assert rewards[-1] > rewards[0] + 0.3
+
+
+class Watched:
+    """A training client whose requests and waits are written down."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self.seen = client, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        async def wait(request: Any) -> Any:
+            self.seen.append(f"{name} awaited")
+            return await request
+
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            self.seen.append(name)
+            return wait(getattr(self._client, name)(*args, **kwargs))
+
+        return ask
+
+
+async def test_both_requests_of_a_step_are_made_before_either_is_waited_for() -> None:
+    model, _ = await pair()
+    sampler = await model.sampler()
+    watched: Any = Watched(model.client)
+    model.client = watched
+    await model.sft([told("Who?", "Me.")])
+    assert watched.seen == [
+        "forward_backward", "optim_step", "forward_backward awaited", "optim_step awaited"
+    ]  # fmt: skip
+    assert await model.sampler() is not sampler  # of the weights it was asked for
+
+
+async def test_each_seat_is_played_by_a_model_of_its_own_and_they_learn_side_by_side() -> None:
+    player, judge = await pair()
+    await judge.sft([told("Who?", "Me.")], learning_rate=0.02)
+    batch = await evert.rollout(
+        duel, ["Who?"], seats={"player": player, "judge": judge}, group_size=2, max_tokens=8
+    )
+    for name, model, other in (("player", player, judge), ("judge", judge, player)):
+        turns = [episode.transitions[0] for episode in batch.seats[name].trajectories[0] if episode]
+        prompts, replies = [t.ob.to_ints() for t in turns], [t.ac.tokens for t in turns]
+        sampled = np.concatenate([turn.ac.logprobs for turn in turns])
+        own = np.concatenate(await model.logprobs(prompts, replies))
+        others = np.concatenate(await other.logprobs(prompts, replies))
+        np.testing.assert_allclose(sampled, own, atol=1e-3)
+        assert np.abs(sampled - others).max() > 0.01
+    before = await likelihood(player), await likelihood(judge)
+    learned = await asyncio.gather(
+        player.step(batch.seats["player"], advantages=[[1.0, 1.0]]),
+        judge.step(batch.seats["judge"], advantages=[[-1.0, 1.0]]),
+    )
+    assert all(each["optim/grad_norm"] > 0 for each in learned)
+    after = await likelihood(player), await likelihood(judge)
+    assert len({*before, *after}) == 4
