@@ -28,8 +28,8 @@ STEPS, EPISODES = 3, 6
 """Steps of each run in a page, and episodes of each step."""
 MOST_STAGES = 500
 """Steps of each run in its table."""
-HOLDS = f"""the first, the middle and the last step of each run, and {EPISODES} episodes of each of \
-these: the worst, the best, and the first in order"""
+HOLDS = f"""the first, the middle and the last step of each run, and {EPISODES} episodes of each \
+of these: the worst, the best, and the first in order"""
 POLICY = """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src {}; \
 style-src {}; img-src data:; base-uri 'none'; form-action 'none'">"""
 DATA = '<script type="application/json" id="saved">{}</script>'
