@@ -20,11 +20,13 @@ from evert.trainers.commands import train
 from evert.trainers.config.model_names import find_model
 from evert.trainers.episodes.failures import read_batches
 from evert.trainers.reporting.run import read_run
-from evert.trainers.reporting.tokens import count_tokens
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping.results import objective_of
 from evert.trainers.system.files import drop_broken_lines, file_errors, read_jsonl, write_whole
 from evert.trainers.training.resuming import open_run, prepare_folder
+from evert.trainers.viewing.answers import Answers
+from evert.trainers.viewing.index import indexed
+from evert.trainers.viewing.saving import saved_page
 
 FILES = (
     "run.json", "before.json", "metrics.jsonl", "checkpoints.jsonl", "batches.jsonl",
@@ -99,7 +101,9 @@ def taken_up(path: Path) -> None:
 
 def reported(path: Path) -> None:
     """What a report reads."""
-    count_tokens(read_run(path))
+    read_run(path)
+    with indexed([path]) as index:
+        assert saved_page(Answers(index, {}), "", 0.5)
 
 
 def named(path: Path) -> None:
