@@ -21,7 +21,7 @@ def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:
         RecordError: The folder holds neither a dataset nor records.
     """
     if not isinstance(tasks, str):
-        sequence: Any = unwrap(tasks)
+        sequence: Sequence[Any] = unwrap(tasks)
     elif names_file(tasks):
         sequence = _of_file(tasks)
     else:
