@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats  # type: ignore[import-untyped]
 
-from evert.trainers.episodes.intervals import ByTask, interval
+from evert.trainers.episodes.scores import ByTask, interval
 
 SHARES = (0.02, 0.1, 0.5, 0.9, 0.98)
 TASKS = (5, 10, 40, 200)

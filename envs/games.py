@@ -42,11 +42,11 @@ class Metric:
     """A number that an agent records for an episode (``client.metric``), and how it is shown.
 
     Attributes:
-        title: Title of its figures in a report, "Bits a question".
+        title: Title of its figures on a run's page, "Bits a question".
         unit: Unit in its figures.
-        drawn: Episodes for which a report draws a figure: "train", "test" (held-out), or both.
+        drawn: Episodes for which a page draws a figure: "train", "test" (held-out), or both.
         tabled: Whether an evaluation's table and CSV have its mean over the episodes.
-        about: A sentence for the report, if the title is not enough.
+        about: A sentence for the page, if the title is not enough.
     """
 
     title: str

@@ -9,8 +9,8 @@ The rooms; each imports only those above it:
     serving/         the engine as a server of token ids, and clients of such servers
     workers/         rollouts in other processes and on other machines
     episodes/        playing episodes, their players and their results
-    reporting/       the page and every figure
-    viewing/         runs and their episodes in a browser, live
+    reporting/       runs as data, and every figure
+    viewing/         the page of runs and their episodes, live or saved
     loop/            the parts of a training loop of your own
     training/        one training run
     sweeping/        a search over settings

@@ -112,10 +112,15 @@ class Episode:
     def start(self, agent: Callable[[], Any], context: contextvars.Context) -> None:
         """Start the agent in ``context``: an async one as a task, others in a daemon thread."""
         name = f"evert agent {self.form.name}"
+
+        def on_done(task: "asyncio.Task[None]") -> None:
+            if not self.is_over:  # cancelled before its first step
+                self._on_end(AgentEnd(error=asyncio.CancelledError()))
+
         if self.form.is_async:
             running = self._run_in_task(agent)
             self._task = self.loop.create_task(running, name=name, context=context)
-            self._task.add_done_callback(self._on_task_done)
+            self._task.add_done_callback(on_done)
         else:
             self._thread = threading.Thread(
                 target=context.run,
@@ -132,10 +137,6 @@ class Episode:
             end = AgentEnd(error=error)
         # At once, so that a sub-agent's call in this same cycle of the loop is refused.
         self._on_end(end)
-
-    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
-        if not self.is_over:  # cancelled before its first step
-            self._on_end(AgentEnd(error=asyncio.CancelledError()))
 
     def _run_in_thread(self, agent: Callable[[], Any]) -> None:
         try:
@@ -156,7 +157,8 @@ class Episode:
                 self.loop.call_later(20 * JOINED_AT_ONCE, self._on_end, end)
                 return
         self._over.set()
-        self._cancel_frozen_calls()
+        for frozen_call in self._frozen_calls:
+            frozen_call.cancel()
         ended = EpisodeEndedError(
             f"This model call outlived its agent {self.form.name}, which has already returned. "
             "Await (or join) every call before the agent returns."
@@ -212,7 +214,8 @@ class Episode:
             sleeps without a call; the thread is a daemon and ends with the process.
         """
         self.abandon()
-        self._cancel_frozen_calls()
+        for frozen_call in self._frozen_calls:
+            frozen_call.cancel()
         for inbox in self.inboxes:
             inbox.wake()
         try:
@@ -381,10 +384,6 @@ class Episode:
             call.refuse(given_up if self.life is EpisodeState.RUNNING else self._refusal())
         except BaseException as error:  # the agent made the call, so it gets the error
             call.refuse(error)
-
-    def _cancel_frozen_calls(self) -> None:
-        for task in self._frozen_calls:
-            task.cancel()
 
 
 def _detach(task: "asyncio.Task[None]") -> None:

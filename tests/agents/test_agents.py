@@ -32,13 +32,11 @@ fix_bug = evert.agents.claude_code(
 
 
 @every_program
-def test_it_is_an_agent_with_or_without_a_task_that_travels(
-    ready: Callable[..., ProcessAgent],
-) -> None:
+def test_it_is_a_portable_agent_with_or_without_a_task(ready: Callable[..., ProcessAgent]) -> None:
     ChatAgentEnv(ready(), "a task")
     ChatAgentEnv(ready("Fix it."))
-    given: dict[str, Any] = {"setup": ["git", "init"], "env": {"A": "b"}}
-    agent = ready("Fix it.", files={"a": "b"}, reward=["test", "-e", "{folder}/a"], **given)
+    options: dict[str, Any] = {"setup": ["git", "init"], "env": {"A": "b"}}
+    agent = ready("Fix it.", files={"a": "b"}, reward=["test", "-e", "{folder}/a"], **options)
     assert isinstance(agent, ProcessAgent)
     assert vars(pickle.loads(pickle.dumps(agent))) == vars(agent)
     assert resolve(f"evert.agents:{ready.__name__}", "agent", InvalidAgentError) is ready
@@ -63,9 +61,7 @@ def test_a_task_is_no_command_of_the_program(ready: Callable[..., ProcessAgent])
 
 
 @every_program
-def test_options_of_a_process_are_handed_on_and_wrong_ones_refused(
-    ready: Callable[..., ProcessAgent],
-) -> None:
+def test_options_of_a_process_are_passed_on_or_refused(ready: Callable[..., ProcessAgent]) -> None:
     agent = ready(program="mine", arguments=["--more"], cwd="here", host="0.0.0.0", reward="file")
 
     assert (agent.cwd, agent.host, agent.reward) == ("here", "0.0.0.0", "file")
@@ -83,10 +79,10 @@ def test_codex_makes_no_sandbox_in_the_sandbox_and_its_own_where_that_is_asked_f
         (True, True, "workspace-write"),
         ("read-only", False, "read-only"),
     ]
-    for given, sandbox, own in rows:
-        agent = evert.agents.codex(sandbox=given)
+    for setting, sandbox, expected in rows:
+        agent = evert.agents.codex(sandbox=setting)
         assert agent.sandbox is sandbox
-        commands = {own: agent.command, "danger-full-access": agent.command_in_sandbox}
+        commands = {expected: agent.command, "danger-full-access": agent.command_in_sandbox}
         for mode, command in commands.items():
             assert command[command.index("--sandbox") + 1] == mode
 
@@ -104,15 +100,15 @@ def test_what_a_user_gives_comes_before_what_the_program_needs() -> None:
     assert (agent.files, agent.env) == (files, {"HOME": "elsewhere", "A": "b"})
 
 
-def test_the_configuration_of_codex_is_toml_that_leads_to_the_rollout() -> None:
-    for lean in (False, True):
-        files = evert.agents.codex(lean=lean).files
-        config = tomllib.loads(str(files["{home}/.codex/config.toml"]))
-        assert config["model_providers"]["evert"]["base_url"] == "{base_url}"
-        assert config["analytics"] == {"enabled": False}
-        assert config["features"]["plugins"] is False
-        assert ("model_instructions_file" in config) is lean
-        assert ("{home}/.codex/instructions.md" in files) is lean
+@pytest.mark.parametrize("lean", [False, True])
+def test_the_configuration_of_codex_is_toml_that_leads_to_the_rollout(lean: bool) -> None:
+    files = evert.agents.codex(lean=lean).files
+    config = tomllib.loads(str(files["{home}/.codex/config.toml"]))
+    assert config["model_providers"]["evert"]["base_url"] == "{base_url}"
+    assert config["analytics"] == {"enabled": False}
+    assert config["features"]["plugins"] is False
+    assert ("model_instructions_file" in config) is lean
+    assert ("{home}/.codex/instructions.md" in files) is lean
 
 
 def test_gemini_cli_signs_in_by_its_key_and_offers_the_tools_that_it_is_given() -> None:
@@ -144,8 +140,8 @@ def test_they_are_quiet_and_read_nothing_of_the_users() -> None:
     assert claude.env["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] == "1"  # titles, telemetry
     assert claude.env["CLAUDE_CODE_DISABLE_ATTACHMENTS"] == "1"  # "@/home/me/notes" in a task
     assert gemini.env["GOOGLE_API_KEY"] is None  # Gemini's own is the rollout's, too
-    given = harmless({name: "mine" for name in THEIR_SETTINGS})
-    assert not given.keys() & {*THEIR_SETTINGS}
+    variables = harmless({name: "mine" for name in THEIR_SETTINGS})
+    assert not variables.keys() & {*THEIR_SETTINGS}
     assert not any("HOME" in agent.env for agent in (aider, claude, codex, gemini))
     assert {"--analytics-disable", "--no-check-update", "--no-auto-commits"} <= {*aider.command}
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import textarena
 import tinker
-from tests.bridge.conftest import FAMILIES, renderer_named
-from tests.kit import play, rewards
+from tests.kit import play, rewards, start
+from tests.kit.renderers import FAMILIES, renderer_named
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.recipes.forecasting.data import ForecastExample
 from tinker_cookbook.recipes.forecasting.env import ForecastEnv, ForecastGroupBuilder
@@ -104,15 +104,11 @@ SHORT = RolloutConfig(limits=RolloutLimits(max_sampled_tokens=60))
 TWENTY_QUESTIONS = "a game with another model in it"
 SCENES: dict[str, tuple[Callable[[Any], Env], list[str]]] = {
     "a game, with a role of its own": (guess_number, ["Guess: 50", "what?", "Guess: 42"]),
-    TWENTY_QUESTIONS: (
-        lambda renderer: TwentyQuestionsEnv(Answerer(), "pear", renderer),
-        ["Is it red?", "Hm", "Guess: pear"],
-    ),
+    TWENTY_QUESTIONS: (lambda renderer: TwentyQuestionsEnv(Answerer(), "pear", renderer),
+        ["Is it red?", "Hm", "Guess: pear"]),
     "a board, with stops of its own": (tic_tac_toe, ["[4]", "[2]", "[6]"]),
-    "a problem": (
-        lambda renderer: ArithmeticEnv(2, 3, renderer, ArithmeticEnv.standard_fewshot_prefix()),
-        ["It is 5"],
-    ),
+    "a problem": (lambda renderer: ArithmeticEnv(2, 3, renderer,
+        ArithmeticEnv.standard_fewshot_prefix()), ["It is 5"]),
     "one message": (lambda renderer: EnvFromMessageEnv(renderer, ForecastEnv(MARKET)), ["0.8"]),
     "tools": (calculator, [CALL, "It is 84."]),
     "a broken tool call": (calculator, [call("{")]),
@@ -120,7 +116,7 @@ SCENES: dict[str, tuple[Callable[[Any], Env], list[str]]] = {
     "a limit of its own": (calculating(rollout_config=SHORT), [CALL, CALL, CALL, CALL]),
     "tool calls of its own limit": (calculating(max_tool_calls=1), [CALL, CALL, "84"]),
     "a first prompt that is too long": (calculating(max_trajectory_tokens=10), []),
-}
+}  # fmt: skip
 
 NEW_SEQUENCES = [
     "a game, with a role of its own",
@@ -130,30 +126,30 @@ NEW_SEQUENCES = [
 """Where the environment shows a reply otherwise than it was sampled, or not at all."""
 
 
-def played(env: Env, say: Sequence[str], renderer: Any = None, **limits: int) -> Trajectory:
+def rollout(env: Env, say: Sequence[str], renderer: Any = None, **limits: int) -> Trajectory:
     policy = ScriptedPolicy(say, renderer)
-    given = RolloutLimits(**limits) if limits else None
-    return asyncio.run(run_rollout(policy, env, limits=given))
+    run_limits = RolloutLimits(**limits) if limits else None
+    return asyncio.run(run_rollout(policy, env, limits=run_limits))
 
 
-def told(transition: Transition, own: Transition) -> tuple[Any, ...]:
+def facts(transition: Transition, reference: Transition) -> tuple[Any, ...]:
     """What a transition carries, of what the environment's own does."""
-    metrics = {key: transition.metrics.get(key) for key in own.metrics if "stop/" not in key}
-    logs = {key: transition.logs.get(key) for key in own.logs}
+    metrics = {key: transition.metrics.get(key) for key in reference.metrics if "stop/" not in key}
+    logs = {key: transition.logs.get(key) for key in reference.logs}
     prompt = transition.ob.to_ints()
     return prompt, transition.ac.tokens, transition.reward, transition.episode_done, metrics, logs
 
 
 def check_equal(ours: Trajectory, theirs: Trajectory) -> None:
     pairs = [*zip(ours.transitions, theirs.transitions, strict=True)]
-    assert [told(our, own) for our, own in pairs] == [told(own, own) for _, own in pairs]
+    assert [facts(our, own) for our, own in pairs] == [facts(own, own) for _, own in pairs]
 
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_the_agent_plays_as_the_environment_itself(scene: str) -> None:
     make, say = SCENES[scene]
-    theirs = played(make(default_renderer()), say)
-    ours = played(ChatAgentEnv(CookbookAgent(make)), say)
+    theirs = rollout(make(default_renderer()), say)
+    ours = rollout(ChatAgentEnv(CookbookAgent(make)), say)
 
     check_equal(ours, theirs)
     last = ours.transitions[-1].metrics
@@ -168,20 +164,20 @@ def test_with_a_renderer_of_any_family_the_play_is_the_same(name: str) -> None:
     family = renderer_named(name)
     make, say = SCENES[TWENTY_QUESTIONS]
     theirs, ours = (
-        played(env, say, family)
+        rollout(env, say, family)
         for env in (make(family), ChatAgentEnv(CookbookAgent(make), renderer=family))
     )
 
     assert rewards(ours) == rewards(theirs)
-    for our, own in zip(ours.transitions, theirs.transitions, strict=True):
+    for our, reference in zip(ours.transitions, theirs.transitions, strict=True):
         # some show an empty thought in history that was not sampled: what was sampled stays
-        texts = [family.tokenizer.decode(turn.ob.to_ints()) for turn in (our, own)]
+        texts = [family.tokenizer.decode(turn.ob.to_ints()) for turn in (our, reference)]
         assert len({"".join(re.sub("</?think>", "", str(text)).split()) for text in texts}) == 1
 
 
 def test_a_cut_reply_is_one_in_the_environment_too() -> None:
-    theirs = played(calculator(default_renderer()), [CALL], max_turn_tokens=4)
-    ours = played(ChatAgentEnv(CookbookAgent(calculator)), [CALL], max_turn_tokens=4)
+    theirs = rollout(calculator(default_renderer()), [CALL], max_turn_tokens=4)
+    ours = rollout(ChatAgentEnv(CookbookAgent(calculator)), [CALL], max_turn_tokens=4)
 
     check_equal(ours, theirs)
     assert rewards(theirs) == [-0.1]
@@ -204,8 +200,7 @@ async def test_a_group_builders_own_reward_and_metrics_count_and_it_is_cleaned_u
     [turn] = (await play(agent, "0.8", task=MARKET)).transitions
     assert turn.reward == pytest.approx(len(turn.ac.tokens) + 1 - 0.2**2)
     assert turn.metrics["accuracy"] == 1.0
-    env = ChatAgentEnv(agent, MARKET)
-    await env.initial_observation()
+    env = await start(agent, MARKET)
     await env.close()
     assert len(cleaned) == 2
 
@@ -225,8 +220,6 @@ async def test_it_is_recorded_and_replayed_and_pickled(tmp_path: Path) -> None:
 
 async def test_it_plays_where_nobody_knows_the_sampled_tokens() -> None:
     class Yes(ArithmeticEnv):
-        """Is told yes."""
-
         def check_answer(self, sample_str: str) -> bool:
             return sample_str == "yes"
 

@@ -97,7 +97,7 @@ async def test_the_tools_of_a_server_over_http_are_offered_called_and_explained(
 async def test_episodes_at_once_have_a_session_each(url: str) -> None:
     for server in (STDIO, url):
         episodes = [play(agent_of(server), calling("add", a=n, b=1), "Done.") for n in range(3)]
-        assert [reward(each) for each in await asyncio.gather(*episodes)] == [1.0] * 3
+        assert [reward(trajectory) for trajectory in await asyncio.gather(*episodes)] == [1.0] * 3
 
 
 async def test_the_last_words_of_a_server_that_dies_midway_are_in_the_error() -> None:

@@ -17,14 +17,7 @@ import pytest
 from tests import kit
 from tinker_cookbook.rl.types import Trajectory, Transition
 
-from evert import (
-    AgentError,
-    AgentTimeoutError,
-    CommandError,
-    Outcome,
-    ProcessAgent,
-    ScriptedPolicy,
-)
+from evert import AgentError, AgentTimeoutError, CommandError, Outcome, ProcessAgent, ScriptedPolicy
 from evert.agents.commands import ProcessResult
 from evert.bridge.episode.agent import NO_TASK
 from evert.bridge.errors import InvalidAgentError
@@ -116,10 +109,10 @@ async def test_the_address_can_be_put_into_the_arguments() -> None:
 
 async def test_a_reward_may_be_left_in_a_file() -> None:
     code = 'import sys; ask("x"); open(os.environ["EVERT_REWARD_FILE"], "w").write(sys.argv[1])'
-    for written, reward in [('{"reward": -1, "metrics": {"tests": 3}}', -1.0), ("true", 1.0)]:
-        last = await last_of(python(code, written, reward="file"))
+    for content, reward in [('{"reward": -1, "metrics": {"tests": 3}}', -1.0), ("true", 1.0)]:
+        last = await last_of(python(code, content, reward="file"))
         assert last.reward == reward
-        assert last.metrics.get("tests") == (3 if "tests" in written else None)
+        assert last.metrics.get("tests") == (3 if "tests" in content else None)
 
 
 async def test_a_reward_may_be_a_function_of_output_files_and_task_async_too() -> None:
@@ -144,17 +137,17 @@ async def test_a_reward_function_may_block_without_holding_up_the_others() -> No
         return True
 
     agent = python('ask("x")', reward=score)
-    both = await asyncio.gather(play(agent), play(agent))
+    trajectories = await asyncio.gather(play(agent), play(agent))
 
-    assert [trajectory.transitions[-1].reward for trajectory in both] == [1.0, 1.0]
+    assert [trajectory.transitions[-1].reward for trajectory in trajectories] == [1.0, 1.0]
 
 
 async def test_a_reward_may_be_a_command_that_judges_the_folder() -> None:
     judge = "import sys; print('judged'); sys.exit(open(sys.argv[1]).read() != sys.argv[2])"
     code = 'import sys; ask("x"); open("made", "w").write(sys.argv[1]); raise SystemExit(3)'
-    for made, reward in [("seven", 1.0), ("eight", 0.0)]:
+    for text, reward in [("seven", 1.0), ("eight", 0.0)]:
         check = [sys.executable, "-c", judge, "{folder}/made", "{task}"]
-        last = await last_of(python(code, made, reward=check), task="seven")
+        last = await last_of(python(code, text, reward=check), task="seven")
         assert last.reward == reward
         assert last.logs["exit_status"] == 3
         assert last.logs["reward_status"] == 1 - reward
@@ -185,12 +178,14 @@ async def test_a_judge_has_files_a_folder_and_a_home_that_the_agent_never_saw() 
     assert not {*first.split()[:3]} & {*then.split()[:3]}
 
 
-def test_a_judge_that_is_not_told_where_the_agent_ran_is_refused(tmp_path: Path) -> None:
-    for reward in (["python3", "check.py"], ["test", "-e", "made"]):
-        with pytest.raises(InvalidAgentError, match="does not say where the agent ran"):
-            ProcessAgent(["ls"], reward=reward)
-        ProcessAgent(["ls"], reward=reward, cwd=tmp_path)
-        ProcessAgent(["ls"], reward=reward, files={"{judge}/check.py": "where = '{folder}'"})
+@pytest.mark.parametrize("reward", [["python3", "check.py"], ["test", "-e", "made"]])
+def test_a_judge_that_is_not_told_where_the_agent_ran_is_refused(
+    reward: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidAgentError, match="does not say where the agent ran"):
+        ProcessAgent(["ls"], reward=reward)
+    ProcessAgent(["ls"], reward=reward, cwd=tmp_path)
+    ProcessAgent(["ls"], reward=reward, files={"{judge}/check.py": "where = '{folder}'"})
 
 
 # -- errors --------------------------------------------------------------------------------------
@@ -213,21 +208,21 @@ async def error_of(agent: ProcessAgent, task: object = NO_TASK, **options: Any) 
     return caught.value
 
 
-async def test_a_program_that_cannot_be_started_is_an_error_that_says_why_and_how_to_get_it(
-    tmp_path: Path,
-) -> None:
+async def test_a_program_that_cannot_start_is_an_error_with_advice(tmp_path: Path) -> None:
     command = ["evert-no-such-program"]
     plain = await error_of(ProcessAgent(command))
-    told = await error_of(ProcessAgent(command, install="npm install -g evert-no-such-program"))
+    with_advice = await error_of(
+        ProcessAgent(command, install="npm install -g evert-no-such-program")
+    )
     (tmp_path / "script").write_text("no program")
-    other = await error_of(ProcessAgent([str(tmp_path / "script")]))
+    denied = await error_of(ProcessAgent([str(tmp_path / "script")]))
 
     assert isinstance(plain.__cause__, CommandError)
     assert "The program 'evert-no-such-program' was not found" in str(plain)
     assert "install it in a folder of PATH, or give its whole path" in str(plain)
-    assert "To fix it: npm install -g evert-no-such-program." in str(told)
-    assert "wrote last" not in str(told)
-    assert "cannot be started: [Errno 13] Permission denied" in str(other)
+    assert "To fix it: npm install -g evert-no-such-program." in str(with_advice)
+    assert "wrote last" not in str(with_advice)
+    assert "cannot be started: [Errno 13] Permission denied" in str(denied)
 
 
 REFUSED = """
@@ -241,8 +236,8 @@ except HTTPError as error:
 
 async def test_a_command_that_fails_on_a_refusal_is_an_error_with_both() -> None:
     models = {"judge": ScriptedPolicy(["yes"])}
-    other = f"import sys{REFUSED}    raise SystemExit(1)"
-    unknown = await error_of(python(other, "x", "gpt-4o"), models=models)
+    code_of_exit = f"import sys{REFUSED}    raise SystemExit(1)"
+    unknown = await error_of(python(code_of_exit, "x", "gpt-4o"), models=models)
     code = f"import sys; ask('Hi'); sys.argv.append(chr(0xD800)){REFUSED}    raise SystemExit(2)"
     refused = await error_of(python(code))
 

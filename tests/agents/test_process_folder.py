@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from benchmarks.processes import marked, new_mark
 from tests.agents.test_process import error_of, is_there, last_of, python
+from tests.kit import Patch
 
 from evert import AgentTimeoutError, ChatAgentEnv, ProcessAgent
 from evert.bridge.errors import CommandError, InvalidAgentError
@@ -91,8 +92,8 @@ async def test_a_part_of_a_task_is_filled_in_once() -> None:
         ("{model[0]}", "x", "policy[0]"),
         ("{tasks} {{task}}", "x", "{tasks} {x}"),
     ]
-    for asked, task, text in rows:
-        assert await output(python(code, asked), task=task) == text
+    for argument, task, text in rows:
+        assert await output(python(code, argument), task=task) == text
 
 
 async def test_a_long_task_is_in_a_file_and_does_not_stand_in_the_way() -> None:
@@ -113,9 +114,7 @@ async def test_arguments_that_are_too_long_are_an_error_that_names_the_file() ->
     assert "the file that EVERT_TASK_FILE names" in str(error)
 
 
-async def test_variables_are_filled_in_and_none_takes_one_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_variables_are_filled_in_and_none_takes_one_away(monkeypatch: Patch) -> None:
     monkeypatch.setenv("MY_TOKEN", "secret")
     code = 'ask("x"); print(os.environ.get("MY_TOKEN"), os.environ["WHERE"] == os.getcwd())'
     agent = python(code, env={"MY_TOKEN": None, "WHERE": "{folder}"})

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.agents.test_process import error_of, last_of, play, python
 from tests.agents.test_process_folder import output
+from tests.kit import Patch
 
 from evert.agents.variables import harmless
 from evert.bridge.errors import InvalidAgentError
@@ -31,7 +32,7 @@ SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
 @pytest.fixture
-def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def secrets(monkeypatch: Patch) -> None:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
 
@@ -68,7 +69,7 @@ print(json.dumps([dict(os.environ), tempfile.gettempdir(), os.getcwd()]))
     assert not scratch.exists()
 
 
-async def test_a_locale_is_neither_lost_nor_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_locale_is_neither_lost_nor_made_up(monkeypatch: Patch) -> None:
     for name in ("LANG", "LC_ALL", "LC_CTYPE"):
         monkeypatch.delenv(name, raising=False)
     show = ["sh", "-c", "env | grep -c '^LC_CTYPE'; true", "{folder}"]
@@ -88,9 +89,7 @@ async def test_env_hands_over_what_it_names() -> None:
     assert await output(python(code, env=env)) == "sentinel-0008 <sentinel-0008> False\n"
 
 
-async def test_a_variable_that_is_not_set_is_an_error_that_names_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_variable_that_is_not_set_is_an_error_that_names_it(monkeypatch: Patch) -> None:
     monkeypatch.delenv("NOT_SET", raising=False)
     error = await error_of(python("", env={"A": "{env[NOT_SET]}"}))
 
@@ -102,32 +101,30 @@ async def test_a_variable_that_is_not_set_is_an_error_that_names_it(
 
 @pytest.mark.usefixtures("secrets")
 async def test_neither_tasks_nor_commands_nor_files_get_at_a_variable() -> None:
-    asked = "{env[MY_SETTING]}"
+    placeholder = "{env[MY_SETTING]}"
     code = "import sys; ask('x'); print(sys.argv[1], open('a').read(), os.environ['TASK'])"
-    agent = python(code, asked, files={"a": asked}, env={"TASK": "{task}"})
+    agent = python(code, placeholder, files={"a": placeholder}, env={"TASK": "{task}"})
 
-    assert await output(agent, task=asked) == f"{asked} {asked} {asked}\n"
+    assert await output(agent, task=placeholder) == f"{placeholder} {placeholder} {placeholder}\n"
 
 
 def test_a_proxy_is_handed_on_unless_it_has_a_login() -> None:
     proxies = {"https_proxy": "http://proxy:80", "HTTP_PROXY": "http://me:word@proxy:80"}
-    found = harmless({**proxies, "NO_PROXY": "localhost"})
+    variables = harmless({**proxies, "NO_PROXY": "localhost"})
 
-    assert found.items() >= {"https_proxy": "http://proxy:80", "NO_PROXY": "localhost"}.items()
-    assert "HTTP_PROXY" not in found
+    assert variables.items() >= {"https_proxy": "http://proxy:80", "NO_PROXY": "localhost"}.items()
+    assert "HTTP_PROXY" not in variables
 
 
-def test_programs_that_look_for_themselves_at_home_are_told_where_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_that_look_in_the_home_find_their_own(tmp_path: Path, monkeypatch: Patch) -> None:
     rust, volta = tmp_path / ".rustup", tmp_path / "elsewhere"
     rust.mkdir()
     volta.mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
-    found = harmless({"VOLTA_HOME": str(volta)})
+    variables = harmless({"VOLTA_HOME": str(volta)})
 
-    assert (found["RUSTUP_HOME"], found["VOLTA_HOME"]) == (str(rust), str(volta))
-    assert "ASDF_DATA_DIR" not in found
+    assert (variables["RUSTUP_HOME"], variables["VOLTA_HOME"]) == (str(rust), str(volta))
+    assert "ASDF_DATA_DIR" not in variables
 
 
 async def test_a_program_that_was_installed_for_its_user_is_found(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from benchmarks.processes import killed
 from tests import kit
 from tests.agents.test_process import ASK
 from tests.faults import escapes
+from tests.kit import Logs, Patch
 
 from evert import AgentError, ChatAgentEnv, ProcessAgent
 from evert.agents import sandboxed
@@ -62,21 +63,20 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, dict[
 async def attempted(rows: dict[str, str], outside: dict[str, Any], sandbox: bool) -> dict[str, str]:
     command = [sys.executable, "-S", "-c", escapes.PROGRAM, "attempts"]
     files = {"attempts": json.dumps([outside, [*rows.items()]]).encode()}
-    found: dict[str, str] = json.loads(await said_by(command, files=files, sandbox=sandbox))
-    return found
+    results: dict[str, str] = json.loads(await said_by(command, files=files, sandbox=sandbox))
+    return results
 
 
 async def said_by(command: list[str], **options: Any) -> str:
-    """What a command that calls no model writes."""
-    said: list[str] = []
+    outputs: list[str] = []
 
     def read(result: ProcessResult, task: Any) -> float:
-        said.append(result.stdout)
+        outputs.append(result.stdout)
         return 1.0
 
     agent = ProcessAgent(command, reward=read, **options)
     await ChatAgentEnv(agent).initial_observation()
-    return said[0]
+    return outputs[0]
 
 
 @pytest.mark.parametrize("name", escapes.TABLE)
@@ -120,10 +120,10 @@ print(sum(len(chunk.choices[0].delta.content or "") for chunk in stream if chunk
     assert logs["stdout"] == "{3000}\n3000\n", logs["stderr"]
 
 
-async def test_the_first_transition_says_whether_it_ran_in_a_sandbox() -> None:
-    for sandbox in (True, False):
-        trajectory = await kit.play(python("ask('x'); ask('y')", sandbox=sandbox))
-        assert trajectory.transitions[0].metrics["sandboxed"] == float(sandbox)
+@pytest.mark.parametrize("sandbox", [True, False])
+async def test_the_first_transition_says_whether_it_ran_in_a_sandbox(sandbox: bool) -> None:
+    trajectory = await kit.play(python("ask('x'); ask('y')", sandbox=sandbox))
+    assert trajectory.transitions[0].metrics["sandboxed"] == float(sandbox)
 
 
 async def test_a_command_and_its_judge_have_their_folders_and_the_environment_as_without() -> None:
@@ -143,9 +143,7 @@ print(sorted({*os.environ} - {"PWD"}), oct(os.umask(0)))
     assert inside["reward_stdout"] == "do it\n"
 
 
-async def test_the_folder_of_episodes_may_have_a_path_too_long_for_a_socket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_path_may_be_too_long_for_a_socket(tmp_path: Path, monkeypatch: Patch) -> None:
     long = tmp_path / ("x" * 120)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
@@ -153,10 +151,12 @@ async def test_the_folder_of_episodes_may_have_a_path_too_long_for_a_socket(
     assert not [*long.glob("evert-*")]
 
 
-async def test_the_end_of_a_command_is_told_by_its_status() -> None:
-    for end, status in [("sys.exit(3)", 3), ("os.kill(os.getpid(), 15)", 128 + 15)]:
-        logs = await logs_of(python(f"ask('x'); {end}"))
-        assert (logs["exit_status"], logs["reward"]) == (status, 0.0)
+@pytest.mark.parametrize(
+    ("end", "status"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 15)", 128 + 15)]
+)
+async def test_the_end_of_a_command_is_told_by_its_status(end: str, status: Any) -> None:
+    logs = await logs_of(python(f"ask('x'); {end}"))
+    assert (logs["exit_status"], logs["reward"]) == (status, 0.0)
 
 
 # -- where programs are ----------------------------------------------------------------------------
@@ -175,7 +175,7 @@ PROGRAMS = {  # the link or program in a home, what it leads to, and a file that
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("by_path", [False, True])
 async def test_a_program_of_the_home_finds_its_own_and_nothing_else_of_it(
-    name: str, by_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, by_path: bool, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     link, (target, file) = tmp_path / name, PROGRAMS[name]
     interpreter = tmp_path / "interpreters/bin/sh"
@@ -216,9 +216,7 @@ async def test_what_is_named_is_shown_and_cannot_be_written(tmp_path: Path) -> N
             await kit.play(agent)
 
 
-def test_what_is_shown_of_a_file_is_the_file_and_of_a_home_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shown_file_shows_nothing_else_of_its_home(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     for name in ("certs/ca.pem", "certs/key.pem", "tool"):
@@ -226,8 +224,8 @@ def test_what_is_shown_of_a_file_is_the_file_and_of_a_home_nothing(
         (tmp_path / name).touch(0o755)
     variables = {"SSL_CERT_FILE": f"{tmp_path}/certs/ca.pem", "PATH": f"{tmp_path}:/usr/bin:.:"}
     for command in (["./tool", str(tmp_path)], ["tool", "/"], ["no-tool", f"{tmp_path}/.."]):
-        shown = {*needed(command, variables)} - {f"{tmp_path}/tool"}
-        assert shown == {f"{tmp_path}/certs/ca.pem"}
+        paths = {*needed(command, variables)} - {f"{tmp_path}/tool"}
+        assert paths == {f"{tmp_path}/certs/ca.pem"}
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -266,9 +264,7 @@ os.mkdir(sys.prefix + "/lib/evil")
     assert (tmp_path / "made").read_text() == "x"
 
 
-async def test_files_for_a_folder_that_stays_follow_no_link_of_an_earlier_command(
-    tmp_path: Path,
-) -> None:
+async def test_files_for_a_kept_folder_follow_no_link_of_an_earlier_command(tmp_path: Path) -> None:
     project, outside, tree = [tmp_path / name for name in ("project", "outside", "tree")]
     for folder in (project, outside, tree / "deep"):
         folder.mkdir(parents=True)
@@ -303,9 +299,7 @@ async def test_an_agent_cannot_write_its_judge_in_the_folder_where_it_runs(tmp_p
     assert (tmp_path / "made").exists()
 
 
-async def test_what_an_earlier_command_left_is_not_shown_where_its_links_lead(
-    tmp_path: Path,
-) -> None:
+async def test_what_an_earlier_command_left_is_not_shown_by_its_links(tmp_path: Path) -> None:
     project, secret = tmp_path / "project", tmp_path / "home/secret"
     project.mkdir()
     secret.mkdir(parents=True)
@@ -314,15 +308,15 @@ async def test_what_an_earlier_command_left_is_not_shown_where_its_links_lead(
     command = [sys.executable, "-S", "-c", f"try: exec({code!r})\nexcept OSError: pass"]
     for _ in range(2):
         options: dict[str, Any] = {"cwd": project, "env": {"PATH": f"{project}/out:/usr/bin:/bin"}}
-        said = await said_by([*command, f"{project}/out"], sandbox=True, **options)
-        assert said == "False\n"
+        output = await said_by([*command, f"{project}/out"], sandbox=True, **options)
+        assert output == "False\n"
 
 
 # -- where there can be none -----------------------------------------------------------------------
 
 
 @pytest.fixture
-def without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
+def without(monkeypatch: Patch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
     """Have another bubblewrap, a line of shell, or none."""
 
     for tool in ("rm", "find", "sh"):
@@ -354,11 +348,11 @@ REFUSED = "echo 'bwrap: No permissions to create a new namespace' >&2; exit 1"
     ],
 )
 async def test_where_there_can_be_none_it_is_an_error_or_runs_without_and_says_so_once(
-    line: str, said: str, without: Callable[[str], None], caplog: pytest.LogCaptureFixture
+    line: str, said: str, without: Callable[[str], None], caplog: Logs
 ) -> None:
     without(line)
-    named: list[Any] = [True, [os.curdir]]
-    for sandbox in named:
+    sandboxes: list[Any] = [True, [os.curdir]]
+    for sandbox in sandboxes:
         with pytest.raises(AgentError, match=f"asks for a sandbox, and .*{said}.*sandbox=False"):
             await kit.play(ProcessAgent([sys.executable, "-c", ""], sandbox=sandbox))
     for _ in range(2):
@@ -369,8 +363,10 @@ async def test_where_there_can_be_none_it_is_an_error_or_runs_without_and_says_s
 
 
 async def test_a_command_that_fails_in_a_sandbox_is_told_of_it() -> None:
-    told = "before it made a model call. It ran in a sandbox, .*sandbox=False runs it as your user"
-    with pytest.raises(AgentError, match=told):
+    advice = (
+        "before it made a model call. It ran in a sandbox, .*sandbox=False runs it as your user"
+    )
+    with pytest.raises(AgentError, match=advice):
         await kit.play(python("raise SystemExit(1)"))
     with pytest.raises(AgentError, match="The program 'no-such-program' was not found"):
         await kit.play(ProcessAgent(["no-such-program"], sandbox=True))
@@ -388,8 +384,8 @@ def test_a_sandbox_is_true_or_false_or_paths_that_are_there() -> None:
         (7, "expected True, False, None, or a list of paths"),
         (["/no/such/path"], "names the path '/no/such/path', which does not exist"),
     ]
-    for sandbox, said in wrong:
-        with pytest.raises(InvalidAgentError, match=said):
+    for sandbox, message in wrong:
+        with pytest.raises(InvalidAgentError, match=message):
             ProcessAgent(["ls"], sandbox=sandbox)
     with pytest.raises(InvalidAgentError, match="host='0.0.0.0': a command in a sandbox"):
         ProcessAgent(["ls"], sandbox=True, host="0.0.0.0")
@@ -403,15 +399,10 @@ PYTHON = os.path.realpath(sys.executable)  # the system's, where evert's is that
 
 def run(sandbox: Sandbox, code: str, **options: Any) -> str:
     with sandbox.command(["sh", "-c", code]) as (command, descriptors):
-        done = subprocess.run(
-            command,
-            check=False,
-            stdout=subprocess.PIPE,
-            text=True,
-            pass_fds=descriptors,
-            **options,
+        process = subprocess.run(
+            command, check=False, stdout=subprocess.PIPE, text=True, pass_fds=descriptors, **options
         )
-    return f"{done.stdout}{done.returncode}"
+    return f"{process.stdout}{process.returncode}"
 
 
 def test_each_path_is_what_it_is_named_as_whatever_it_lies_in(tmp_path: Path) -> None:
@@ -432,10 +423,10 @@ def test_each_path_is_what_it_is_named_as_whatever_it_lies_in(tmp_path: Path) ->
     )
 
 
-def test_a_path_inside_is_absolute() -> None:
-    for path in ("relative", "/a/../b"):
-        with pytest.raises(ValueError, match="expected an absolute path without"):
-            run(Sandbox(writable={path: Path("/tmp")}), "ls")
+@pytest.mark.parametrize("path", ["relative", "/a/../b"])
+def test_a_path_inside_is_absolute(path: str) -> None:
+    with pytest.raises(ValueError, match="expected an absolute path without"):
+        run(Sandbox(writable={path: Path("/tmp")}), "ls")
 
 
 def test_the_end_is_told_by_the_status_with_a_relay_and_without(tmp_path: Path) -> None:
@@ -466,9 +457,9 @@ with socket.create_connection(("127.0.0.1", 8000)) as two:
             sandbox.command([PYTHON, "-S", "-c", code]) as (command, fds),
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True, pass_fds=fds) as process,
         ):
-            with server.accept()[0] as one:
-                assert len(one.makefile("rb").read()) == 5_000_000
-                one.sendall(b"y" * 3_000_000)
+            with server.accept()[0] as connection:
+                assert len(connection.makefile("rb").read()) == 5_000_000
+                connection.sendall(b"y" * 3_000_000)
             with server.accept()[0] as two:
                 two.sendall(b"now")
                 assert two.makefile("rb").read() == b"last"
@@ -492,14 +483,14 @@ def test_it_has_no_terminal_though_its_trainer_has_one() -> None:
             os.set_inheritable(descriptors[0], True)
             line = f"{shlex.join(command)}; (: < /dev/tty) && echo has one"
             os.execv("/bin/sh", ["sh", "-c", line])
-    said = b""
+    output = b""
     with suppress(OSError):  # the end of a terminal
         while data := os.read(terminal, 1000):
-            said += data
+            output += data
     os.waitpid(pid, 0)
     os.close(terminal)
 
-    assert said.split() == [b"apart", b"has", b"one"]
+    assert output.split() == [b"apart", b"has", b"one"]
 
 
 def test_a_trainer_that_is_killed_leaves_nothing_of_a_sandbox() -> None:

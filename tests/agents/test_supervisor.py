@@ -24,6 +24,7 @@ from benchmarks.processes import (
     wait_for,
 )
 from tests.agents.test_process import last_of, python
+from tests.kit import Logs, Patch
 from tests.leftovers import children
 from tests.nightly import each
 
@@ -32,14 +33,10 @@ from evert.agents.supervisor import CHUNK, KEPT_OUTPUT, Tail, remove
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds every descendant")
 
-# -- to outlive an episode -----------------------------------------------------------------------
-
 
 @linux
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_nothing_is_left_of_a_command_that_has_ended_or_whose_env_is_closed(
-    name: str,
-) -> None:
+async def test_nothing_is_left_of_a_command_that_ended_or_whose_env_is_closed(name: str) -> None:
     assert await ended_by_itself(name)
     assert await closed(name)
 
@@ -47,10 +44,10 @@ async def test_nothing_is_left_of_a_command_that_has_ended_or_whose_env_is_close
 @linux
 async def test_a_command_that_is_cancelled_twice_leaves_no_zombie(tmp_path: Path) -> None:
     place = Workplace([], tmp_path, {}, None, {}, env={**os.environ, MARK: new_mark()})
-    command, others = [sys.executable, "-c", "import time; time.sleep(600)"], children()
+    command, before = [sys.executable, "-c", "import time; time.sleep(600)"], children()
     running = asyncio.create_task(place.run(command, "command"))
     await asyncio.sleep(0)  # now it waits for the supervisor's first report
-    new = children() - others
+    new = children() - before
     running.cancel()
     await asyncio.sleep(0)  # now it waits for the supervisor's end
     running.cancel()
@@ -60,7 +57,7 @@ async def test_a_command_that_is_cancelled_twice_leaves_no_zombie(tmp_path: Path
     assert new
     for process in new:
         await asyncio.to_thread(process.wait, 60)
-    assert not children() - others
+    assert not children() - before
 
 
 # -- the trainer's death -------------------------------------------------------------------------
@@ -94,7 +91,7 @@ asyncio.run(play())
 @linux
 def test_a_fork_of_the_trainer_keeps_no_command_alive() -> None:
     mark = new_mark()
-    trainer = started(FORKED, f"{mark}-trainer")
+    trainer = start(FORKED, f"{mark}-trainer")
     assert wait_for(lambda: len(marked(f"{mark}-trainer")) > 3)  # with the fork, which is one more
     trainer.kill()
     trainer.wait()
@@ -107,8 +104,7 @@ def test_a_fork_of_the_trainer_keeps_no_command_alive() -> None:
     assert len(forks) == 1
 
 
-def started(code: str, mark: str, **variables: str) -> subprocess.Popen[bytes]:
-    """A trainer that runs."""
+def start(code: str, mark: str, **variables: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-W", "ignore", "-c", code, mark]
     return subprocess.Popen(command, env={**os.environ, **variables})
 
@@ -125,11 +121,9 @@ asyncio.run(ChatAgentEnv(agent).initial_observation())
 
 @pytest.mark.nightly
 @linux
-def test_a_trainer_that_is_killed_leaves_no_supervisor_that_its_command_stopped(
-    tmp_path: Path,
-) -> None:
+def test_a_killed_trainer_leaves_no_supervisor_that_its_command_stopped(tmp_path: Path) -> None:
     mark = new_mark()
-    trainer = started(STOPPED, mark, TMPDIR=str(tmp_path))
+    trainer = start(STOPPED, mark, TMPDIR=str(tmp_path))
     stopped = wait_for(
         lambda: [*map(status_of, marked(f"{mark}-command"))].count(psutil.STATUS_STOPPED) == 1
     )
@@ -207,16 +201,16 @@ def test_a_command_has_no_way_to_the_trainers_terminal() -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-W", "ignore", "-c", AT_A_TERMINAL])
-    shown = b""
+    output = b""
     with suppress(OSError):  # Linux says so, when nobody has it open any more
         while data := os.read(terminal, 1024):
-            shown += data
+            output += data
     os.waitpid(pid, 0)
     os.close(terminal)
 
-    assert b"ended with status 1 before it made a model call" in shown
-    assert b"DONE True" in shown
-    assert b"UNWANTED" not in shown
+    assert b"ended with status 1 before it made a model call" in output
+    assert b"DONE True" in output
+    assert b"UNWANTED" not in output
 
 
 # -- folders -------------------------------------------------------------------------------------
@@ -224,9 +218,8 @@ def test_a_command_has_no_way_to_the_trainers_terminal() -> None:
 
 @contextmanager
 def mounted(*arguments: str | Path) -> Iterator[None]:
-    """Something mounted, where that is allowed."""
-    done = subprocess.run(["mount", *map(str, arguments)], check=False, capture_output=True)
-    if done.returncode != 0:
+    process = subprocess.run(["mount", *map(str, arguments)], check=False, capture_output=True)
+    if process.returncode != 0:
         pytest.skip("only root may mount")
     try:
         yield
@@ -235,9 +228,7 @@ def mounted(*arguments: str | Path) -> Iterator[None]:
 
 
 @linux
-async def test_a_full_disk_is_the_commands_affair(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_disk_is_the_commands_affair(tmp_path: Path, monkeypatch: Patch) -> None:
     code = """
 import sys
 ask("x")
@@ -250,17 +241,15 @@ except OSError as error:
     with mounted("-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path):
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         last = await last_of(python(code))
-        left = os.listdir(tmp_path)
+        files = os.listdir(tmp_path)
 
     assert last.reward == 1.0
     assert "full of words" in str(last.logs["stderr"])
-    assert not left
+    assert not files
 
 
 @linux
-async def test_what_is_mounted_in_a_folder_is_left_alone_and_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_mount_in_a_folder_is_left_alone_and_logged(tmp_path: Path, caplog: Logs) -> None:
     (tmp_path / "precious").write_text("mine")
     code = f"""
 import pathlib

@@ -42,14 +42,11 @@ def test_every_error_is_under_the_root_and_keeps_a_standard_parent() -> None:
 def test_every_error_pickles_and_copies_with_its_type_and_message() -> None:
     protocols = range(pickle.HIGHEST_PROTOCOL + 1)
     for error in ALL:
-        sent = error("The agent some.agent did this; expected that. Do so.")
-        pickled = [pickle.loads(pickle.dumps(sent, protocol)) for protocol in protocols]
-        for received in (*pickled, copy.copy(sent), copy.deepcopy(sent)):
+        error_sent = error("The agent some.agent did this; expected that. Do so.")
+        pickled = [pickle.loads(pickle.dumps(error_sent, protocol)) for protocol in protocols]
+        for received in (*pickled, copy.copy(error_sent), copy.deepcopy(error_sent)):
             assert type(received) is error
-            assert (str(received), received.args) == (str(sent), sent.args), error
-
-
-# -- tracebacks ------------------------------------------------------------------------------------
+            assert (str(received), received.args) == (str(error_sent), error_sent.args), error
 
 
 async def reads(client: Any) -> float:
@@ -90,8 +87,8 @@ async def raised_by(agent: Any) -> tuple[str, str]:
     return str(raised.value), agent_traceback(raised.value.__cause__)
 
 
-def functions(shown: str) -> list[str]:
-    return [line.split(", in ")[1] for line in shown.splitlines() if ", in " in line]
+def functions(text: str) -> list[str]:
+    return [line.split(", in ")[1] for line in text.splitlines() if ", in " in line]
 
 
 @pytest.mark.parametrize(
@@ -102,15 +99,13 @@ def functions(shown: str) -> list[str]:
         (Gathers("{"), ["reads_later"]),  # a group of one is told as what it holds
     ],
 )
-async def test_an_agents_own_frames_are_left_whatever_ran_it_and_whatever_it_called(
-    agent: Any, frames: list[str]
-) -> None:
-    message, shown = await raised_by(agent)
+async def test_an_agents_own_frames_are_left_whatever_ran_it(agent: Any, frames: list[str]) -> None:
+    message, trace = await raised_by(agent)
 
     assert "raised JSONDecodeError after 0 model calls: Expecting" in message
-    assert shown.startswith("Traceback (most recent call last):\n")
-    assert functions(shown) == frames
-    last = shown.splitlines()[-1]
+    assert trace.startswith("Traceback (most recent call last):\n")
+    assert functions(trace) == frames
+    last = trace.splitlines()[-1]
     assert last.startswith("json.decoder.JSONDecodeError: Expecting property name")
     assert (await raised_by(ProcessAgent(["no-such-program-anywhere"])))[1] == ""
     assert agent_traceback(ValueError("made, never raised")) == ""
@@ -125,10 +120,10 @@ async def test_an_agent_of_a_library_shows_its_library() -> None:
     error = raised.value
     without_this_test = error.__traceback__ and error.__traceback__.tb_next
 
-    shown = agent_traceback(error.with_traceback(without_this_test))
+    trace = agent_traceback(error.with_traceback(without_this_test))
 
-    assert "httpx" in shown
-    assert "in __init__" in shown
+    assert "httpx" in trace
+    assert "in __init__" in trace
 
 
 RAISES_IN_A_LIBRARY = """
@@ -151,11 +146,11 @@ def test_a_library_is_known_too_where_a_link_leads_to_the_environment(tmp_path: 
 
 
 async def test_of_a_group_each_exception_is_told_at_any_depth() -> None:
-    message, shown = await raised_by(Gathers("{", "1 2"))
+    message, trace = await raised_by(Gathers("{", "1 2"))
     assert "raised ExceptionGroup after 0 model calls: unhandled errors" in message
     assert "; JSONDecodeError: Expecting property name" in message
     assert message.endswith("; JSONDecodeError: Extra data: line 1 column 3 (char 2)")
-    assert shown.count("in reads_later") == 2
+    assert trace.count("in reads_later") == 2
 
     error: Exception = ValueError("deep within")
     for _ in range(3000):

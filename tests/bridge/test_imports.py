@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.kit import Patch
 
 from evert.bridge.errors import InvalidAgentError
 from evert.bridge.import_paths import resolve
@@ -25,7 +26,7 @@ class Other:
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def module(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A file whose module can be imported as ``a_users_module``."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "a_users_module", raising=False)
@@ -37,9 +38,7 @@ def found(path: str) -> object:
     return resolve(path, "agent", InvalidAgentError)
 
 
-def test_a_path_names_what_stands_in_a_module_or_a_class_that_says_so_made_with_literals(
-    module: Path,
-) -> None:
+def test_a_path_names_a_part_of_a_module_or_a_class_called_with_literals(module: Path) -> None:
     player = found("a_users_module:Player('a:b(c)', level=-2)")
 
     assert (player.name, player.level) == ("a:b(c)", -2)  # type: ignore[attr-defined]
@@ -47,9 +46,7 @@ def test_a_path_names_what_stands_in_a_module_or_a_class_that_says_so_made_with_
     assert found("a_users_module:Other.first") == 1
 
 
-def test_a_file_that_an_installed_module_hides_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_an_installed_module_hides_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("json.py").write_text("agent = print")
     with pytest.raises(InvalidAgentError, match="which comes before json.py in"):
@@ -78,15 +75,13 @@ OURS = "a_users_module:"
         ("subprocess:Popen(['true'])", "Popen cannot be called in a path"),
     ],
 )
-def test_a_path_that_leads_nowhere_or_would_have_something_done_is_refused(
-    module: Path, path: str, said: str
-) -> None:
+def test_a_path_to_nothing_or_a_call_is_refused(module: Path, path: str, said: str) -> None:
     with pytest.raises(InvalidAgentError, match=said):
         found(path)
 
 
 def test_a_module_that_fails_when_it_is_imported_is_an_error_with_its_place(module: Path) -> None:
-    for source, said in (
+    for source, message in (
         ("import argparse\nargparse.ArgumentParser().parse_args(['--no'])\n", "SystemExit: 2"),
         ("def agent(client:\n", rf"SyntaxError: .*\)\. Correct {module}, line 1\."),
         ("import not_there\n", rf"ModuleNotFoundError: .* \(at {module}:1\)\. Correct that import"),
@@ -95,7 +90,7 @@ def test_a_module_that_fails_when_it_is_imported_is_an_error_with_its_place(modu
         ("def key():\n    raise RuntimeError('Set KEY')\n\n\nkey()\n", "RuntimeError: Set KEY"),
     ):
         module.write_text(source)
-        with pytest.raises(InvalidAgentError, match=f"a_users_module raised {said}") as caught:
+        with pytest.raises(InvalidAgentError, match=f"a_users_module raised {message}") as caught:
             found("a_users_module:agent")
     assert f"(at {module}:2)" in str(caught.value)
     assert "if __name__ == '__main__':" in str(caught.value)

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.faults import stalls
+from tests.kit import Patch
 
 from evert.bridge.isolation import (
     LONGEST_RESULT,
@@ -88,23 +89,19 @@ async def test_what_an_isolate_may_not_do_is_an_error_of_its_call(code: str, mes
         f"{OS}.write({CHANNEL}, b'[' * 10**5 + b'\\n')",
     ],
 )
-async def test_a_call_beyond_the_limits_ends_its_isolate_alone_and_the_loop_runs_on(
-    code: str,
-) -> None:
-    async with isolate(*EVAL) as call, isolate(*EVAL) as other, stalls.watched() as stall:
+async def test_a_call_beyond_the_limits_ends_only_its_isolate(code: str) -> None:
+    async with isolate(*EVAL) as call, isolate(*EVAL) as second_call, stalls.watched() as stall:
         before = server()
         with pytest.raises(IsolateLimitError, match=r"took more than \d s or too much memory"):
             await call(code)
         with pytest.raises(IsolateLimitError):
             await call("1 + 1")
-        assert await other("1 + 1") == 2
+        assert await second_call("1 + 1") == 2
         assert server() == before
     assert stall.longest < stalls.LONGEST
 
 
-async def test_an_isolate_has_no_variable_that_may_be_a_secret(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_isolate_has_no_variable_that_may_be_a_secret(monkeypatch: Patch) -> None:
     end_server()
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-trainer")
     async with isolate(*EVAL) as call:
@@ -148,9 +145,7 @@ def test_agents_that_block_call_isolates_from_their_threads() -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, None])
-def test_no_isolate_and_no_server_outlives_the_process_that_started_it(
-    end: signal.Signals | None,
-) -> None:
+def test_no_isolate_and_no_server_outlives_the_process(end: signal.Signals | None) -> None:
     code = (
         "import os, sys, threading; from evert.bridge.isolation import Isolate; "
         "process = Isolate(eval, 'lambda code: eval(code)'); "
@@ -169,8 +164,8 @@ def test_no_isolate_and_no_server_outlives_the_process_that_started_it(
             trainer.communicate()
         else:
             trainer.send_signal(end)
-    _, left = psutil.wait_procs(children, timeout=60)
-    assert not left
+    _, survivors = psutil.wait_procs(children, timeout=60)
+    assert not survivors
 
 
 def test_a_fork_of_the_trainer_has_a_server_of_its_own(tmp_path: Path) -> None:
@@ -197,5 +192,5 @@ def test_where_the_kernel_has_no_filter_python_refuses_what_its_modules_do(code:
         "import os, socket, sys; from evert.bridge.isolation_server import _refuse; "
         f"sys.addaudithook(_refuse); {code}"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "PermissionError" in done.stderr
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "PermissionError" in process.stderr

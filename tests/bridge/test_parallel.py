@@ -31,12 +31,7 @@ from tinker_cookbook.rl.rollout_strategy import (
     RolloutStrategy,
 )
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
-from tinker_cookbook.rl.types import (
-    StopReason,
-    Trajectory,
-    TrajectoryGroup,
-    Transition,
-)
+from tinker_cookbook.rl.types import StopReason, Trajectory, TrajectoryGroup, Transition
 
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.env.env import ChatAgentEnv

@@ -8,9 +8,11 @@ environment, and with what ``keep_secret`` is told.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
+from tests.kit import Patch
 
 from evert.bridge import redaction
 from evert.bridge.redaction import (
@@ -37,9 +39,7 @@ AUTHOR KEYBOARD PASSENGER COMPASS SECRETARY max_trajectory_tokens_name
 """
 
 
-def test_a_name_that_looks_like_a_keys_makes_a_secret_of_a_value_that_could_be_one(
-    tmp_path: Path,
-) -> None:
+def test_a_name_like_a_keys_makes_a_secret_of_a_plausible_value(tmp_path: Path) -> None:
     assert [name for name in SECRET.split() if not is_secret(name, VALUE)] == []
     assert [name for name in OTHERS.split() if is_secret(name, VALUE)] == []
     for value in ("", "1", "true", "disabled", "required", "32768", "10000000", str(tmp_path)):
@@ -48,9 +48,7 @@ def test_a_name_that_looks_like_a_keys_makes_a_secret_of_a_value_that_could_be_o
         assert is_secret("AUTH_TOKEN", value), value
 
 
-def test_a_password_in_a_variables_url_is_one_whatever_the_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_password_in_a_variables_url_is_one_whatever_the_name(monkeypatch: Patch) -> None:
     for url, secret in (
         ("postgres://me:s3cret-word@host:5432/db", "s3cret-word"),
         ("https://ghp_0123456789@github.com/a/b", "ghp_0123456789"),
@@ -62,7 +60,7 @@ def test_a_password_in_a_variables_url_is_one_whatever_the_name(
         assert secret not in redacted(f"{url} and {url}")
 
 
-def test_a_secret_is_found_as_json_repr_and_urls_spell_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_is_found_as_json_repr_and_urls_spell_it(monkeypatch: Patch) -> None:
     secret = "line one\n\"two\" 'three' \\four/füünf+"
     monkeypatch.setenv("MY_SECRET", secret)
     for spelled in (secret, repr(secret), json.dumps(secret), quote(secret, safe="")):
@@ -90,9 +88,9 @@ FORMS: list[tuple[str, str | None]] = [
 ]  # fmt: skip
 
 
-def test_keys_and_passwords_in_urls_are_known_by_their_form() -> None:
-    for text, clean in FORMS:
-        assert redacted(text) == (text if clean is None else clean)
+@pytest.mark.parametrize(("text", "clean"), FORMS)
+def test_keys_and_passwords_in_urls_are_known_by_their_form(text: Any, clean: Any) -> None:
+    assert redacted(text) == (text if clean is None else clean)
 
 
 def test_long_texts_take_no_time_and_without_secrets_stay_the_same_objects() -> None:
@@ -103,9 +101,7 @@ def test_long_texts_take_no_time_and_without_secrets_stay_the_same_objects() -> 
     assert redacted(text) is text
 
 
-def test_ends_and_nested_values_and_command_lines_hold_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ends_and_nested_values_and_command_lines_hold_none(monkeypatch: Patch) -> None:
     monkeypatch.setenv("A_KEY", VALUE)
     monkeypatch.setenv("B_KEY", f"{VALUE}-and-more")
 
@@ -131,7 +127,7 @@ def test_ends_and_nested_values_and_command_lines_hold_none(
     assert redacted_arguments(line) == clean
 
 
-def test_what_is_known_changes_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_known_changes_with_the_environment(monkeypatch: Patch) -> None:
     before = redacted(VALUE)
     monkeypatch.setenv("LATE_TOKEN", VALUE)
     during = redacted(VALUE)
@@ -140,9 +136,7 @@ def test_what_is_known_changes_with_the_environment(monkeypatch: pytest.MonkeyPa
     assert (before, during, redacted(VALUE)) == (VALUE, "[LATE_TOKEN]", VALUE)
 
 
-def test_a_text_that_is_looked_through_meanwhile_loses_no_secret(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_text_that_is_looked_through_meanwhile_loses_no_secret(monkeypatch: Patch) -> None:
     class Text(str):
         """One that takes so long to look through that the environment changes."""
 
@@ -156,7 +150,7 @@ def test_a_text_that_is_looked_through_meanwhile_loses_no_secret(
     assert redacted(Text("it is s3cret-that-stays")) == "it is [OTHER_TOKEN]"
 
 
-def test_what_is_told_while_another_thread_learns_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_told_while_another_thread_learns_is_known(monkeypatch: Patch) -> None:
     spellings = redaction._spellings
 
     def told_meanwhile(secret: str) -> set[str]:
@@ -169,9 +163,7 @@ def test_what_is_told_while_another_thread_learns_is_known(monkeypatch: pytest.M
     assert redacted("known-already-1 told-meanwhile-1") == "[EARLY_TOKEN] [LATE_TOKEN]"
 
 
-def test_what_the_process_was_started_with_and_was_told_is_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_the_process_was_started_with_and_was_told_is_known(monkeypatch: Patch) -> None:
     monkeypatch.setattr(sys, "argv", ["evert", "--judge.api_key=another-0ne"])
     monkeypatch.setenv("NEW_VARIABLE", "x")
     assert redacted("<another-0ne>") == "<[judge.api_key]>"

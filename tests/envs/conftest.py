@@ -3,33 +3,15 @@
 import gc
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import gymnasium
 import pytest
-from aiohttp import web
 from gymnasium.envs.registration import EnvSpec
 from tests.faults.scene import open_descriptors
 
 import evert.envs  # noqa: F401 (registers the games)
 from evert.envs.as_gymnasium.registration import register_agent
-
-
-@asynccontextmanager
-async def served(path: str, answer: Any, method: str = "GET") -> AsyncIterator[str]:
-    """The address of a loopback server that answers one path."""
-    app = web.Application()
-    app.router.add_route(method, path, answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    try:
-        yield f"http://{host}:{port}"
-    finally:
-        await runner.cleanup()
 
 
 @pytest.fixture
@@ -55,10 +37,10 @@ def leftovers() -> Callable[[], dict[str, list[str]]]:
         while True:
             gc.collect()
             new = [thread.name for thread in threading.enumerate() if thread not in threads]
-            named = {"threads": new, "files": sorted(open_descriptors() - files)}
-            left = {kind: names for kind, names in named.items() if names}
-            if not left or time.monotonic() > deadline:
-                return left
+            new_by_kind = {"threads": new, "files": sorted(open_descriptors() - files)}
+            leftovers_now = {kind: names for kind, names in new_by_kind.items() if names}
+            if not leftovers_now or time.monotonic() > deadline:
+                return leftovers_now
             time.sleep(0.5)  # a collection holds up the very threads that are to end
 
     return found

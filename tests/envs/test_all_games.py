@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
+from tests.kit import play_group
 from tinker_cookbook.recipes.multiplayer_rl.guess_number import env as cookbook
-from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from evert import ChatAgentGroupBuilder, ScriptedPolicy
+from evert import ScriptedPolicy
 from evert.bridge.import_paths import resolve
 from evert.bridge.tokens.bases import default_renderer
 from evert.bridge.tokens.renderer import prompt_renderer
@@ -46,26 +46,26 @@ def episode(env: gymnasium.Env[Any, Any], seed: int | None) -> list[Any]:
 
 @pytest.mark.parametrize(("id", "level"), ALL)
 def test_a_game_is_one_of_gymnasiums(id: str, level: str) -> None:
-    made = gymnasium.make(id, level=level)
-    assert "OrderEnforcing<PassiveEnvChecker<" in str(made)
-    check_env(made.unwrapped)
-    first, then = episode(made, 7), episode(made, None)
+    env = gymnasium.make(id, level=level)
+    assert "OrderEnforcing<PassiveEnvChecker<" in str(env)
+    check_env(env.unwrapped)
+    first, then = episode(env, 7), episode(env, None)
     assert first[-1][2], "no sampled action ended it"
-    assert all(came[0] in made.observation_space for came in first + then)
+    assert all(came[0] in env.observation_space for came in first + then)
 
-    assert made.spec is not None
-    specs = (EnvSpec.from_json(made.spec.to_json()), pickle.loads(pickle.dumps(made.spec)), id)
+    assert env.spec is not None
+    specs = (EnvSpec.from_json(env.spec.to_json()), pickle.loads(pickle.dumps(env.spec)), id)
     for spec in specs:
-        again = gymnasium.make(spec, level=level)
-        assert episode(again, 7) == first, spec
-        assert episode(again, None) == then, spec  # and so are those that follow
-        again.close()
-    made.close()
+        copied = gymnasium.make(spec, level=level)
+        assert episode(copied, 7) == first, spec
+        assert episode(copied, None) == then, spec  # and so are those that follow
+        copied.close()
+    env.close()
 
 
 def sections(doc: str | None) -> list[str]:
     """The headings of a docstring under which there is something."""
-    return [str(one) for one in re.findall(r"^## (.+)\n\n?(?!#)\S", doc or "", re.MULTILINE)]
+    return [str(name) for name in re.findall(r"^## (.+)\n\n?(?!#)\S", doc or "", re.MULTILINE)]
 
 
 @pytest.mark.parametrize("game", games().values(), ids=games())
@@ -84,8 +84,6 @@ def test_a_game_is_registered_documented_and_has_no_path_that_leads_nowhere(game
     for path in paths:
         assert resolve(path, "thing", GameError) is not None, path
 
-
-# -- won, lost, and played wrongly -----------------------------------------------------------------
 
 ZEBRA = {"answer": "zebra", "category": "animal", "split": "train"}
 BISECTED = ["Guess: 512", "Guess: 256", "Guess: 13"]
@@ -186,8 +184,8 @@ async def test_guess_number_is_the_cookbooks_text_for_text(script: list[str]) ->
         if terminated:
             break
         # Theirs names the policy "player" where ours, as any chat agent, says "assistant".
-        said: Any = flatten(expected.next_observation.chunks)
-        theirs_says = texts.decode(said).replace("<|im_start|>player", "<|im_start|>assistant")
+        tokens: Any = flatten(expected.next_observation.chunks)
+        theirs_says = texts.decode(tokens).replace("<|im_start|>player", "<|im_start|>assistant")
         assert texts.decode(info["tokens"]) == theirs_says
     ours.close()
 
@@ -206,26 +204,24 @@ def test_guess_numbers_split_is_the_cookbooks() -> None:
 @pytest.mark.parametrize(
     ("hint", "guess", "reward"), [("A", "sun", 1.0), ("A", "sea", 0.0), ("Sunny", "sun", 0.0)]
 )
-async def test_two_seats_earn_together_for_a_hint_that_does_not_hold_the_word(
-    hint: str, guess: str, reward: float
-) -> None:
+async def test_seats_earn_for_a_hint_without_the_word(hint: str, guess: str, reward: float) -> None:
     policy = ScriptedPolicy(lambda prompt: hint if "Hint?" in prompt else guess)
-    builder = ChatAgentGroupBuilder(hints.seated_hints_agent, "sun", seats=("hinter", "guesser"))
-    group = await do_group_rollout(builder, policy)
+    seats = ("hinter", "guesser")
+    group = await play_group(hints.seated_hints_agent, 1, policy, task="sun", seats=seats)
 
-    told = hint == "Sunny"
+    is_revealed = hint == "Sunny"
     [hinter, guesser] = group.metrics_G[0], group.metrics_G[-1]
     assert hinter["seat/hinter/reward"] == reward
-    assert told or guesser["seat/guesser/reward"] == reward
-    assert group.trajectories_G[0].transitions[0].metrics.get("told", 0.0) == told
-    assert told or ("Hint: A. Word?" in policy.prompts[1] and "sun" not in policy.prompts[1])
+    assert is_revealed or guesser["seat/guesser/reward"] == reward
+    assert group.trajectories_G[0].transitions[0].metrics.get("told", 0.0) == is_revealed
+    assert is_revealed or ("Hint: A. Word?" in policy.prompts[1] and "sun" not in policy.prompts[1])
 
 
 def test_demonstrations_of_hints_show_the_form_alone() -> None:
-    shown = [*islice(hints.demonstrations(0), 400)]
-    letters = {answer["content"] for question, answer in shown if "Hint?" in question["content"]}
-    words = {answer["content"] for question, answer in shown if "Word?" in question["content"]}
-    to_one = {a["content"] for q, a in shown if q["content"] == hints.hint_question("sun")}
+    pairs = [*islice(hints.demonstrations(0), 400)]
+    letters = {answer["content"] for question, answer in pairs if "Hint?" in question["content"]}
+    words = {answer["content"] for question, answer in pairs if "Word?" in question["content"]}
+    to_one = {a["content"] for q, a in pairs if q["content"] == hints.hint_question("sun")}
 
     assert (letters, words) == (set(hints.LETTERS), set(hints.WORDS))
     assert len(to_one) > 4
@@ -233,12 +229,12 @@ def test_demonstrations_of_hints_show_the_form_alone() -> None:
 
 def test_demonstrations_of_guess_number_guess_inside_the_known_bounds_and_win_a_third() -> None:
     games_shown = [*islice(guess_number.demonstrations(0), 300)]
-    for _rules, *said in games_shown:
+    for _rules, *messages in games_shown:
         low, high = 0, 1023
-        for turn in range(0, len(said), 2):
-            guess = int(said[turn]["content"].removeprefix("Guess: "))
+        for turn in range(0, len(messages), 2):
+            guess = int(messages[turn]["content"].removeprefix("Guess: "))
             assert low <= guess <= high
-            is_low = said[turn + 1 :] and said[turn + 1]["content"] == "Too low"
+            is_low = messages[turn + 1 :] and messages[turn + 1]["content"] == "Too low"
             low, high = (guess + 1, high) if is_low else (low, guess - 1)
 
     assert 75 < sum(game[-1]["role"] == "assistant" for game in games_shown) < 125
@@ -251,12 +247,12 @@ def test_seeds_reach_all_tasks_and_an_option_chooses_one_and_disturbs_nothing() 
     env = gymnasium.make("evert/Identity-v0", tasks=[1, 2, 3, 123])
     assert {env.reset(seed=seed)[1]["task"] for seed in range(40)} == {1, 2, 3, 123}
     env.reset(seed=1)
-    drawn = [env.reset()[1]["task"] for _ in range(4)]
+    tasks = [env.reset()[1]["task"] for _ in range(4)]
     env.reset(seed=1)
     observation, info = env.reset(options={"task": 123})
     assert info["task"] == 123
     assert observation == ({"role": "user", "content": "Let's play a game. Say you are 123."},)
-    assert [env.reset()[1]["task"] for _ in range(4)] == drawn
+    assert [env.reset()[1]["task"] for _ in range(4)] == tasks
     env.close()
     held_out = gymnasium.make("evert/Identity-v0", tasks="evert.envs.identity:TEST_TASKS")
     assert all(held_out.reset(seed=seed)[1]["task"] >= 1000 for seed in range(5))
@@ -280,9 +276,7 @@ ODD_TOKENS = [(), (505,), (505, 505), (504, 1, 505, 2), (0,)]
 
 
 @pytest.mark.parametrize(("level", "actions"), [("messages", ODD_TEXTS), ("tokens", ODD_TOKENS)])
-def test_any_text_and_any_tokens_are_legal_in_a_tuple_a_list_or_an_array(
-    level: str, actions: list[Any]
-) -> None:
+def test_any_text_and_any_tokens_are_legal_in_any_sequence(level: str, actions: list[Any]) -> None:
     env = gymnasium.make("evert/Identity-v0", level=level)
     env.action_space.seed(1)
     for action in [*actions, *(env.action_space.sample() for _ in range(30))]:
@@ -306,15 +300,15 @@ def test_the_text_space_knows_what_has_no_tokens() -> None:
     assert pickle.loads(pickle.dumps(space)) == space == AnyText()
 
 
-def test_a_copy_is_a_new_environment_of_the_same_arguments() -> None:
-    for level, played in itertools.product(LEVELS, (False, True)):
-        env: Any = gymnasium.make("evert/GuessNumber-v0", level=level, tasks=[3, 4], max_turns=2)
-        if played:
-            env.reset(seed=1)
-        for copied in (copy.deepcopy(env.unwrapped), pickle.loads(pickle.dumps(env.unwrapped))):
-            assert (copied.level, copied.tasks) == (level, [3, 4])
-            with pytest.raises(gymnasium.error.ResetNeeded, match=r"reset\(\) was never called"):
-                copied.step("")
-            assert copied.reset(seed=2)[0] == env.reset(seed=2)[0]
-            copied.close()
-        env.close()
+@pytest.mark.parametrize(("level", "played"), [*itertools.product(LEVELS, (False, True))])
+def test_a_copy_is_a_new_environment_of_the_same_arguments(level: Any, played: Any) -> None:
+    env: Any = gymnasium.make("evert/GuessNumber-v0", level=level, tasks=[3, 4], max_turns=2)
+    if played:
+        env.reset(seed=1)
+    for copied in (copy.deepcopy(env.unwrapped), pickle.loads(pickle.dumps(env.unwrapped))):
+        assert (copied.level, copied.tasks) == (level, [3, 4])
+        with pytest.raises(gymnasium.error.ResetNeeded, match=r"reset\(\) was never called"):
+            copied.step("")
+        assert copied.reset(seed=2)[0] == env.reset(seed=2)[0]
+        copied.close()
+    env.close()

@@ -16,7 +16,18 @@ import gymnasium
 import numpy as np
 import pytest
 from anyio.from_thread import BlockingPortal
-from tests.kit import ask, ask_blocking, asks, asks_blocking, assistant, call, tool, user
+from tests.kit import (
+    Logs,
+    Patch,
+    ask,
+    ask_blocking,
+    asks,
+    asks_blocking,
+    assistant,
+    call,
+    tool,
+    user,
+)
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
@@ -44,7 +55,7 @@ def endless_blocking_agent(client: BlockingAgentClient) -> float:
         ask_blocking(client)
 
 
-def played(agent: Any, action: Any = "x", **options: Any) -> tuple[float, bool, bool, Any]:
+def step_of(agent: Any, action: Any = "x", **options: Any) -> tuple[float, bool, bool, Any]:
     """What one step of an agent's gives but for its observation."""
     env = AgentGymEnv(agent, **options)
     env.reset()
@@ -68,13 +79,13 @@ def played(agent: Any, action: Any = "x", **options: Any) -> tuple[float, bool, 
 def test_a_budget_truncates(limits: dict[str, int], steps: int, reason: str) -> None:
     env = AgentGymEnv(endless_agent, max_turns=5, limits=RolloutLimits(**limits))
     env.reset()
-    taken, truncated, info = 0, False, dict[str, Any]()
+    steps_taken, truncated, info = 0, False, dict[str, Any]()
     while not truncated:
-        taken += 1
+        steps_taken += 1
         observation, _, terminated, truncated, info = env.step("No.")
         assert observation in env.observation_space
         assert not terminated
-    assert (taken, info["stop_reason"]) == (steps, reason)
+    assert (steps_taken, info["stop_reason"]) == (steps, reason)
     with pytest.raises(gymnasium.error.ResetNeeded, match=f"ended \\({reason}\\)"):
         env.step("No.")
     env.reset()
@@ -89,7 +100,7 @@ async def strict_agent(client: AgentClient) -> float:
 
 
 def test_asking_again_for_a_format_keeps_to_the_budgets() -> None:
-    _, terminated, truncated, info = played(strict_agent, "no json", max_turns=1)
+    _, terminated, truncated, info = step_of(strict_agent, "no json", max_turns=1)
     assert (terminated, truncated, info["stop_reason"]) == (False, True, "max_turns")
 
     first = AgentGymEnv(strict_agent)
@@ -101,10 +112,10 @@ def test_asking_again_for_a_format_keeps_to_the_budgets() -> None:
         _, info = env.reset()
         terminated = truncated = False
         while not (terminated or truncated):
-            left = info["max_tokens"]
-            assert left == budget - len(info["tokens"]) > 0
+            budget_left = info["max_tokens"]
+            assert budget_left == budget - len(info["tokens"]) > 0
             *_, terminated, truncated, info = env.step("no json " * 5)
-            assert len(info["action_tokens"]) <= left
+            assert len(info["action_tokens"]) <= budget_left
         assert terminated != truncated
         env.close()
 
@@ -126,9 +137,9 @@ async def failing_agent(client: AgentClient, task: int) -> float:
 def test_an_agent_a_score_and_a_policy_of_parse_errors_end_it_each_in_its_way() -> None:
     policy = ParseErrorPolicy(max_consecutive=0, terminal_reward=-2.0)
     refusing: dict[str, Any] = {"level": "tokens", "parse_error_policy": policy}
-    cut = played(hasty_agent)
-    scored = played(failing_agent, tasks=[1], on_agent_error=-5.0)
-    refused = played(endless_agent, [300, 274], **refusing)  # no end of turn
+    cut = step_of(hasty_agent)
+    scored = step_of(failing_agent, tasks=[1], on_agent_error=-5.0)
+    refused = step_of(endless_agent, [300, 274], **refusing)  # no end of turn
 
     assert [(*step[:3], step[3]["stop_reason"]) for step in (cut, scored, refused)] == [
         (0.5, False, True, "truncated"),
@@ -163,8 +174,8 @@ def test_tools_are_offered_and_called() -> None:
     env = AgentGymEnv(tool_agent, render_mode="ansi")
     _, info = env.reset()
     assert info["tools"][0]["function"]["name"] == "look"
-    said = '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'
-    observation, reward, _, _, info = env.step(said)
+    reply = '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'
+    observation, reward, _, _, info = env.step(reply)
     assert reward == 1.0
     assert info["messages"][-1]["tool_calls"][0]["function"]["name"] == "look"
     assert observation in env.observation_space
@@ -201,9 +212,9 @@ async def stuck_agent(client: AgentClient) -> float:
 
 def test_an_agent_that_asks_nothing_or_hangs_is_told() -> None:
     with pytest.raises(EnvStateError, match="before the policy was asked anything"):
-        played(silent_agent)
+        step_of(silent_agent)
     with pytest.raises(AgentTimeoutError, match="agent_timeout"):
-        played(stuck_agent, agent_timeout=0.05)
+        step_of(stuck_agent, agent_timeout=0.05)
 
 
 @pytest.mark.parametrize("make", [AgentGymEnv, partial(AgentVectorEnv, 1)], ids=["one", "many"])
@@ -223,9 +234,7 @@ def test_an_agent_that_steps_another_on_its_own_loop_is_told(make: Any) -> None:
 
 
 @pytest.mark.parametrize(("make", "action"), EITHER, ids=["one", "many"])
-def test_ctrl_c_in_a_step_ends_the_episodes_and_no_more(
-    make: Any, action: Any, leftovers: Leftovers
-) -> None:
+def test_ctrl_c_in_a_step_ends_the_episodes(make: Any, action: Any, leftovers: Leftovers) -> None:
     env = make(agent=stuck_agent)
     env.reset()
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
@@ -240,7 +249,7 @@ def test_ctrl_c_in_a_step_ends_the_episodes_and_no_more(
     assert leftovers() == {}
 
 
-def test_ctrl_c_while_work_is_handed_over_gives_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_work_is_handed_over_gives_it_up(monkeypatch: Patch) -> None:
     given_up = threading.Event()
     hand_over = BlockingPortal.start_task_soon
 
@@ -272,7 +281,7 @@ def test_an_agents_own_keyboard_interrupt_ends_its_step_and_not_the_loop() -> No
     other = AgentGymEnv(endless_agent)
     other.reset()
     with pytest.raises(KeyboardInterrupt):
-        played(interrupting_agent)
+        step_of(interrupting_agent)
     assert other.step("x")[1] == 0.5
     other.close()
 
@@ -363,15 +372,13 @@ async def stubborn_agent(client: AgentClient) -> float:
     return 0.0
 
 
-def test_a_loop_that_does_not_end_is_left_behind_and_named(
-    leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stuck_loop_is_named(leftovers: Leftovers, monkeypatch: Patch, caplog: Logs) -> None:
     monkeypatch.setattr(loop, "PATIENCE", 0.2)
     may_end.clear()
     with pytest.raises(AgentTimeoutError):
-        played(stubborn_agent, close_timeout=0.05, agent_timeout=0.05)
+        step_of(stubborn_agent, close_timeout=0.05, agent_timeout=0.05)
     assert "evert's event loop did not end within 0.2 s; its thread keeps" in caplog.text
-    assert played(endless_agent)[0] == 0.5
+    assert step_of(endless_agent)[0] == 0.5
     may_end.set()
     assert leftovers() == {}
 
@@ -456,9 +463,7 @@ def test_a_bad_argument_is_named(options: dict[str, Any], message: str) -> None:
         ({"tsak": 5}, r"Unknown reset option 'tsak'.*Did you mean 'task'\?"),
     ],
 )
-def test_a_bad_reset_option_is_named_and_leaves_the_episode_alone(
-    options: dict[str, Any], message: str
-) -> None:
+def test_a_bad_reset_option_is_named_and_ignored(options: dict[str, Any], message: str) -> None:
     env = gymnasium.make("evert/Identity-v0")
     env.reset(options={"task": 3})
     with pytest.raises(EnvArgumentError, match=message):
@@ -486,21 +491,16 @@ LEGAL = {"messages": "I am 3", "tokens": (505,)}
 TEXT = r"the reply's text.*level='tokens'"
 IDS = "a sequence of token ids"
 NO_ACTIONS: dict[str, list[tuple[Any, str]]] = {
-    "messages": [
-        *((action, TEXT) for action in (None, 3, b"bytes", ["a"], {"role": "assistant"}, (1, 2))),
-        ("\ud83d", "surrogate"),
-    ],
-    "tokens": [
-        *((action, IDS) for action in (7, None, {1, 2})),
-        ("I am 3", f"{IDS}; got 'I am 3' of type str"),
-        ([1, "2"], "Token 1 of the action is '2' of type str"),
-        ([True], "Token 0 of the action is True of type bool"),
-        (np.array([0.5]), "Token 0 of the action is 0.5 of type float"),
-        (np.array([[1, 2]]), "Token 0 of the action is .* of type list"),
-        ([1, 512], r"Token 1 of the action is 512, outside of the vocabulary 0\.\.511"),
-        ([-1], "Token 0 of the action is -1"),
-    ],
-}
+    "messages": [*((action, TEXT) for action in (None, 3, b"bytes", ["a"], {"role": "assistant"},
+        (1, 2))), ("\ud83d", "surrogate")],
+    "tokens": [*((action, IDS) for action in (7, None, {1, 2})), ("I am 3",
+        f"{IDS}; got 'I am 3' of type str"), ([1, "2"], "Token 1 of the action is '2' of type str"),
+        ([True], "Token 0 of the action is True of type bool"), (np.array([0.5]),
+        "Token 0 of the action is 0.5 of type float"), (np.array([[1, 2]]),
+        "Token 0 of the action is .* of type list"), ([1, 512],
+        r"Token 1 of the action is 512, outside of the vocabulary 0\.\.511"), ([-1],
+        "Token 0 of the action is -1")],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("level", NO_ACTIONS)

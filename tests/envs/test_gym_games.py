@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX, STATE_TO_IDX
-from tests.kit import play, rewards
+from tests.kit import Patch, play, rewards, start
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
@@ -48,8 +48,7 @@ def rollout(agent: Any, replies: list[str], task: Any = 7) -> Trajectory:
     return asyncio.run(play(agent, *replies, task=task))
 
 
-def told(agent: GymAgent, seed: int = 7) -> list[str]:
-    """What a policy is told at the beginning."""
+def opening(agent: GymAgent, seed: int = 7) -> list[str]:
     env = agent.make()
     observation, info = env.reset(seed=seed)
     messages = agent.opening(env, agent.actions(env), observation, info)
@@ -66,9 +65,7 @@ def ending(trajectory: Trajectory) -> str:
 
 
 @pytest.mark.parametrize("id", TOY_TEXT + MINIGRID)
-def test_equal_actions_earn_equal_rewards_there_and_back(
-    id: str, register: Callable[..., EnvSpec]
-) -> None:
+def test_equal_actions_earn_the_same_both_ways(id: str, register: Callable[..., EnvSpec]) -> None:
     register("there/AndBack-v0", GymAgent(id, max_episode_steps=LONGEST), tasks=[3, 11])
     back, there = gymnasium.make("there/AndBack-v0"), gymnasium.make(id, max_episode_steps=LONGEST)
     actions = GymAgent(id).actions(there)
@@ -111,7 +108,7 @@ def test_the_task_is_the_seed_and_the_options_of_reset() -> None:
 
 
 def test_the_prompt_is_the_docstrings_rules_and_the_actions_by_name() -> None:
-    rules, seen = told(GymAgent("Blackjack-v1"))
+    rules, seen = opening(GymAgent("Blackjack-v1"))
 
     assert rules.startswith("Blackjack is a card game where the goal is to beat the dealer")
     assert "Rewards:\n- win game: +1" in rules
@@ -119,19 +116,19 @@ def test_the_prompt_is_the_docstrings_rules_and_the_actions_by_name() -> None:
     assert "<a" not in rules
     assert "Observation" not in rules  # they are told in other words
     assert seen == "Sum 19, dealer 10."
-    assert any("usable ace" in told(GymAgent("Blackjack-v1"), seed)[1] for seed in range(30))
+    assert any("usable ace" in opening(GymAgent("Blackjack-v1"), seed)[1] for seed in range(30))
 
 
 def test_an_environment_says_what_it_sees_after_a_prompt_of_ones_own_or_none_or_plainly() -> None:
-    lake = told(GymAgent("FrozenLake-v1"))[1]
-    taxi = told(GymAgent(TOY_TEXT[-1]))[1]
+    lake = opening(GymAgent("FrozenLake-v1"))[1]
+    taxi = opening(GymAgent(TOY_TEXT[-1]))[1]
 
     assert lake == "Row 0, column 0. Lake: SFFF FHFH FFFH HFFG."
     assert taxi.startswith("Row 3, column 0. Passenger: Yellow. Destination: Green.")
     assert "\nActions left: Move south (down), Move north (up)" in taxi
-    assert told(GymAgent("CliffWalking-v1", prompt="")) == ["Row 3, column 0."]
-    assert told(GymAgent("CliffWalking-v1", prompt="Walk."))[0] == "Walk."
-    rules, seen = told(GymAgent("CartPole-v1"))
+    assert opening(GymAgent("CliffWalking-v1", prompt="")) == ["Row 3, column 0."]
+    assert opening(GymAgent("CliffWalking-v1", prompt="Walk."))[0] == "Walk."
+    rules, seen = opening(GymAgent("CartPole-v1"))
 
     assert "Observation Space:\n" in rules
     assert "0 (Push cart to the left), 1 (Push cart to the right)" in rules
@@ -139,9 +136,7 @@ def test_an_environment_says_what_it_sees_after_a_prompt_of_ones_own_or_none_or_
     assert plainly({"a": (1, "two"), "b": np.int64(3)}) == "a: 1, two\nb: 3"
 
 
-def test_a_reply_means_the_one_action_of_its_last_line_and_arrays_are_json_and_text_is_text() -> (
-    None
-):
+def test_a_reply_means_the_action_of_its_last_line_and_arrays_are_json() -> None:
     actions = GymAgent("FrozenLake-v1").actions(gymnasium.make("FrozenLake-v1"))
     meant = {
         "Move left": 0, "left": 0, "I go DOWN!": 1, "2": 2, "Action: 3.": 3,
@@ -177,27 +172,27 @@ def before_one(kind: str, color: int = 0, state: int = 0) -> str:
 def test_minigrids_things_are_told_by_their_own_names_and_of_other_cells_a_wall() -> None:
     things = product(("door", "key", "ball", "box", "goal", "lava"), COLOR_TO_IDX, STATE_TO_IDX)
     for kind, color, state in things:
-        said = f"{state} {color} {kind}" if kind == "door" else f"{color} {kind}"
+        text = f"{state} {color} {kind}" if kind == "door" else f"{color} {kind}"
         seen = before_one(kind, COLOR_TO_IDX[color], STATE_TO_IDX[state])
 
-        assert seen == f"You see: {said} 1 ahead."
+        assert seen == f"You see: {text} 1 ahead."
     assert before_one("wall") == "A wall is before you. You see: nothing."
     for kind in ("floor", "unseen", "empty"):
         assert before_one(kind) == "You see: nothing."
 
 
 def test_minigrid_is_told_and_played_in_words() -> None:
-    rules, seen = told(GymAgent("minigrid:MiniGrid-Empty-5x5-v0"))
+    rules, seen = opening(GymAgent("minigrid:MiniGrid-Empty-5x5-v0"))
     replies = ["forward", "2", "I turn right", "forward", "forward"]
-    played = rollout(GymAgent("minigrid:MiniGrid-Empty-5x5-v0"), replies)
+    trajectory = rollout(GymAgent("minigrid:MiniGrid-Empty-5x5-v0"), replies)
 
     assert "0 (left), 1 (right), 2 (forward), 3 (pickup), 4 (drop), 5 (toggle), 6 (done)" in rules
     assert seen == (
         "Mission: get to the green goal square. You face east. You see: green goal 2 ahead and 2 "
         "to the right."
     )
-    assert rewards(played) == [0, 0, 0, 0, pytest.approx(0.955)]
-    assert ending(played) == "completed"
+    assert rewards(trajectory) == [0, 0, 0, 0, pytest.approx(0.955)]
+    assert ending(trajectory) == "completed"
     image = np.full((7, 7, 3), (1, 0, 0), np.uint8)
     image[3, 6], image[3, 5], image[1, 4], image[5, 6] = (5, 4, 0), (2, 5, 0), (4, 2, 2), (6, 0, 0)
     seen = minigrid_in_words({"mission": "open the door", "direction": 3, "image": image})
@@ -209,8 +204,6 @@ def test_minigrid_is_told_and_played_in_words() -> None:
 
 
 class Named(gymnasium.Env[Any, Any]):
-    """Names its actions as Atari's environments do."""
-
     closed: ClassVar[list["Named"]] = []
     action_space = spaces.Discrete(2, start=5)
     observation_space = spaces.Discrete(3)
@@ -246,7 +239,7 @@ def named() -> Iterator[str]:
 
 
 def test_names_are_the_environments_own_where_it_has_some(named: str) -> None:
-    rules, seen = told(GymAgent(named))
+    rules, seen = opening(GymAgent(named))
 
     assert rules.startswith("Names its actions as Atari's environments do.")
     assert "5 (WAIT), 6 (FIRE)." in rules
@@ -257,7 +250,7 @@ def test_names_are_the_environments_own_where_it_has_some(named: str) -> None:
 def test_describe_and_parse_may_be_ones_own() -> None:
     agent = GymAgent("Blackjack-v1", describe=as_sum, parse=f"{__name__}:one_word", prompt="")
 
-    assert told(agent) == ["19 in Blackjack-v1"]
+    assert opening(agent) == ["19 in Blackjack-v1"]
     assert rollout(agent, ["enough"]).transitions[0].reward in (-1.0, 0.0, 1.0)
     assert ending(rollout(agent, ["what", "what", "what"])) == "truncated"
     with pytest.raises(EnvArgumentError, match=r"parse rejects '\d', an action of Blackja"):
@@ -273,24 +266,19 @@ def one_word(reply: str) -> int:
     return ["enough", "more"].index(reply)
 
 
-# -- illegal replies --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("illegal", "turns", "reward", "end"),
     [("explain", 3, 0.0, "truncated"), ("end", 1, 0.0, "completed"), (-2.5, 1, -2.5, "completed")],
 )
-def test_what_becomes_of_illegal_replies_is_chosen(
-    illegal: Any, turns: int, reward: float, end: str
-) -> None:
+def test_illegal_replies_have_a_setting(illegal: Any, turns: int, reward: float, end: str) -> None:
     trajectory = rollout(GymAgent("Blackjack-v1", illegal=illegal, prompt=""), ["double"] * 3)
     last = trajectory.transitions[-1]
-    told = dialogue(trajectory, prompt_renderer(default_renderer()).renderer.tokenizer)
+    messages = dialogue(trajectory, prompt_renderer(default_renderer()).renderer.tokenizer)
 
-    assert (len(told), last.reward, ending(trajectory)) == (turns, reward, end)
+    assert (len(messages), last.reward, ending(trajectory)) == (turns, reward, end)
     assert last.metrics["illegal"] == turns
-    again = "Reply with one action, its name or its number: 0 (Stick), 1 (Hit)."
-    assert all(f"'double' is no action. {again}" in one["told"] for one in told[1:])
+    advice = "Reply with one action, its name or its number: 0 (Stick), 1 (Hit)."
+    assert all(f"'double' is no action. {advice}" in message["told"] for message in messages[1:])
 
 
 # -- its own environment ----------------------------------------------------------------------
@@ -311,8 +299,7 @@ async def test_an_environment_is_closed_at_the_end_of_its_episode(named: str) ->
 
 @pytest.mark.parametrize("off_loop", [False, True])
 async def test_it_is_closed_when_the_episode_is_given_up(named: str, off_loop: bool) -> None:
-    env = ChatAgentEnv(GymAgent(named, off_loop=off_loop), 7)
-    await env.initial_observation()
+    env = await start(GymAgent(named, off_loop=off_loop), 7)
     assert not Named.closed
     await env.close()
 
@@ -326,15 +313,15 @@ async def test_it_is_closed_when_the_episode_is_given_up(named: str, off_loop: b
 )
 @pytest.mark.parametrize("times", [1, 2])
 async def test_one_that_is_given_up_while_it_works_is_closed_and_the_loop_goes_on(
-    named: str, during: str, fails: bool, times: int, monkeypatch: pytest.MonkeyPatch
+    named: str, during: str, fails: bool, times: int, monkeypatch: Patch
 ) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    has_begun, go_on = threading.Event(), threading.Event()
     work = getattr(Named, during)
 
     @wraps(work)  # Gymnasium reads the signature
-    def slowly(self: Named, **given: Any) -> Any:
-        result = work(self, **given)
-        begun.set()
+    def slowly(self: Named, **options: Any) -> Any:
+        result = work(self, **options)
+        has_begun.set()
         go_on.wait(60)
         if fails:
             raise RuntimeError("there is no gun")
@@ -344,7 +331,7 @@ async def test_one_that_is_given_up_while_it_works_is_closed_and_the_loop_goes_o
     agent: Any = GymAgent(named, off_loop=True)
     client: Any = SimpleNamespace(seed=0)
     playing = asyncio.ensure_future(agent(client, 7))
-    await asyncio.to_thread(begun.wait)
+    await asyncio.to_thread(has_begun.wait)
     for _ in range(times):
         playing.cancel()
         await asyncio.sleep(0.01)
@@ -375,8 +362,8 @@ def test_demonstrations_are_random_legal_actions_the_same_for_a_seed(named: str)
     assert first == second
     assert [m["role"] for m in first] == ["user", "assistant"] * DEMONSTRATED
     env = agent.make()
-    for asked, said in zip(first[::2], first[1::2], strict=True):
-        assert agent.actions(env).name(said["content"]) in asked["content"].split("left: ")[1]
+    for question, answer in zip(first[::2], first[1::2], strict=True):
+        assert agent.actions(env).name(answer["content"]) in question["content"].split("left: ")[1]
     assert next(GymAgent(named).demonstrations(0))[-1]["content"] == "6"
     assert len(Named.closed) == 1
 
@@ -391,9 +378,6 @@ def test_any_environment_has_a_recipe_that_begins_without_a_warm_up_where_a_base
     assert (known["model_name"], known["warm_up_steps"]) == ("evert-tiny-moves", 0)
     assert ("model_name" in settings, settings["warm_up_steps"] > 0) == (False, True)
     assert not recipe.gymnasium("FrozenLake-v1").settings(full_size=True)["warm_up_steps"]
-
-
-# -- what is wrong ----------------------------------------------------------------------------
 
 
 def test_what_is_wrong_with_an_argument_is_said() -> None:

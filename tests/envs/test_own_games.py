@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.kit import Patch
 
 from evert.envs import games as module
 from evert.envs.games import GameError, find_game, game_of, games
@@ -33,7 +34,7 @@ Write = Callable[..., str]
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+def write(tmp_path: Path, monkeypatch: Patch) -> Iterator[Write]:
     """Writes a module into a folder that is looked through, and gives its name."""
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
@@ -50,7 +51,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
 
 @pytest.fixture
-def folder(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+def folder(write: Write, tmp_path: Path, monkeypatch: Patch) -> Write:
     """Writes files beside which the games of evert are looked for."""
     write("games_here.__init__", "")
     monkeypatch.setattr(module, "__file__", str(tmp_path / "games_here" / "games.py"))

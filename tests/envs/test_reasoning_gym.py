@@ -23,13 +23,13 @@ async def test_a_reply_scores_what_the_generator_itself_gives(name: str) -> None
     from reasoning_gym.utils import extract_answer
 
     agent = Reasoning(name, size=50)
-    own = create_dataset(name, seed=0, size=50)
+    dataset = create_dataset(name, seed=0, size=50)
     for number in range(ROWS):
-        item = own[number]
+        item = dataset[number]
         for reply in (f"{item['answer']}", f"<answer>{item['answer']}</answer>", "7", ""):
             answer = extract_answer(reply)
             try:
-                expected = own.score_answer(reply if answer is None else answer, item)
+                expected = dataset.score_answer(reply if answer is None else answer, item)
             except TypeError:  # of boxnet, which wants a list
                 expected = 0
             assert reward(await play(agent, reply, task=number)) == pytest.approx(expected)

@@ -36,14 +36,14 @@ def python(code: str, *options: str) -> str:
 
 def test_importing_evert_registers_the_games_once_in_whatever_way() -> None:
     ids = " ".join(game.id for game in games().values())
-    said = python(
+    output = python(
         "import sys, gymnasium; print('evert' in sys.modules)\n"
         "import evert; print(*[id for id in gymnasium.registry if id.startswith('evert/')])\n"
         "print(any('evert' in type(finder).__module__ for finder in sys.meta_path))\n"
     )
-    assert said.splitlines() == ["False", ids, "False"]
-    other = python("import evert, gymnasium; print(gymnasium.spec('evert/Identity-v0').id)")
-    assert other == "evert/Identity-v0\n"
+    assert output.splitlines() == ["False", ids, "False"]
+    second = python("import evert, gymnasium; print(gymnasium.spec('evert/Identity-v0').id)")
+    assert second == "evert/Identity-v0\n"
     before = dict(gymnasium.registry)
     register_games()
     assert dict(gymnasium.registry) == before
@@ -62,8 +62,6 @@ def blocking_agent(client: BlockingAgentClient) -> float:
 
 
 class LockedAgent:
-    """An agent that cannot be copied."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
 
@@ -95,19 +93,17 @@ def test_an_agent_of_ones_own_becomes_an_environment_documented_by_it(register: 
     ],
     ids=["function", "instance", "lambda", "partial"],
 )
-def test_any_kind_of_agent_will_do_and_is_run_itself_by_a_copy_too(
-    register: Register, agent: Any, reward: float
-) -> None:
+def test_any_kind_of_agent_runs_and_its_copy(register: Register, agent: Any, reward: float) -> None:
     env = gymnasium.make(register("test/Any-v0", agent))
-    own = env.unwrapped
-    assert isinstance(own, AgentGymEnv)
+    env_itself = env.unwrapped
+    assert isinstance(env_itself, AgentGymEnv)
     copied = copy.deepcopy(AgentGymEnv(agent, renderer=default_renderer()))
-    assert own._agent is copied._agent is agent
+    assert env_itself._agent is copied._agent is agent
     assert copied._options.get("renderer") is default_renderer()
-    for each in (env, copied):
-        assert "task" not in each.reset()[1]
-        assert each.step("x")[1] == reward
-        each.close()
+    for copy_of_env in (env, copied):
+        assert "task" not in copy_of_env.reset()[1]
+        assert copy_of_env.step("x")[1] == reward
+        copy_of_env.close()
 
 
 def test_what_has_an_import_path_is_kept_as_one_and_may_be_named_by_it(register: Register) -> None:
@@ -142,8 +138,8 @@ def test_a_malformed_or_duplicate_id_is_an_error_that_says_what_to_do(register: 
         with pytest.raises(gymnasium.error.RegistrationError, match="like 'my/Env-v0'"):
             register(id, blocking_agent)
     register("test/Twice-v0", echo_agent, ["a"])
-    taken = r"'test/Twice-v0' is taken, by .*echo_agent.*test/Twice-v1.*replace=True"
-    with pytest.raises(gymnasium.error.RegistrationError, match=taken):
+    message = r"'test/Twice-v0' is taken, by .*echo_agent.*test/Twice-v1.*replace=True"
+    with pytest.raises(gymnasium.error.RegistrationError, match=message):
         register("test/Twice-v0", blocking_agent)
     with pytest.raises(gymnasium.error.RegistrationError, match="CartPoleEnv.*CartPole-v2"):
         register("CartPole-v1", blocking_agent)
@@ -171,9 +167,7 @@ BAD_TASKS: list[tuple[Any, str]] = [
 ]
 
 
-def test_what_is_no_agent_or_no_tasks_is_refused_and_a_path_that_leads_nowhere_is_named(
-    register: Register,
-) -> None:
+def test_bad_agents_and_tasks_are_refused_and_a_bad_path_named(register: Register) -> None:
     for agent, tasks, message in BAD_AGENTS:
         with pytest.raises(InvalidAgentError, match=message):
             register("test/Bad-v0", agent, tasks)

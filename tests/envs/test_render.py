@@ -8,6 +8,7 @@ import sys
 
 import gymnasium
 import pytest
+from tests.kit import Shown
 
 from evert.envs.as_gymnasium.env import LEVELS, AgentGymEnv, Level
 
@@ -45,7 +46,7 @@ def test_the_closing_line_sums_the_rewards() -> None:
     env.close()
 
 
-def test_human_prints_each_message_once_and_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_human_prints_each_message_once_and_as_text(capsys: Shown) -> None:
     env = gymnasium.make("evert/Identity-v0", render_mode="human", tasks=[3])
     env.reset()
     assert env.render() is None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.kit import play, reward
+from tests.kit import Patch, Shown, play, reward
 
 from evert.bridge.import_paths import resolve
 from evert.envs.games import GameError, find_game
@@ -23,7 +23,6 @@ from evert.envs.tasksets.common import needed, split
 from evert.trainers import cli
 from evert.trainers.commands import evaluate_all
 
-Patch = pytest.MonkeyPatch
 PAGE = (Path(__file__).parents[2] / "docs" / "add-a-game.md").read_text()
 
 
@@ -56,9 +55,7 @@ def test_a_package_that_is_missing_is_said_with_what_installs_it() -> None:
         needed("x", "no_such.part", "pip install no-such")
 
 
-def test_all_tasksets_are_evaluated_and_what_cannot_be_is_named(
-    tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unplayable_tasksets_are_named(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
     """Each in a process of its own; the same command goes on with what is there."""
     from evert.envs.from_gymnasium import recipe
 
@@ -66,9 +63,9 @@ def test_all_tasksets_are_evaluated_and_what_cannot_be_is_named(
     monkeypatch.setattr(recipe, "OFFLINE", names)
     entry = EntryPoint("gymnasium", f"{recipe.__name__}:gymnasium", GROUP)
     monkeypatch.setattr(evaluate_all, "entry_points", lambda group: [entry])
-    given = ["evaluate", "tasks=all-offline", "models=evert-tiny-moves", "max_tasks=2"]
-    given += [f"out={tmp_path / 'all'}", "device=cpu", "limits.max_turns=3"]
-    assert cli.main(given) == 0
+    arguments = ["evaluate", "tasks=all-offline", "models=evert-tiny-moves", "max_tasks=2"]
+    arguments += [f"out={tmp_path / 'all'}", "device=cpu", "limits.max_turns=3"]
+    assert cli.main(arguments) == 0
     printed = capsys.readouterr().out
     assert re.search(r"2/2  gymnasium:Nowhere-v0: left out: .*Nowhere", printed)
     [row] = csv.DictReader((tmp_path / "all" / "scores.csv").read_text().splitlines())
@@ -79,10 +76,10 @@ def test_all_tasksets_are_evaluated_and_what_cannot_be_is_named(
     assert cli.main(["evaluate", "out=~/all"]) == 0
     assert episodes.read_bytes() == before
     shutil.rmtree(episodes.parent)
-    assert cli.main(["evaluate", given[4]]) == 0
-    again = json.loads((episodes.parent / "evaluation.json").read_text())
-    assert again["settings"]["limits"]["max_turns"] == "3"
-    assert cli.main([*given, "seed=1"]) == 1
+    assert cli.main(["evaluate", arguments[4]]) == 0
+    evaluation = json.loads((episodes.parent / "evaluation.json").read_text())
+    assert evaluation["settings"]["limits"]["max_turns"] == "3"
+    assert cli.main([*arguments, "seed=1"]) == 1
     assert "gymnasium:Blackjack-v1: failed: " in capsys.readouterr().out
 
 
@@ -105,7 +102,7 @@ async def agent(client, task):
 
 
 def test_episodes_that_fail_in_one_of_all_tasksets_are_counted_with_an_error_and_its_place(
-    tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     (tmp_path / "half_broken.py").write_text(HALF_BROKEN)
     monkeypatch.chdir(tmp_path)
@@ -131,29 +128,27 @@ while :; do sleep 0.05 & wait $!; done
 def test_ctrl_c_and_a_hang_up_reach_an_evaluation_once_and_one_that_does_not_end_is_killed(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    program, said = tmp_path / "stubborn", tmp_path / "said"
+    program, output = tmp_path / "stubborn", tmp_path / "said"
     program.write_text(STUBBORN)
     program.chmod(0o700)
     code = "import sys, pathlib; from evert.trainers.commands import evaluate_all as these"
     code += "; these.STOP_SECONDS = 1; these._evaluate(sys.argv[1], {}, pathlib.Path(sys.argv[2]))"
-    command = [sys.executable, "-c", code, str(program), str(said)]
+    command = [sys.executable, "-c", code, str(program), str(output)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as evaluating:
-        while not said.exists() or not said.read_text():
+        while not output.exists() or not output.read_text():
             time.sleep(0.01)
         while psutil.Process(evaluating.pid).status() != psutil.STATUS_SLEEPING:
             time.sleep(0.01)  # until it waits for the program
         os.killpg(evaluating.pid, number)  # as a terminal does
         assert b"KeyboardInterrupt" in evaluating.communicate(timeout=60)[1]
-    stubborn, *told = said.read_text().split()
-    assert told == ["told"]
+    stubborn, *lines = output.read_text().split()
+    assert lines == ["told"]
     assert not psutil.pid_exists(int(stubborn))
 
 
-def test_what_is_typed_wrong_is_answered_before_anything_is_played(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_typed_wrong_is_answered_before_anything_is_played(capsys: Shown) -> None:
     assert cli.main(["evaluate", "tasks=all-offline", "models=runs/no-such"]) == 1
     assert cli.main(["evaluate", "tasks=all-offline", "models=evert-tiny", "seeds=x"]) == 1
-    said = capsys.readouterr().err
-    assert "There is no run or model at 'runs/no-such'" in said
-    assert "seeds takes a whole number" in said
+    message = capsys.readouterr().err
+    assert "There is no run or model at 'runs/no-such'" in message
+    assert "seeds takes a whole number" in message

@@ -7,9 +7,9 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from tinker_cookbook.rl.rollouts import do_group_rollout
+from tests.kit import play_group
 
-from evert import ChatAgentGroupBuilder, ScriptedPolicy
+from evert import ScriptedPolicy
 from evert.envs import tic_tac_toe as game
 
 SEATS = game.SEATS
@@ -25,13 +25,14 @@ def first_free(prompt: str) -> str:
 
 def play(board: str = game.EMPTY, reply: Any = first_free, **options: Any) -> Any:
     seats = options.pop("seats", SEATS)
-    builder = ChatAgentGroupBuilder(game.self_play_agent, board, 1, seats=seats, **options)
-    return asyncio.run(do_group_rollout(builder, ScriptedPolicy(reply)))
+    policy = ScriptedPolicy(reply)
+    played = play_group(game.self_play_agent, 1, policy, task=board, seats=seats, **options)
+    return asyncio.run(played)
 
 
 def earned(group: Any) -> list[float]:
-    told = [one for metrics in group.metrics_G for one in metrics.items()]
-    return [value for name, value in told if re.fullmatch("seat/./reward", name)]
+    pairs = [pair for metrics in group.metrics_G for pair in metrics.items()]
+    return [value for name, value in pairs if re.fullmatch("seat/./reward", name)]
 
 
 def test_x_begins_and_three_in_a_line_win_and_a_board_is_worth_what_perfect_play_comes_to() -> None:
@@ -71,14 +72,14 @@ def test_the_seats_play_in_turn_and_what_one_wins_the_other_loses() -> None:
     assert [m.get("seat/o/lost") for m in group.metrics_G] == [None, 1.0]
 
 
-def test_the_first_move_is_trained_and_no_other() -> None:
-    for board, trained in ((game.EMPTY, [1, 0]), ("x........", [0, 1])):
-        masked = [
-            [turn.metrics.get("untrained", 0.0) for turn in seat.transitions]
-            for seat in play(board).trajectories_G
-        ]
-        assert [each.count(0.0) for each in masked] == trained
-        assert [each[0] for each in masked] == [1.0 - t for t in trained]
+@pytest.mark.parametrize(("board", "trained"), [(game.EMPTY, [1, 0]), ("x........", [0, 1])])
+def test_the_first_move_is_trained_and_no_other(board: Any, trained: Any) -> None:
+    masked = [
+        [turn.metrics.get("untrained", 0.0) for turn in seat.transitions]
+        for seat in play(board).trajectories_G
+    ]
+    assert [flags.count(0.0) for flags in masked] == trained
+    assert [flags[0] for flags in masked] == [1.0 - t for t in trained]
 
 
 def test_a_reply_that_is_no_move_is_explained_and_costs_and_a_second_one_loses() -> None:
@@ -112,12 +113,12 @@ def test_the_perfect_player_does_not_lose_to_one_that_draws_its_moves() -> None:
 def test_players_draw_from_their_seed() -> None:
     messages = [{"role": "user", "content": game.board_text(game.EMPTY)}]
 
-    def said(seed: int) -> list[str]:
+    def moves_of(seed: int) -> list[str]:
         player = game.random_player(seed)
         return [player(messages) for _ in range(20)]
 
-    assert said(1) == said(1) != said(2)
-    assert set(said(1)) <= set("123456789")
+    assert moves_of(1) == moves_of(1) != moves_of(2)
+    assert set(moves_of(1)) <= set("123456789")
     with pytest.raises(ValueError, match="does not begin with a board"):
         game.random_player(0)([{"role": "user", "content": "Your move?"}])
 
@@ -130,13 +131,13 @@ def test_a_habit_is_to_win_to_keep_from_losing_or_to_do_neither() -> None:
 
 
 def test_demonstrations_are_legal_moves_good_and_bad() -> None:
-    shown = [
+    moves = [
         (game.read_board(question["content"]), int(answer["content"]) - 1)
         for question, answer in islice(game.demonstrations(0), 300)
     ]
 
-    assert [pair for pair in shown if pair[1] not in game.free(pair[0])] == []
-    assert 0.3 < sum(move in game.best(board) for board, move in shown) / len(shown) < 0.8
+    assert [pair for pair in moves if pair[1] not in game.free(pair[0])] == []
+    assert 0.3 < sum(move in game.best(board) for board, move in moves) / len(moves) < 0.8
 
 
 def test_training_boards_go_on_and_are_the_same_each_time() -> None:

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from tests.kit import ask, ask_blocking, assistant, user
+from tests.kit import Logs, ask, ask_blocking, assistant, user
 
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.episode.agent import Outcome
@@ -29,10 +29,10 @@ async def wandering_agent(client: AgentClient, task: int) -> float | Outcome:
     """Asks until its task is said, or for some turns; logs what differs in kind and presence."""
     messages = [user(f"Say {task}.")]
     for turn in range(client.rng.randint(1, 5)):
-        said = await ask(client, *messages)
-        messages += [assistant(said), user("And?")]
-        client.reward(len(said) / 10)
-        if str(task) in said:
+        reply = await ask(client, *messages)
+        messages += [assistant(reply), user("And?")]
+        client.reward(len(reply) / 10)
+        if str(task) in reply:
             client.log(found=turn)
             return 1.0
     client.metric("lost", 1)
@@ -62,14 +62,14 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("limit", [None, 3])
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_it_is_what_gymnasiums_own_is_at_every_step(mode: AutoresetMode, limit: int | None) -> None:
-    given: Any = {"agent": wandering_agent, "tasks": [7, 8, 9], "max_turns": 4}
+    options: Any = {"agent": wandering_agent, "tasks": [7, 8, 9], "max_turns": 4}
 
     def make() -> gymnasium.Env[Any, Any]:
-        env: gymnasium.Env[Any, Any] = AgentGymEnv(**given)
+        env: gymnasium.Env[Any, Any] = AgentGymEnv(**options)
         return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
 
     theirs = SyncVectorEnv([make] * 3, autoreset_mode=mode)
-    ours = AgentVectorEnv(3, autoreset_mode=mode, max_episode_steps=limit, **given)
+    ours = AgentVectorEnv(3, autoreset_mode=mode, max_episode_steps=limit, **options)
     assert ours.metadata == theirs.metadata
     assert ours.observation_space == theirs.observation_space
     assert ours.action_space == theirs.action_space
@@ -93,20 +93,22 @@ def test_it_is_what_gymnasiums_own_is_at_every_step(mode: AutoresetMode, limit: 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_it_is_what_make_vec_makes_at_both_levels(level: str) -> None:
-    made: Any = partial(gymnasium.make_vec, "evert/GuessNumber-v0", 2, level=level)
-    one, other = made("sync", disable_env_checker=True), made()
-    assert isinstance(other, AgentVectorEnv)
-    assert other.spec is not None
-    assert same(one.reset(seed=[3, None]), other.reset(seed=[3, None])) is False  # the second drew
-    assert same(one.reset(seed=[3, 4]), other.reset(seed=[3, 4]))
-    one.action_space.seed(0)
+    make: Any = partial(gymnasium.make_vec, "evert/GuessNumber-v0", 2, level=level)
+    first, second = make("sync", disable_env_checker=True), make()
+    assert isinstance(second, AgentVectorEnv)
+    assert second.spec is not None
+    assert (
+        same(first.reset(seed=[3, None]), second.reset(seed=[3, None])) is False
+    )  # the second drew
+    assert same(first.reset(seed=[3, 4]), second.reset(seed=[3, 4]))
+    first.action_space.seed(0)
     for _ in range(15):
-        actions = one.action_space.sample()
-        step = one.step(actions)
-        assert same(step, other.step(actions))
-        assert step[0] in one.observation_space
-    one.close()
-    other.close()
+        actions = first.action_space.sample()
+        step = first.step(actions)
+        assert same(step, second.step(actions))
+        assert step[0] in first.observation_space
+    first.close()
+    second.close()
 
 
 SHAPES = [np.array([1, 2]), np.array([3])]
@@ -185,9 +187,7 @@ async def fragile_agent(client: AgentClient, task: str) -> float:
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_an_episode_that_fails_is_truncated_and_the_others_go_on(
-    mode: AutoresetMode, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_episode_is_truncated_alone(mode: AutoresetMode, caplog: Logs) -> None:
     envs = AgentVectorEnv(3, agent=fragile_agent, tasks=["go"], autoreset_mode=mode)
     first, _ = envs.reset()
     observations, rewards, terminated, truncated, infos = envs.step(["x", "fail", "x"])
@@ -210,20 +210,20 @@ def test_an_episode_that_fails_at_its_start_ends_with_the_next_step(mode: Autore
     tasks = ["go", "go", "never begins"]
     envs = AgentVectorEnv(4, agent=fragile_agent, tasks=tasks, autoreset_mode=mode)
     observations, infos = envs.reset(seed=0)
-    failed = infos["_error"]
-    assert 0 < failed.sum() < 4
-    assert [not observation for observation in observations] == failed.tolist()
+    errors = infos["_error"]
+    assert 0 < errors.sum() < 4
+    assert [not observation for observation in observations] == errors.tolist()
     _, rewards, terminated, truncated, _ = envs.step(["x"] * 4)
-    assert np.isnan(rewards).tolist() == truncated.tolist() == failed.tolist()
+    assert np.isnan(rewards).tolist() == truncated.tolist() == errors.tolist()
     assert not terminated.any()
-    begun = 0
+    episodes = 0
     for _ in range(20):  # and another begins
         over = terminated | truncated
         if mode == AutoresetMode.DISABLED and over.any():
             envs.reset(options={"reset_mask": over})
         _, _, terminated, truncated, _ = envs.step(["x"] * 4)
-        begun += terminated[failed].sum()
-    assert begun > 0
+        episodes += terminated[errors].sum()
+    assert episodes > 0
     envs.close()
 
 
@@ -255,9 +255,6 @@ def test_a_keyboard_interrupt_is_no_failure_but_ends_the_step_for_all() -> None:
     envs.reset()
     assert envs.step(["x", "x"])[1].sum() == 2
     envs.close()
-
-
-# -- what is refused ----------------------------------------------------------------------------
 
 
 def test_what_are_no_actions_options_seeds_or_running_episodes_is_refused() -> None:
@@ -302,9 +299,6 @@ def test_a_bad_argument_is_named() -> None:
         gymnasium.make_vec("evert/Identity-v0", 2, "async")
 
 
-# -- attributes ---------------------------------------------------------------------------------
-
-
 def test_calls_and_attributes_go_to_all_environments() -> None:
     envs = AgentVectorEnv(2, agent=wandering_agent, tasks=[7], render_mode="ansi")
     envs.reset(seed=3)
@@ -314,9 +308,6 @@ def test_calls_and_attributes_go_to_all_environments() -> None:
     assert envs.np_random_seed == (3, 4)
     assert envs.call("render") == envs.render() == ("[user]\nSay 7.\n",) * 2
     envs.close()
-
-
-# -- copies -------------------------------------------------------------------------------------
 
 
 def test_a_copy_is_a_new_one_of_the_same_arguments() -> None:

@@ -5,12 +5,13 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
-from tests.faults.scene import Agent, Fault, Scene, stepped_and_closed
+from tests.faults.scene import PLACES, Agent, Fault, Scene, agents, stepped_and_closed
 
 from evert import AgentClient, EnvClosedError, EpisodeEndedError, Outcome
 
@@ -33,28 +34,7 @@ class NoNumber(Fraction):
 
 
 def _made(value: Any) -> Any:
-    make: Callable[[], Any] = value if callable(value) else lambda: value
-    return make()
-
-
-def returning(value: Any) -> Agent:
-    """An agent that returns this."""
-
-    async def agent(client: Any, scene: Scene) -> Any:
-        await scene.ask(client)
-        return _made(value)
-
-    return agent
-
-
-def returning_in_a_thread(value: Any) -> Agent:
-    """The same in a thread."""
-
-    def agent(client: Any, scene: Scene) -> Any:
-        scene.ask_blocking(client)
-        return _made(value)
-
-    return agent
+    return value() if callable(value) else value
 
 
 async def _later() -> float:
@@ -84,10 +64,8 @@ RETURNS: dict[str, tuple[Any, str]] = {
     "a generator": (_generator, NO_NUMBER),
     "an exception": (lambda: ValueError("boom"), NO_NUMBER),
     "its class": (lambda: Outcome, NO_NUMBER),
-    "an Outcome without a reward": (
-        lambda: Outcome(),
-        "RewardError: The agent … ended without a reward: it returned Outcome(…",
-    ),
+    "an Outcome without a reward":
+        (Outcome, "RewardError: The agent … ended without a reward: it returned Outcome(…"),
     "an Outcome with a text as a metric": (
         lambda: Outcome(1.0, {"m": "x"}),  # type: ignore[dict-item]
         "RewardError: The metric 'm' in the Outcome of the agent … is 'x' (str)…",
@@ -101,13 +79,13 @@ RETURNS: dict[str, tuple[Any, str]] = {
         "RewardError: The logs in the Outcome of the agent … are 5; expected a dict…",
     ),
     "an Outcome in an Outcome": (lambda: Outcome(Outcome(1.0)), NO_NUMBER),  # type: ignore[arg-type]
-}
+}  # fmt: skip
 
 RETURNED = [
-    Fault(name=f"the agent returns {what}{place}", moment="at its return", agent=kind(value),
+    Fault(name=f"the agent returns {what}{place}", moment="at its return", agent=agent,
         trainer_sees=expected, agent_sees="Fine.")
     for what, (value, expected) in RETURNS.items()
-    for kind, place in ((returning, ""), (returning_in_a_thread, " in a thread"))
+    for agent, place in zip(agents(1, partial(_made, value)), PLACES, strict=True)
 ]  # fmt: skip
 
 
@@ -196,14 +174,14 @@ async def waits_for_a_call_of_its_own_thread(client: Any, scene: Scene) -> float
     return 1.0
 
 
-def _gives_up(agent: Agent, told: str, left: str = "nothing", **options: Any) -> list[Fault]:
+def _gives_up(agent: Agent, calls: str, remains: str = "nothing", **options: Any) -> list[Fault]:
     """An agent that does not go on in time: an error of the trainer's, or scored."""
     error = "AgentTimeoutError: The agent … neither called the model nor ended within …"
-    given = {"agent_timeout": 0.05, "close_timeout": 0.05, **options}
+    timeouts = {"agent_timeout": 0.05, "close_timeout": 0.05, **options}
     return [
         Fault(name=f"the agent {agent.__name__.replace('_', ' ')}{end}", moment="between calls",
-            agent=agent, trainer_sees=trainer, agent_sees=told, process_sees=left,
-            options={**score, **given})
+            agent=agent, trainer_sees=trainer, agent_sees=calls, process_sees=remains,
+            options={**score, **timeouts})
         for end, trainer, score in (
             ("", error, {}),
             (", which is scored", "agent_timeout -1 in …", {"on_agent_error": -1.0}),
@@ -227,11 +205,11 @@ WAITS = [
 
 async def leaves_a_call(client: Any, scene: Scene) -> float:
     await scene.ask(client)
-    scene.kept.append(asyncio.create_task(_told(scene, client)))
+    scene.kept.append(asyncio.create_task(_late_call(scene, client)))
     return 1.0
 
 
-async def _told(scene: Scene, client: Any) -> None:
+async def _late_call(scene: Scene, client: Any) -> None:
     with contextlib.suppress(EpisodeEndedError):
         await scene.ask(client)
 
@@ -305,8 +283,8 @@ def forks(client: Any, scene: Scene) -> float:
 
 LEFT = [
     Fault(name=f"the agent {agent.__name__.replace('_', ' ')}", moment="after its return",
-        agent=agent, trainer_sees="completed 1 in …", agent_sees=told, process_sees=left)
-    for agent, told, left in (
+        agent=agent, trainer_sees="completed 1 in …", agent_sees=calls, process_sees=remains)
+    for agent, calls, remains in (
         (leaves_a_call, "Fine.; EpisodeEndedError", "nothing"),
         (leaves_a_loop_of_calls,
             "Fine.; EpisodeEndedError; EpisodeEndedError; EpisodeEndedError; AgentAborted; "
@@ -342,7 +320,7 @@ async def gives_up_a_call_and_asks_again(client: Any, scene: Scene) -> float:
     return 1.0
 
 
-async def _gives_up_every(step: int, client: Any, scene: Scene) -> float:
+async def gives_up_its_calls_and_returns(client: Any, scene: Scene, step: int = 1) -> float:
     calls = [asyncio.create_task(scene.ask(client, str(n))) for n in range(5)]
     await asyncio.sleep(0)
     for call in calls[step - 1 :: step]:
@@ -351,12 +329,8 @@ async def _gives_up_every(step: int, client: Any, scene: Scene) -> float:
     return 1.0
 
 
-async def gives_up_its_calls_and_returns(client: Any, scene: Scene) -> float:
-    return await _gives_up_every(1, client, scene)
-
-
 async def gives_up_some_of_its_calls(client: Any, scene: Scene) -> float:
-    return await _gives_up_every(2, client, scene)
+    return await gives_up_its_calls_and_returns(client, scene, step=2)
 
 
 def calls_from_another_loop(client: Any, scene: Scene) -> float:
@@ -416,8 +390,8 @@ async def closes_the_sdk(client: Any, scene: Scene) -> float:
 
 CALLS = [
     Fault(name=f"the agent {agent.__name__.replace('_', ' ')}", moment=moment, agent=agent,
-        trainer_sees=trainer, agent_sees=told)
-    for agent, moment, trainer, told in (
+        trainer_sees=trainer, agent_sees=calls)
+    for agent, moment, trainer, calls in (
         (cancels_itself, "in a call",
             "AgentError.CancelledError: … raised CancelledError after 2 model calls: ",
             "Fine.; CancelledError"),
@@ -466,7 +440,7 @@ async def starts_a_task_when_closed(client: Any, scene: Scene) -> float:
     try:
         await scene.ask(client)
     finally:
-        await asyncio.gather(*(_told(scene, client) for _ in range(2)), return_exceptions=True)
+        await asyncio.gather(*(_late_call(scene, client) for _ in range(2)), return_exceptions=True)
     return 1.0
 
 
@@ -484,8 +458,9 @@ async def opens_an_address_when_closed(client: Any, scene: Scene) -> float:
 
 CLOSED = [
     Fault(name=f"the agent {agent.__name__.replace('_', ' ')}", moment="in close", agent=agent,
-        play=stepped_and_closed, trainer_sees="goes on; closed", agent_sees=told, process_sees=left)
-    for agent, told, left in (
+        play=stepped_and_closed, trainer_sees="goes on; closed", agent_sees=calls,
+        process_sees=remains)
+    for agent, calls, remains in (
         (returns_when_closed, "Fine.; CancelledError", "nothing"),
         (calls_on_when_closed,
             "Fine.; CancelledError; EnvClosedError; EnvClosedError; EnvClosedError; AgentAborted",

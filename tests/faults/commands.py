@@ -51,7 +51,6 @@ class Leaving:
         return self.name
 
     async def play(self, mine: Path, mark: str) -> str:
-        """What the trainer sees of the command."""
         # a path in a variable would be shown in a sandbox
         variables = {"MINE": f"={mine}", "STAYS": mark, **self.options.get("env", {})}
         options = {"sandbox": False, **self.options, "env": variables}
@@ -239,8 +238,6 @@ TASKS = [
         " Read the task from the file that EVERT_TASK_FILE names…",
         options={"env": {"TEXT": "{task}"}}, task="a\0b"),
 ]  # fmt: skip
-
-# -- in a sandbox ----------------------------------------------------------------------------------
 
 REPORTS = """
 for one in glob.glob("/proc/[0-9]*/fd/*"):

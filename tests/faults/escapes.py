@@ -245,11 +245,11 @@ def outside(folder: Path, episodes: Path) -> Iterator[dict[str, Any]]:
         file.write_text(SECRET)
     name = f"evert-test-{os.getpid()}"
     with ExitStack() as stack:
-        port = _served(stack, socket.AF_INET, ("0.0.0.0", 0))[1]
-        _served(stack, socket.AF_INET, ("0.0.0.0", port), socket.SOCK_DGRAM)
-        _served(stack, socket.AF_UNIX, f"\0{name}")
-        _served(stack, socket.AF_UNIX, f"{mine}/s")
-        victim, keys = _kept(stack, name), _keys(stack, name)
+        port = _serve(stack, socket.AF_INET, ("0.0.0.0", 0))[1]
+        _serve(stack, socket.AF_INET, ("0.0.0.0", port), socket.SOCK_DGRAM)
+        _serve(stack, socket.AF_UNIX, f"\0{name}")
+        _serve(stack, socket.AF_UNIX, f"{mine}/s")
+        victim, keys = _keep(stack, name), _keys(stack, name)
         yield {
             "MINE": str(mine), "HOME": str(home), "RUN": str(run), "OTHER": str(other),
             "EPISODES": str(episodes), "SOURCE": __file__, "PREFIX": sys.prefix,
@@ -259,7 +259,7 @@ def outside(folder: Path, episodes: Path) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _kept(stack: ExitStack, name: str) -> int:
+def _keep(stack: ExitStack, name: str) -> int:
     """Shared memory and a process, whose number it returns."""
     shared = Path("/dev/shm", name)
     shared.write_text(SECRET)
@@ -292,7 +292,7 @@ def _own_address() -> str:
     return found[0] if found else "127.0.0.2"
 
 
-def _served(stack: ExitStack, family: int, address: Any, kind: int = socket.SOCK_STREAM) -> Any:
+def _serve(stack: ExitStack, family: int, address: Any, kind: int = socket.SOCK_STREAM) -> Any:
     """Tell the secret to whoever asks."""
     server, over = stack.enter_context(socket.socket(family, kind)), threading.Event()
     server.bind(address)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tests.faults.scene import Fault, Play, Raising, Scene, fine, outcome, tokens
+from tests.faults.scene import Fault, Play, Raising, Scene, agents, fine, outcome, throw, tokens
 from tinker_cookbook.completers import MessageCompleter, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollout_strategy import (
     FailFast,
@@ -25,11 +25,9 @@ QUICK: dict[str, Any] = {"close_timeout": 0.2, "agent_timeout": 5.0}
 
 
 def grouped(strategy: RolloutStrategy | None = None, size: int = 3, **options: Any) -> Play:
-    """A group, as the Cookbook plays it."""
-
     async def play(scene: Scene) -> object:
-        given = {**QUICK, **scene.fault.options, **options}
-        builder = ChatAgentGroupBuilder(scene.fault.agent, scene, size, **given)
+        builder_options = {**QUICK, **scene.fault.options, **options}
+        builder = ChatAgentGroupBuilder(scene.fault.agent, scene, size, **builder_options)
         return await do_group_rollout(builder, scene.fault.policy(), strategy)
 
     return play
@@ -61,20 +59,8 @@ def one_in_three_raises_in_a_thread(client: Any, scene: Scene) -> float:
     return 1.0
 
 
-async def always_raises(client: Any, scene: Scene) -> float:
-    await scene.ask(client)
-    raise ValueError("boom")
-
-
-async def talks(client: Any, scene: Scene) -> float:
-    await scene.ask(client)
-    return 1.0
-
-
-def raising_reward(trajectories: Any) -> list[float]:
-    raise KeyError("no reward")
-
-
+always_raises, _ = agents(1, lambda: throw(ValueError("boom")))
+talks, _ = agents(1)
 BOOM = "AgentError.ValueError: …boom"
 OK = "completed 1 in 2"
 MEMBERS = [
@@ -100,7 +86,7 @@ MEMBERS = [
 ]  # fmt: skip
 
 REWARDS: list[tuple[str, Callable[..., Any], str]] = [
-    ("raises", raising_reward, "KeyError: 'no reward'"),
+    ("raises", lambda group: throw(KeyError("no reward")), "KeyError: 'no reward'"),
     ("returns too few", lambda group: [1.0], "InvalidAgentError: …1 rewards for 3 trajectories…"),
     ("returns too many", lambda group: [1.0] * 4, "InvalidAgentError: …4 rewards for 3…"),
     ("returns NaN", lambda group: [math.nan] * 3, "RewardError: …expected a finite number…"),
@@ -116,10 +102,8 @@ REWARDED = [
     for what, reward, trainer in REWARDS
 ]  # fmt: skip
 
-# -- seats -----------------------------------------------------------------------------------------
 
-
-def seated(what: str) -> Any:
+def seats_agent(what: str) -> Any:
     """An agent with two seats, of which something goes wrong."""
 
     async def agent(client: Any, scene: Scene) -> Any:
@@ -148,10 +132,10 @@ def seated(what: str) -> Any:
 
 BOTH = "Fine.; Fine."
 SEATED = [
-    Fault(name=f"the agent of two seats {what}", moment="in seats", agent=seated(what),
+    Fault(name=f"the agent of two seats {what}", moment="in seats", agent=seats_agent(what),
         play=grouped(size=1, seats=SEATS, agent_timeout=0.1), trainer_sees=trainer,
-        agent_sees=told)
-    for what, trainer, told in (
+        agent_sees=calls)
+    for what, trainer, calls in (
         ("dies before its first call", BOOM, ""),
         ("dies between the seats", BOOM, "Fine."),
         ("hangs", "AgentTimeoutError: …", BOTH),
@@ -175,10 +159,10 @@ async def one_seat_alone(scene: Scene) -> object:
 
 
 SEATED += [
-    Fault(name="the policy dies at one seat", moment="in seats", agent=seated(""),
+    Fault(name="the policy dies at one seat", moment="in seats", agent=seats_agent(""),
         policy=partial(Raising, RuntimeError), play=grouped(size=1, seats=SEATS),
         trainer_sees="RuntimeError: no engine", agent_sees="Fine.; CancelledError"),
-    Fault(name="one seat is played alone, and given up", moment="in seats", agent=seated(""),
+    Fault(name="one seat is played alone, and given up", moment="in seats", agent=seats_agent(""),
         play=one_seat_alone, trainer_sees="EnvClosedError: …"),
 ]  # fmt: skip
 
@@ -186,13 +170,10 @@ SEATED += [
 
 
 class Judge(MessageCompleter):
-    """A frozen model that goes wrong."""
-
     def __init__(self, what: Any) -> None:
         self._what = what
 
     async def __call__(self, messages: Any) -> Any:
-        """Hangs, raises, or returns what it was given."""
         if self._what == "hang":
             await asyncio.Event().wait()
         if isinstance(self._what, BaseException):
@@ -217,10 +198,7 @@ async def asks_a_judge_with_patience(client: Any, scene: Scene) -> float:
 
 
 class Broken(TokenCompleter):
-    """A frozen sampler whose tokens are none."""
-
     async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
-        """What is no action."""
         return TokensWithLogprobs(None, None)  # type: ignore[arg-type]
 
 
@@ -236,8 +214,8 @@ async def closed_after_one(scene: Scene) -> object:
 FROZEN = [
     Fault(name=f"the frozen model {what}", moment="in a call", agent=agent,
         options={"models": {"judge": model}}, trainer_sees="completed 1 in 2",
-        agent_sees=f"Fine.; {told}; Fine.")
-    for what, model, agent, told in (
+        agent_sees=f"Fine.; {ending}; Fine.")
+    for what, model, agent, ending in (
         ("raises", Judge(ValueError("boom")), asks_a_judge, "ValueError"),
         ("is cancelled", Judge(asyncio.CancelledError()), asks_a_judge, "RuntimeError"),
         ("hangs", Judge("hang"), asks_a_judge_with_patience, "CancelledError"),
@@ -253,11 +231,7 @@ FROZEN = [
 ]  # fmt: skip
 
 
-# -- commands --------------------------------------------------------------------------------------
-
-
 def command(code: str) -> Any:
-    """An agent that is a command of Python."""
     return ProcessAgent([sys.executable, "-S", "-c", code])
 
 

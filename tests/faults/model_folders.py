@@ -55,7 +55,6 @@ class Row:
     says: str  # the message, or LOADED; … stands for anything, FOLDER for the folder
 
     def __str__(self) -> str:
-        """Its name."""
         return f"{self.what}, {self.way.__name__.replace('_', ' ')}"
 
 
@@ -100,28 +99,25 @@ def in_a_worker(name: str) -> object:
 
 def to_a_command(*words: str) -> str:
     """What a command of evert's says at last."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+    output = io.StringIO()
+    with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
         status = main(list(words))
-    last = next((line for line in said.getvalue().split("\n") if line.startswith("error:")), "")
+    last = next((line for line in output.getvalue().split("\n") if line.startswith("error:")), "")
     if status:
-        raise RuntimeError(last.removeprefix("error: ") or said.getvalue())
-    return said.getvalue()
+        raise RuntimeError(last.removeprefix("error: ") or output.getvalue())
+    return output.getvalue()
 
 
 def to_evert_plan(name: str) -> object:
-    """``evert engine plan``."""
     return to_a_command("engine", "plan", f"model={name}", "device=cpu")
 
 
 def evaluating(name: str, *more: str) -> object:
-    """An evaluation of one episode."""
     words = ("env=identity", "seeds=1", "max_tasks=1", f"out={name}-evaluation", "device=cpu")
     return to_a_command("evaluate", *words, f"renderer_name={BASE_RENDERER}", *more)
 
 
 def to_evert_evaluate(name: str) -> object:
-    """``evert evaluate``."""
     return evaluating(name, f"models={name}")
 
 
@@ -144,7 +140,6 @@ def by_the_record_of_a_run(name: str) -> object:
 
 
 def to_evert_train(name: str) -> object:
-    """``evert train``."""
     words = ("env=identity", "steps=1", "engine=embedded", "device=cpu", f"log_path={name}-run")
     return to_a_command("train", *words, f"model_name={name}", f"renderer_name={BASE_RENDERER}")
 
@@ -153,12 +148,11 @@ def to_evert_train(name: str) -> object:
 
 
 def code(folder: Path, file: str = "evil.py") -> None:
-    """Code beside the model."""
     (folder / file).parent.mkdir(exist_ok=True)
     (folder / file).write_text(CODE.format(folder=str(folder)))
 
 
-def changed(file: str, **fields: object) -> Change:
+def edit(file: str, **fields: object) -> Change:
     """Fields of a JSON file, and the code that they may name."""
 
     def change(folder: Path) -> None:
@@ -170,19 +164,15 @@ def changed(file: str, **fields: object) -> Change:
     return change
 
 
-def written(file: str, text: str) -> Change:
-    """Another text in a file's place."""
+def write(file: str, text: str) -> Change:
     return lambda folder: (folder / file).write_text(text)
 
 
 def without(file: str) -> Change:
-    """A file that is missing."""
     return lambda folder: (folder / file).unlink()
 
 
 def replaced(file: str, make: Change) -> Change:
-    """Something else in a file's place."""
-
     def change(folder: Path) -> None:
         (folder / file).unlink(missing_ok=True)
         make(folder / file)
@@ -207,7 +197,6 @@ class Pickled:
 
 
 def pickled(folder: Path) -> None:
-    """Weights that are a pickle with code."""
     (folder / "model.safetensors").unlink()
     torch.save({"weight": Pickled(folder)}, folder / "pytorch_model.bin")
 
@@ -218,12 +207,12 @@ def bare_pickle(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Pickled(folder), protocol=2))
 
 
-OWN_TOKENIZER = changed(
+OWN_TOKENIZER = edit(
     "tokenizer_config.json",
     auto_map={"AutoTokenizer": ["evil.EvilTokenizer", "evil.EvilTokenizer"]},
     tokenizer_class="EvilTokenizer",
 )
-OWN_CONFIG = changed(
+OWN_CONFIG = edit(
     "config.json",
     auto_map={"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilModel"},
     model_type="evil",
@@ -263,45 +252,45 @@ ROWS = [
             to_sample_from, to_evert_plan, to_evert_evaluate, to_evert_train, by_the_record_of_a_run
         )
     ),
-    Row("a tokenizer in the old form", changed("tokenizer_config.json",
+    Row("a tokenizer in the old form", edit("tokenizer_config.json",
         auto_map=["evil.EvilTokenizer", None], tokenizer_class="EvilTokenizer"),
         as_a_renderers_model,
         NEEDS % "tokenizer_config.json names ['evil.EvilTokenizer', None]"),
-    Row("a tokenizer of the Hub's", changed("tokenizer_config.json",
+    Row("a tokenizer of the Hub's", edit("tokenizer_config.json",
         auto_map={"AutoTokenizer": ["them/theirs--evil.Theirs", None]},
         tokenizer_class="EvilTokenizer"),
         as_a_renderers_model,
         NEEDS % "tokenizer_config.json names {'AutoTokenizer': ['them/theirs--evil.Theirs'…"),
-    Row("images read by its own code", changed("preprocessor_config.json",
+    Row("images read by its own code", edit("preprocessor_config.json",
         auto_map={"AutoImageProcessor": "evil.EvilImages"}, image_processor_type="EvilImages"),
         to_show_images_to, "has a chunk that is not text, and FOLDER is a model of type qwen3.…"),
     Row("images read by its own code, and a model that is shown some",
-        lambda folder: (changed("config.json", model_type="qwen3_vl")(folder),
-        changed("preprocessor_config.json", auto_map={"AutoImageProcessor": "evil.EvilImages"},
+        lambda folder: (edit("config.json", model_type="qwen3_vl")(folder),
+        edit("preprocessor_config.json", auto_map={"AutoImageProcessor": "evil.EvilImages"},
         image_processor_type="EvilImages")(folder)), to_show_images_to,
         NEEDS % "preprocessor_config.json names {'AutoImageProcessor': 'evil.EvilImages'}"),
     # code that nobody needs
-    Row("code for a tokenizer that transformers has", changed("tokenizer_config.json",
+    Row("code for a tokenizer that transformers has", edit("tokenizer_config.json",
         auto_map={"AutoTokenizer": ["evil.EvilTokenizer", "evil.EvilTokenizer"]},
         tokenizer_class="Qwen2Tokenizer"), to_the_cookbook, LOADED),
-    Row("code for a model that transformers has", changed("config.json",
+    Row("code for a model that transformers has", edit("config.json",
         auto_map={"AutoModelForCausalLM": "evil.EvilModel", "AutoConfig": "evil.EvilConfig"}),
         to_sample_from, LOADED),
     Row("its own way to generate", lambda folder: code(folder, "custom_generate/generate.py"),
         to_sample_from, LOADED),
-    Row("a tokenizer's class that is a path", changed("tokenizer_config.json",
+    Row("a tokenizer's class that is a path", edit("tokenizer_config.json",
         tokenizer_class="../evil.EvilTokenizer"), as_a_renderers_model, LOADED),
-    Row("a chat template that calls the system", written("chat_template.jinja", TEMPLATE),
+    Row("a chat template that calls the system", write("chat_template.jinja", TEMPLATE),
         to_evert_evaluate, LOADED),
     Row("weights that are a pickle with code", pickled, to_sample_from, PICKLE),
     Row("weights that are a bare pickle", bare_pickle, to_sample_from, PICKLE),
     # other folders
-    Row("an adapter of another folder's model", changed("adapter_config.json",
+    Row("an adapter of another folder's model", edit("adapter_config.json",
         base_model_name_or_path="/elsewhere", peft_type="LORA"), to_sample_from,
         "Model 'FOLDER' points to the folder FOLDER, which has a LoRA adapter "
         "(adapter_config.json); expected a whole model. Merge the adapter into its base …"),
     Row("weights that its index has elsewhere", replaced("model.safetensors",
-        lambda path: changed("model.safetensors.index.json", metadata={},
+        lambda path: edit("model.safetensors.index.json", metadata={},
         weight_map={"a": "../../w"})(path.parent)), to_sample_from,
         "Model 'FOLDER': model.safetensors.index.json names ../../w, not in FOLDER; expected each "
         "file of weights in the folder. Get the whole folder again."),
@@ -319,21 +308,21 @@ ROWS = [
     Row("a configuration of 3 GB", replaced("config.json", sparse), to_evert_plan,
         "Model 'FOLDER': 'config.json' in FOLDER has 3,221,225,472 bytes; expected a file, …"),
     # what is damaged
-    Row("a configuration that is no JSON", written("config.json", "{"), to_evert_plan,
+    Row("a configuration that is no JSON", write("config.json", "{"), to_evert_plan,
         f"{SAYS}OSError: It looks like the config file at 'FOLDER/config.json' is not a valid JSON "
         "file."),
-    Row("a configuration without an end", written("config.json", "[" * 100_000), to_evert_plan,
+    Row("a configuration without an end", write("config.json", "[" * 100_000), to_evert_plan,
         f"{SAYS}RecursionError: …"),
     Row("a configuration that writes on the terminal",
-        changed("config.json", model_type="\x1b[2J\x07evil"), to_evert_plan,
+        edit("config.json", model_type="\x1b[2J\x07evil"), to_evert_plan,
         f"{SAYS}ValueError: The checkpoint you are trying to load has model type `[2Jevil` but …"),
-    Row("sizes below zero", changed("config.json", hidden_size=-8), to_evert_plan,
+    Row("sizes below zero", edit("config.json", hidden_size=-8), to_evert_plan,
         f"{SAYS}RuntimeError: Trying to create tensor with negative dimension -8: [512, -8]"),
-    Row("a tokenizer that is cut off", written("tokenizer.json", "{"), as_a_renderers_model,
+    Row("a tokenizer that is cut off", write("tokenizer.json", "{"), as_a_renderers_model,
         f"{SAYS}JSONDecodeError: …"),
     Row("weights that are cut off", lambda folder: os.truncate(folder / "model.safetensors", 5000),
         to_sample_from, f"{SAYS}SafetensorError: …"),
-    Row("weights of another size", changed("config.json", hidden_size=256), to_sample_from,
+    Row("weights of another size", edit("config.json", hidden_size=256), to_sample_from,
         "Model 'FOLDER' has weights of another shape: model.embed_tokens.weight ([512, 128] in the "
         "file, [512, 256] in the model), …"),
     Row("no weights", without("model.safetensors"), to_sample_from,

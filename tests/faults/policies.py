@@ -7,14 +7,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from tests.faults.scene import Fault, Raising, Sampler, Scene, asking, tokens
+from tests.faults.scene import Fault, Raising, Sampler, Scene, agents, asking, tokens
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 
 class Playing(Sampler):
-    """A policy whose first action is given, or made."""
-
     def __init__(self, action: Any, stop_reason: Any = "stop") -> None:
         super().__init__(lambda prompt: "Fine.")
         self._action = action
@@ -22,7 +20,6 @@ class Playing(Sampler):
         self._calls = 0
 
     async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
-        """The action, then "Fine."."""
         self._calls += 1
         if self._calls > 1:
             return await super().__call__(*args, **options)
@@ -32,7 +29,6 @@ class Playing(Sampler):
 
 
 def playing(action: Any, stop_reason: Any = "stop") -> Callable[[], TokenCompleter]:
-    """Makes such a policy."""
     return lambda: Playing(action, stop_reason)
 
 
@@ -44,12 +40,6 @@ async def two_turns(client: Any, scene: Scene) -> float:
         choice = completion.choices[0]
         scene.saw.append(f"{choice.message.content!r} {choice.finish_reason}")
         messages += [choice.message, {"role": "user", "content": "and?"}]
-    return 1.0
-
-
-def two_turns_in_a_thread(client: Any, scene: Scene) -> float:
-    for _ in range(2):
-        scene.ask_blocking(client)
     return 1.0
 
 
@@ -133,11 +123,11 @@ CUT = [
 RAISED = [
     Fault(name=f"the policy raises {error.__name__}{place}", moment="between calls", agent=agent,
         policy=partial(Raising, error), trainer_sees=f"{error.__name__}: no engine",
-        agent_sees=f"{first}; {told}")
+        agent_sees=f"{first}; {ending}")
     for error in (RuntimeError, asyncio.CancelledError, KeyboardInterrupt, SystemExit)
-    for agent, first, told, place in (
+    for agent, first, ending, place in (
         (two_turns, "'Fine.' stop", "CancelledError", ""),
-        (two_turns_in_a_thread, "Fine.", "EnvClosedError", " before a thread"),
+        (agents(2)[1], "Fine.", "EnvClosedError", " before a thread"),
     )
 ]  # fmt: skip
 

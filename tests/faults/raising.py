@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import openai
-from tests.faults.scene import Agent, Fault, Scene, stepped_and_closed
+from tests.faults.scene import PLACES, Agent, Fault, Scene, agents, stepped_and_closed, throw
 
 from evert import AgentAborted, EnvClosedError, EpisodeEndedError
 
@@ -17,8 +17,6 @@ class Odd(BaseException):
 
 
 class Mute(Exception):
-    """Cannot be written down."""
-
     def __str__(self) -> str:
         raise ValueError("no words")
 
@@ -31,8 +29,6 @@ class MuteForGood(Exception):
 
 
 class Sealed(Exception):
-    """Does not pickle."""
-
     def __init__(self) -> None:
         super().__init__("sealed")
         self.lock = threading.Lock()
@@ -46,23 +42,18 @@ class Particular(Exception):
 
 
 class Coded(Exception):
-    """Has a ``code`` that cannot be read."""
-
     @property
     def code(self) -> str:
         raise ValueError("no code")
 
 
 def looped() -> Exception:
-    """An exception that is its own cause's cause."""
     first, second = ValueError("one"), KeyError("two")
     first.__cause__, second.__cause__ = second, first
     return first
 
 
 def deep() -> Exception:
-    """The RecursionError that Python raises."""
-
     def down() -> None:
         down()
 
@@ -74,7 +65,6 @@ def deep() -> Exception:
 
 
 def refused() -> Exception:
-    """A 400 of another service's."""
     response: Any = type("Response", (), {"request": None, "status_code": 400, "headers": {}})()
     return openai.BadRequestError("not here", response=response, body=None)
 
@@ -108,26 +98,8 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
 """What an agent may raise, and how the trainer's error names it."""
 
 
-def raising(make: Callable[[], BaseException], calls: int) -> Agent:
-    """An async agent that raises after some calls."""
-
-    async def agent(client: Any, scene: Scene) -> float:
-        for _ in range(calls):
-            await scene.ask(client)
-        raise make()
-
-    return agent
-
-
-def raising_in_a_thread(make: Callable[[], BaseException], calls: int) -> Agent:
-    """A plain function that raises after some calls."""
-
-    def agent(client: Any, scene: Scene) -> float:
-        for _ in range(calls):
-            scene.ask_blocking(client)
-        raise make()
-
-    return agent
+def raising(make: Callable[[], BaseException], calls: int) -> list[tuple[Agent, str]]:
+    return [*zip(agents(calls, lambda: throw(make())), PLACES, strict=True)]
 
 
 def _says(text: str, calls: int) -> str:
@@ -138,27 +110,27 @@ def _says(text: str, calls: int) -> str:
 MOMENTS = {0: "before the first call", 1: "between calls"}
 
 RAISED = [
-    Fault(name=f"the agent raises {what}{place}", moment=moment, agent=kind(make, calls),
+    Fault(name=f"the agent raises {what}{place}", moment=moment, agent=agent,
         trainer_sees=_says(text, calls), agent_sees="; ".join(["Fine."] * calls))
     for what, (make, text) in ERRORS.items()
     for calls, moment in MOMENTS.items()
-    for kind, place in ((raising, ""), (raising_in_a_thread, " in a thread"))
+    for agent, place in raising(make, calls)
 ]  # fmt: skip
 
 SCORED = [
     Fault(name=f"the agent raises {what}, which is scored", moment="between calls",
-        agent=raising(make, 1), trainer_sees="agent_error -1 in 1", agent_sees="Fine.",
+        agent=raising(make, 1)[0][0], trainer_sees="agent_error -1 in 1", agent_sees="Fine.",
         options={"on_agent_error": -1.0})
     for what, (make, _) in ERRORS.items()
 ]  # fmt: skip
 
 INTERRUPTED = [
     Fault(name=f"the agent raises KeyboardInterrupt{place}", moment=moment,
-        agent=kind(lambda: KeyboardInterrupt("stop"), calls),
-        trainer_sees="KeyboardInterrupt: stop", agent_sees="; ".join(["Fine."] * calls),
+        agent=agent, trainer_sees="KeyboardInterrupt: stop",
+        agent_sees="; ".join(["Fine."] * calls),
         options={"on_agent_error": -1.0})  # Ctrl-C is nobody's score
     for calls, moment in MOMENTS.items()
-    for kind, place in ((raising, ""), (raising_in_a_thread, " in a thread"))
+    for agent, place in raising(lambda: KeyboardInterrupt("stop"), calls)
 ]  # fmt: skip
 
 
@@ -226,8 +198,8 @@ ELSEWHERE = [
         agent_sees="Fine.; Fine.; Fine."),
     *(
         Fault(name=name, moment="in close", agent=agent, play=stepped_and_closed,
-            trainer_sees="goes on; closed", agent_sees=f"Fine.; {told}")
-        for name, agent, told in (
+            trainer_sees="goes on; closed", agent_sees=f"Fine.; {ending}")
+        for name, agent, ending in (
             ("the agent raises instead of ending", raises_when_closed, "CancelledError"),
             ("the agent exits instead of ending", exits_when_closed, "CancelledError"),
             ("a thread exits", raises_when_closed_in_a_thread, "EnvClosedError"),

@@ -30,10 +30,10 @@ async def agent(client: AgentClient, task: str) -> float:
     messages: list[Any] = [{"role": "system", "content": "Add."}, {"role": "user", "content": task}]
     for number in range(2):
         completion = await client.chat.completions.create(messages=messages, tools=[ADD])
-        said = completion.choices[0].message
-        calls = said.tool_calls or []
-        results = [{"role": "tool", "tool_call_id": one.id, "content": "2"} for one in calls]
-        messages += [said, *(results or [{"role": "user", "content": "And?"}])]
+        message = completion.choices[0].message
+        calls = message.tool_calls or []
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "2"} for call in calls]
+        messages += [message, *(results or [{"role": "user", "content": "And?"}])]
         client.metric("asked", number)
         client.log(number=number)
 
@@ -46,14 +46,13 @@ async def agent(client: AgentClient, task: str) -> float:
 
 
 def reply(prompt: str) -> str:
-    """What the policy says to a prompt."""
     return "Fine." if "tool_response" in prompt or "add" not in prompt else CALL
 
 
 def worth(record: RolloutRecord) -> float:
     """A reward that looks at all of a rollout."""
-    said = sum(len(record.messages(turn)) for turn in range(record.turns))
-    return float(said) + sum(record.metrics.values())
+    count = sum(len(record.messages(turn)) for turn in range(record.turns))
+    return float(count) + sum(record.metrics.values())
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,6 @@ class Damage:
         return self.name
 
     def done(self, line: bytes) -> bytes:
-        """The line, damaged."""
         row = json.loads(line)
         self.row(row)
         return self.line(json.dumps(row).encode())
@@ -86,7 +84,6 @@ def amiss(what: str) -> str:
 
 
 def place(path: str) -> str:
-    """A field's place as errors name it: ``steps[1].call.after`` of ``steps.1.call.after``."""
     return re.sub(r"\.(\d+)", r"[\1]", path)
 
 
@@ -109,8 +106,6 @@ def field(path: str, value: Any) -> Callable[[Row], object]:
 
 
 def gone(path: str) -> Callable[[Row], object]:
-    """Takes a field away."""
-
     def change(row: Row) -> None:
         at, last = _holder(row, path)
         del at[last]

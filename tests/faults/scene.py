@@ -56,7 +56,6 @@ class Sampler(ScriptedPolicy):
     """A scripted policy that takes some turns of the loop for each reply, as a sampler does."""
 
     async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
-        """The next reply."""
         for _ in range(3):
             await asyncio.sleep(0)
         return await super().__call__(*args, **options)
@@ -70,19 +69,16 @@ class Raising(Sampler):
         self._error = error
 
     async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
-        """A reply, then the exception."""
         if self.actions:
             raise self._error("no engine")
         return await super().__call__(*args, **options)
 
 
 def saying(*texts: str) -> Callable[[], TokenCompleter]:
-    """Makes a policy that says these, one a call."""
     return lambda: Sampler(texts)
 
 
 def fine() -> TokenCompleter:
-    """A policy that says "Fine." to everything."""
     return Sampler(lambda prompt: "Fine.")
 
 
@@ -96,28 +92,24 @@ class Scene:
     kept: list[Any] = field(default_factory=list)  # whatever should outlive the agent
 
     def env(self, **options: Any) -> ChatAgentEnv:
-        """The Env of the row's agent."""
         return ChatAgentEnv(self.fault.agent, self, **{**QUICK, **self.fault.options, **options})
 
     async def ask(self, client: Any, text: str = "Hi", **fields: Any) -> str:
-        """One model call; its reply or its error is noted."""
         with self.noted():
             completion = await client.chat.completions.create(**asking(text, **fields))
         return self._said(completion)
 
     def ask_blocking(self, client: Any, text: str = "Hi", **fields: Any) -> str:
-        """The same in a thread."""
         with self.noted():
             completion = client.chat.completions.create(**asking(text, **fields))
         return self._said(completion)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Note an error of a block."""
         try:
             yield
         except BaseException as error:
-            self.saw.append(named(error))
+            self.saw.append(name_of(error))
             raise
 
     def _said(self, completion: Any) -> str:
@@ -126,19 +118,43 @@ class Scene:
         return text
 
 
+def agents(calls: int, end: Callable[[], Any] = lambda: 1.0, pause: float = 0) -> list[Agent]:
+    """Two that make some calls, pause before the last, and end as ``end`` does: one is async, the
+    other a plain function."""
+
+    async def agent(client: Any, scene: Scene) -> Any:
+        for number in range(calls):
+            if pause and number == calls - 1:
+                await asyncio.sleep(pause)
+            await scene.ask(client)
+        return end()
+
+    def in_a_thread(client: Any, scene: Scene) -> Any:
+        for number in range(calls):
+            if pause and number == calls - 1:
+                time.sleep(pause)
+            scene.ask_blocking(client)
+        return end()
+
+    return [agent, in_a_thread]
+
+
+def throw(error: BaseException) -> Any:
+    raise error
+
+
+PLACES = ("", " in a thread")
 QUICK: Mapping[str, Any] = {"close_timeout": 0.2, "agent_timeout": 10.0}
 
 Play = Callable[[Scene], Awaitable[object]]
 
 
 def tokens(text: str, *, ended: bool = True) -> list[int]:
-    """A reply's tokens, with its end of turn."""
     renderer = prompt_renderer(None)
     return renderer.encode(text) + (renderer.end_tokens[:1] if ended else [])
 
 
 async def rollout(scene: Scene) -> Trajectory:
-    """How the Cookbook plays one Env; a row without another ``play`` is played so."""
     env = scene.env()
     try:
         return await do_single_rollout(scene.fault.policy(), env)
@@ -150,14 +166,13 @@ async def stepped_and_closed(scene: Scene) -> list[object]:
     """One step, then the rollout is given up; the Env is closed twice."""
     env = scene.env()
     await env.initial_observation()
-    taken = await env.step(tokens("Fine."))
+    result = await env.step(tokens("Fine."))
     await env.close()
     await env.close()
-    return [taken, "closed"]
+    return [result, "closed"]
 
 
 async def outcome(moment: Awaitable[object]) -> object:
-    """What an await gives or raises."""
     try:
         return await moment
     except BaseException as error:
@@ -187,7 +202,6 @@ def asking(text: str, **fields: Any) -> dict[str, Any]:
 
 
 def is_as(seen: str, expected: str) -> bool:
-    """Whether a line is as the table has it."""
     pattern = ".*".join(map(re.escape, expected.split("…")))
     return re.fullmatch(pattern, seen, re.DOTALL) is not None
 
@@ -195,14 +209,12 @@ def is_as(seen: str, expected: str) -> bool:
 # -- what was seen, as a line ----------------------------------------------------------------------
 
 
-def named(error: BaseException) -> str:
-    """An exception by its class, and by its code where it is a 400."""
+def name_of(error: BaseException) -> str:
     code = getattr(error, "code", None)
     return f"{type(error).__name__} {code}" if isinstance(code, str) else type(error).__name__
 
 
 def line(result: object) -> str:
-    """What a trainer got, in a line."""
     if isinstance(result, BaseExceptionGroup):
         return f"{type(result).__name__}: {', '.join(map(line, result.exceptions))}"
     if isinstance(result, BaseException):
@@ -211,7 +223,7 @@ def line(result: object) -> str:
         total = sum(transition.reward for transition in result.transitions)
         return f"{result.stop_reason} {total:g} in {len(result.transitions)}"
     if isinstance(result, TrajectoryGroup):
-        errors = [f"({one.error_type})" for one in result.rollout_errors]
+        errors = [f"({error.error_type})" for error in result.rollout_errors]
         return " | ".join([*map(line, result.trajectories_G), *errors])
     if isinstance(result, StepResult):
         return f"{_reason(result.metrics)} {result.reward:g}" if result.episode_done else "goes on"
@@ -223,11 +235,8 @@ def line(result: object) -> str:
 
 
 def _reason(metrics: Mapping[str, Any]) -> str:
-    found = [name for name in metrics if name.startswith(STOP_METRIC_PREFIX) and name != CUT]
-    return ",".join(name.removeprefix(STOP_METRIC_PREFIX) for name in found)
-
-
-# -- what is left ----------------------------------------------------------------------------------
+    reasons = [name for name in metrics if name.startswith(STOP_METRIC_PREFIX) and name != CUT]
+    return ",".join(name.removeprefix(STOP_METRIC_PREFIX) for name in reasons)
 
 
 @dataclass
@@ -250,7 +259,7 @@ class Inventory:
             tasks = set()
         return cls(
             tasks,
-            {one for one in threading.enumerate() if not one.name.startswith(POOLS)},
+            {thread for thread in threading.enumerate() if not thread.name.startswith(POOLS)},
             open_descriptors(),
             children(),
             set(Path(tempfile.gettempdir()).glob("evert-*")),
@@ -259,7 +268,7 @@ class Inventory:
 
     def since(self, before: "Inventory") -> str:
         """What came to stay, in a line."""
-        found: list[tuple[int, str]] = [
+        counts: list[tuple[int, str]] = [
             (len(self.tasks - before.tasks), "task"),
             (len(self.threads - before.threads), "thread"),
             (len(self.descriptors - before.descriptors), "descriptor"),
@@ -267,7 +276,7 @@ class Inventory:
             (len(self.folders - before.folders), "folder"),
         ]
         changed = [n for n, value in self.functions.items() if value != before.functions[n]]
-        counted = [f"{count} {what}{'s' * (count > 1)}" for count, what in found if count]
+        counted = [f"{count} {what}{'s' * (count > 1)}" for count, what in counts if count]
         return ", ".join([*counted, *changed]) or NOTHING
 
 
@@ -323,7 +332,6 @@ class Seen:
 
 
 def perform(fault: Fault) -> Seen:
-    """Play a row, in an event loop of its own."""
     takeover.install()
     gc.collect()
     before, scene, complaints = Inventory.now(), Scene(fault), list[str]()
@@ -331,9 +339,9 @@ def perform(fault: Fault) -> Seen:
         trainer, process = asyncio.run(_perform(scene, complaints))
     gc.collect()
     end = time.monotonic() + 2
-    while (left := Inventory.now().since(before)) != NOTHING and time.monotonic() < end:
+    while (remains := Inventory.now().since(before)) != NOTHING and time.monotonic() < end:
         time.sleep(0.01)
-    return Seen(trainer, "; ".join(scene.saw), process, left, complaints)
+    return Seen(trainer, "; ".join(scene.saw), process, remains, complaints)
 
 
 async def _perform(scene: Scene, complaints: list[str]) -> tuple[str, str]:

@@ -38,7 +38,6 @@ class Blocked(BaseException):
 
 @asynccontextmanager
 async def watched() -> AsyncIterator[Stall]:
-    """Watch the running event loop until the block ends."""
     stall = Stall()
     ticker = asyncio.create_task(_tick(stall))
     try:

@@ -18,7 +18,6 @@ LETTERS = "a" * 2_000_000
 
 
 async def begun_and_closed(scene: Scene) -> list[object]:
-    """The rollout is given up while its first prompt is made."""
     env = scene.env()
     first = asyncio.create_task(env.initial_observation())
     await asyncio.sleep(0.05)
@@ -64,8 +63,6 @@ def retrying_in_a_thread(error: type[BaseException], **fields: Any) -> Agent:
 
 
 def persistent(*, sdk: bool = False, **fields: Any) -> Agent:
-    """An agent that makes the same bad call again and again, until it is cancelled."""
-
     async def agent(client: Any, scene: Scene) -> float:
         while True:
             with contextlib.suppress(Exception):
@@ -84,8 +81,8 @@ async def retries_in_new_tasks(client: Any, scene: Scene) -> float:
 
 async def _refused(client: Any, scene: Scene, **fields: Any) -> None:
     calls = [client.chat.completions.create(**asking("Hi", **fields)) for _ in range(MANY)]
-    told = await asyncio.gather(*calls, return_exceptions=True)
-    scene.saw.append(f"{sum(isinstance(one, BaseException) for one in told)} refused")
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    scene.saw.append(f"{sum(isinstance(result, BaseException) for result in results)} refused")
 
 
 async def asks_for_many_when_closed(client: Any, scene: Scene) -> float:
@@ -111,8 +108,8 @@ TWO_TURNS = {"limits": RolloutLimits(max_turns=2), "close_timeout": 0.1}
 RETRIES = [
     *(
         Fault(name=f"the agent makes its call for ever, {how}", moment="after the end",
-            agent=agent, trainer_sees="max_turns 0 in 2", process_sees=left, options=TWO_TURNS)
-        for how, agent, left in (
+            agent=agent, trainer_sees="max_turns 0 in 2", process_sees=remains, options=TWO_TURNS)
+        for how, agent, remains in (
             ("whatever it gets", retries, "nothing"),
             ("each in a task of its own", retries_in_new_tasks, "1 task"),
             ("in a thread", retrying_in_a_thread(BaseException), "1 thread"),
@@ -121,8 +118,8 @@ RETRIES = [
     *(
         Fault(name=f"the agent makes a bad call for ever, {how}", moment="before the first call",
             agent=agent, trainer_sees=f"{NEVER}Its latest requests were refused: {why}…",
-            process_sees=left, options={**SHORT, "models": {"judge": lambda messages: "Yes."}})
-        for how, agent, why, left in (
+            process_sees=remains, options={**SHORT, "models": {"judge": lambda messages: "Yes."}})
+        for how, agent, why, remains in (
             ("with n=2", persistent(n=2), NO_TWO, "nothing"),
             ("with an SDK", persistent(sdk=True, model="policy", n=2), NO_TWO, "nothing"),
             ("in a thread", retrying_in_a_thread(Exception, n=2), NO_TWO, "1 thread"),
@@ -137,12 +134,7 @@ RETRIES = [
 ]  # fmt: skip
 
 
-# -- what is long ----------------------------------------------------------------------------------
-
-
 def sending(text: str) -> Agent:
-    """An agent that sends this, and less when it is too long."""
-
     async def agent(client: Any, scene: Scene) -> float:
         with contextlib.suppress(Exception):
             await scene.ask(client, text)
@@ -205,8 +197,6 @@ async def with_a_turn(scene: Scene) -> object:
 
 
 class Unequal(str):
-    """Cannot be compared."""
-
     __slots__ = ()
     __hash__ = str.__hash__
 
@@ -215,8 +205,6 @@ class Unequal(str):
 
 
 class Short(str):
-    """Says that it is short."""
-
     __slots__ = ()
 
     def __len__(self) -> int:
@@ -224,8 +212,6 @@ class Short(str):
 
 
 class Endless(str):
-    """Has no length."""
-
     __slots__ = ()
 
     def __len__(self) -> int:
@@ -236,9 +222,9 @@ def saying_twice(text: str) -> Agent:
     """An agent whose two calls hold a string of its own kind."""
 
     async def agent(client: Any, scene: Scene) -> float:
-        asked = asking(text)["messages"]
+        messages = asking(text)["messages"]
         await scene.ask(client, text)
-        more = [*asked, {"role": "assistant", "content": "Fine."}, *asked]
+        more = [*messages, {"role": "assistant", "content": "Fine."}, *messages]
         await scene.ask(client, "", messages=more)
         return 1.0
 
@@ -249,19 +235,17 @@ def offering(kind: Callable[[str], str]) -> Agent:
     """An agent whose two calls offer a tool, named and described by strings of its own kind."""
 
     async def agent(client: Any, scene: Scene) -> float:
-        asked = asking("Hi")["messages"]
-        for more in ([], [{"role": "assistant", "content": "Fine."}, *asked]):
+        messages = asking("Hi")["messages"]
+        for more in ([], [{"role": "assistant", "content": "Fine."}, *messages]):
             function = {"name": kind("add"), "description": kind("Adds.")}
             tools = [{"type": "function", "function": function}]
-            await scene.ask(client, "", messages=[*asked, *more], tools=tools)
+            await scene.ask(client, "", messages=[*messages, *more], tools=tools)
         return 1.0
 
     return agent
 
 
 def noting(text: str) -> Agent:
-    """An agent that notes this for people."""
-
     async def agent(client: Any, scene: Scene) -> float:
         await scene.ask(client)
         client.log(**{text: text})
@@ -271,7 +255,7 @@ def noting(text: str) -> Agent:
     return agent
 
 
-async def written(scene: Scene) -> object:
+async def write_notes(scene: Scene) -> object:
     """The rollout, whose notes a trainer's files can hold."""
     trajectory = await rollout(scene)
     notes = {**trajectory.transitions[-1].logs, **trajectory.transitions[-1].metrics}
@@ -280,8 +264,6 @@ async def written(scene: Scene) -> object:
 
 
 class Unsearchable(str):
-    """Cannot be looked into."""
-
     __slots__ = ()
 
     def __contains__(self, other: object) -> bool:
@@ -289,8 +271,6 @@ class Unsearchable(str):
 
 
 class Uncounted(list[Any]):
-    """Cannot be gone through."""
-
     def __iter__(self) -> Any:
         raise ZeroDivisionError
 
@@ -308,7 +288,7 @@ LIES = [
         agent=offering(Unequal), trainer_sees="completed 1 in 2", agent_sees="Fine.; Fine."),
     *(
         Fault(name=f"the agent notes {what}", moment="between calls", agent=noting(text),
-            play=written, trainer_sees="completed 1 in 1", agent_sees="Fine.")
+            play=write_notes, trainer_sees="completed 1 in 1", agent_sees="Fine.")
         for what, text in (
             ("a string that cannot be looked into", Unsearchable("Hi")),
             ("half of a surrogate pair", "\ud800"),

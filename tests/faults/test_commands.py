@@ -14,6 +14,7 @@ from tests import kit
 from tests.faults import stalls
 from tests.faults.commands import TABLE, Leaving
 from tests.faults.scene import NOTHING, Inventory, is_as, settled
+from tests.kit import Patch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds every descendant")
 
@@ -22,7 +23,7 @@ PATIENCE = 120
 
 
 @pytest.fixture(autouse=True)
-def _folders_are_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _folders_are_our_own(tmp_path: Path, monkeypatch: Patch) -> None:
     """Other tests run at the same time, and their folders would count."""
     (tmp_path / "episodes").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "episodes"))
@@ -50,8 +51,8 @@ def mine(tmp_path: Path) -> Iterator[Path]:
 def state(folder: Path) -> dict[str, tuple[int, str]]:
     everything = [folder, *folder.rglob("*")]
     return {
-        str(one): (one.lstat().st_mode, one.read_text() if one.is_file() else "")
-        for one in everything
+        str(path): (path.lstat().st_mode, path.read_text() if path.is_file() else "")
+        for path in everything
     }
 
 
@@ -69,13 +70,13 @@ def test_a_command_cannot_harm_its_trainer(row: Leaving, mine: Path) -> None:
         kit.needs_sandbox()
     mark = f"evert-test-{uuid.uuid4()}"
     with stalls.no_longer_than(PATIENCE):
-        seen, stood_still, left = asyncio.run(play(row, mine, mark))
+        seen, stood_still, remains = asyncio.run(play(row, mine, mark))
     survivors = marked(mark)
-    for one in survivors:
-        one.kill()
+    for process in survivors:
+        process.kill()
 
     assert is_as(seen, row.sees), f"\n  saw      {seen:.2000}\n  expected {row.sees}"
     assert stood_still < stalls.LONGEST
-    assert left == NOTHING
+    assert remains == NOTHING
     assert not survivors
     assert not os.listdir(tempfile.gettempdir())

@@ -9,6 +9,7 @@ import pytest
 from tests.faults import commands, records, workers
 from tests.faults.scene import NOTHING, Fault, is_as, perform
 from tests.faults.table import TABLE
+from tests.kit import Patch
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -22,7 +23,7 @@ def _nothing_but_the_faults_is_collected() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _folders_are_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _folders_are_our_own(tmp_path: Path, monkeypatch: Patch) -> None:
     """Other tests run at the same time, and their folders would count."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 

@@ -18,6 +18,7 @@ from tests.faults.model_folders import (
     to_evert_evaluate,
 )
 from tests.faults.scene import is_as
+from tests.kit import Logs, Patch
 from tinker_cookbook import tokenizer_utils
 
 from evert.bridge.tokens import pretrained
@@ -25,8 +26,7 @@ from evert.bridge.tokens.bases import base_path
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the shipped base, in a folder of its own, which is the current one."""
+def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(tokenizer_utils, "_CUSTOM_TOKENIZER_REGISTRY", {})
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path(shutil.copytree(base_path(), tmp_path / "model"))
 
 
-def seen(row: Row, folder: Path) -> str:
+def result_of(row: Row, folder: Path) -> str:
     row.change(folder)
     try:
         row.way(str(folder))
@@ -44,18 +44,14 @@ def seen(row: Row, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_a_folder_runs_no_code_and_is_loaded_or_refused_in_a_sentence(
-    row: Row, folder: Path
-) -> None:
-    saw = seen(row, folder)
+def test_a_folder_runs_no_code_and_is_loaded_or_refused(row: Row, folder: Path) -> None:
+    saw = result_of(row, folder)
 
     assert is_as(saw, row.says), f"\n  saw      {saw:.2000}\n  expected {row.says}"
     assert not [*folder.parent.rglob(RAN)]
 
 
-def test_code_that_is_trusted_is_run_and_said_and_recorded(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_code_that_is_trusted_is_run_and_said_and_recorded(folder: Path, caplog: Logs) -> None:
     OWN_TOKENIZER(folder)
     evaluating(str(folder), f"models={folder}", "trust_remote_code=True")
 
@@ -72,11 +68,11 @@ def test_code_that_is_trusted_is_run_and_said_and_recorded(
     assert not (folder / RAN).exists()
 
 
-def test_a_command_does_not_trust_because_the_shell_does(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_does_not_trust_because_the_shell_does(folder: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv(pretrained.TRUST, "1")
-    saw = seen(Row("a tokenizer of its own", OWN_TOKENIZER, to_evert_evaluate, TOKENIZER), folder)
+    saw = result_of(
+        Row("a tokenizer of its own", OWN_TOKENIZER, to_evert_evaluate, TOKENIZER), folder
+    )
 
     assert is_as(saw, TOKENIZER)
     assert not (folder / RAN).exists()

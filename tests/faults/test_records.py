@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tests.faults.records import CALL, TABLE, Damage, agent, reply, worth
 from tests.faults.scene import is_as, line
+from tests.kit import Shown
 
 from evert import ChatAgentEnv, Recorder, ScriptedPolicy, explain, read_records, replay
 from evert.bridge.env.parallel import do_parallel_rollout
@@ -41,7 +42,6 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
 
 @contextmanager
 def no_hang() -> Iterator[None]:
-    """Raise in a block that does not end."""
     signal.alarm(60)
     try:
         yield
@@ -53,16 +53,18 @@ async def replayed(path: Path) -> str:
     """What replays of a file's last record end with; "" with its rewards."""
     try:
         record = [*read_records(path)][-1]
-        again = await replay(record, agent, agent_timeout=0.3)
+        trajectory = await replay(record, agent, agent_timeout=0.3)
     except EvertError as error:
         return line(error)
-    same = [turn.reward for turn in again.transitions] == [s["reward"] for s in record.row["steps"]]
+    same = [turn.reward for turn in trajectory.transitions] == [
+        s["reward"] for s in record.row["steps"]
+    ]
     return "" if same else "other rewards"
 
 
 @pytest.mark.parametrize("damage", TABLE, ids=str)
 def test_every_reader_sees_what_the_table_says(
-    damage: Damage, lines: list[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    damage: Damage, lines: list[bytes], tmp_path: Path, capsys: Shown
 ) -> None:
     path, out = tmp_path / "rollouts.jsonl", tmp_path / "out.jsonl"
     path.write_bytes(b"\n".join([lines[0], damage.done(lines[1]), b""]))
@@ -70,11 +72,11 @@ def test_every_reader_sees_what_the_table_says(
 
     with no_hang():
         assert is_as(asyncio.run(replayed(path)), sees or damage.replays)
-        for main, named in (
+        for main, arguments in (
             (export.main, []),
             (rescore.main, ["reward=tests.faults.records:worth"]),
         ):
-            status = main([f"run={path}", f"out={out}", *named])
+            status = main([f"run={path}", f"out={out}", *arguments])
             printed = " ".join(capsys.readouterr().err.split())
             assert (status, out.exists()) == ((1, False) if sees else (0, True)), printed
             assert is_as(printed, f"…{damage.sees}" if sees else "…"), printed
@@ -100,14 +102,13 @@ def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield from places(inner, (*place, key))
 
 
-def damaged(data: st.DataObject, whole: bytes) -> bytes:
-    """A line with one damage."""
+def damaged(data: st.DataObject, line: bytes) -> bytes:
     kind = data.draw(st.sampled_from(["cut", "flip", "drop", *["put"] * 4]))
     if kind in ("cut", "flip"):
-        at = data.draw(st.integers(0, len(whole) - 1))
-        rest = b"" if kind == "cut" else bytes([data.draw(st.integers(0, 255))]) + whole[at + 1 :]
-        return whole[:at] + rest
-    row: Any = copy.deepcopy(json.loads(whole))
+        at = data.draw(st.integers(0, len(line) - 1))
+        tail = b"" if kind == "cut" else bytes([data.draw(st.integers(0, 255))]) + line[at + 1 :]
+        return line[:at] + tail
+    row: Any = copy.deepcopy(json.loads(line))
     *way, last = data.draw(st.sampled_from([*places(row)]))
     at = row
     for key in way:

@@ -14,6 +14,7 @@ import pytest
 from tests.faults import stalls
 from tests.faults.scene import is_as, line
 from tests.faults.workers import DEEDS, PROGRAMS, Deed, Program, agent_of
+from tests.kit import Patch, Shown
 from tests.trainers.workers.conftest import play, says_task
 
 from evert.trainers.workers import pool
@@ -25,30 +26,26 @@ Group = tuple[Callable[..., Any], object]
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of some groups."""
-
     lines: list[str]  # what the trainer got for each
     told: list[str]  # what it was told meanwhile
     stall: float  # the longest time that the executor's loop stood still, in seconds
     left: list[psutil.Process]
 
 
-def seen_of(
-    groups: Sequence[Group], mark: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
-) -> Seen:
+def seen_of(groups: Sequence[Group], mark: Path, monkeypatch: Patch, **options: Any) -> Seen:
     """Play groups in a pool of their own, and look at all that there is to see."""
     monkeypatch.syspath_prepend(str(mark))  # workers have the path as an argument
-    told, logger = BufferingHandler(10_000), logging.getLogger("evert.trainers.workers")
-    logger.addHandler(told)
+    handler, logger = BufferingHandler(10_000), logging.getLogger("evert.trainers.workers")
+    logger.addHandler(handler)
     try:
         with PoolRollouts(groups_per_worker=1, **options) as executor:
-            lines, stall = asyncio.run(_played(executor, groups))
+            lines, stall = asyncio.run(_play(executor, groups))
     finally:
-        logger.removeHandler(told)
-    return Seen(lines, [one.getMessage() for one in told.buffer], stall, _left(str(mark)))
+        logger.removeHandler(handler)
+    return Seen(lines, [one.getMessage() for one in handler.buffer], stall, _left(str(mark)))
 
 
-async def _played(executor: PoolRollouts, groups: Sequence[Group]) -> tuple[list[str], float]:
+async def _play(executor: PoolRollouts, groups: Sequence[Group]) -> tuple[list[str], float]:
     over = asyncio.Event()
 
     async def watch() -> float:
@@ -71,18 +68,18 @@ async def _outcome(executor: PoolRollouts, agent: Any, task: object) -> str:
 
 def _left(mark: str) -> list[psutil.Process]:
     """Processes with the mark, as soon as there are none, or after a while."""
-    found: list[psutil.Process] = []
+    processes: list[psutil.Process] = []
     for _ in range(100):
-        found = [
+        processes = [
             process
             for process in psutil.process_iter(["cmdline", "status"])
             if process.info["status"] != psutil.STATUS_ZOMBIE
             and any(mark in argument for argument in process.info["cmdline"] or ())
         ]
-        if not found:
+        if not processes:
             break
         time.sleep(0.02)
-    return found
+    return processes
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +94,11 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 @pytest.mark.parametrize("deed", DEEDS, ids=str)
 def test_what_an_agent_does_to_its_worker_is_told_and_played_again(deed: Deed, once: Seen) -> None:
     seen = once.lines[DEEDS.index(deed)]
-    told = [message for message in once.told if f"task '{deed.name}'" in message]
+    messages = [message for message in once.told if f"task '{deed.name}'" in message]
 
     assert is_as(seen, deed.trainer_sees), seen
-    assert not deed.told or any(is_as(message, deed.told) for message in told), told
-    assert bool(told) == bool(deed.told)
+    assert not deed.told or any(is_as(message, deed.told) for message in messages), messages
+    assert bool(messages) == bool(deed.told)
 
 
 def test_nothing_is_left_of_workers_that_were_hurt_and_the_loop_ran_on(once: Seen) -> None:
@@ -111,10 +108,7 @@ def test_nothing_is_left_of_workers_that_were_hurt_and_the_loop_ran_on(once: See
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
 def test_a_worker_that_does_wrong_each_time_is_told_from_a_slow_one(
-    program: Program,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    program: Program, tmp_path: Path, monkeypatch: Patch, capfd: Shown
 ) -> None:
     monkeypatch.setattr(pool, "BOOT", program.boot)
     monkeypatch.setattr(pool, "START_SECONDS", program.start_seconds)

@@ -3,14 +3,13 @@
 import asyncio
 import gc
 import threading
-import time
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from tests.faults.scene import Fault, Play, Sampler, Scene, fine, outcome, tokens
+from tests.faults.scene import Fault, Play, Sampler, Scene, agents, fine, outcome, tokens
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_runner import run_rollout
@@ -21,41 +20,18 @@ YES = tokens("Yes.")
 LONG = "word " * 60_000
 
 
-async def talks(client: Any, scene: Scene) -> float:
-    for _ in range(3):
-        await scene.ask(client)
-    return 1.0
-
-
-def talks_in_a_thread(client: Any, scene: Scene) -> float:
-    for _ in range(3):
-        scene.ask_blocking(client)
-    return 1.0
+talks, talks_in_a_thread = agents(3)
+ponders, ponders_in_a_thread = agents(2, pause=0.1)
 
 
 async def says_much(client: Any, scene: Scene) -> float:
     text = await scene.ask(client)
-    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": text}]
-    await client.chat.completions.create(messages=[*said, {"role": "user", "content": LONG}])
-    return 1.0
-
-
-async def ponders(client: Any, scene: Scene) -> float:
-    await scene.ask(client)
-    await asyncio.sleep(0.1)
-    await scene.ask(client)
-    return 1.0
-
-
-def ponders_in_a_thread(client: Any, scene: Scene) -> float:
-    scene.ask_blocking(client)
-    time.sleep(0.1)
-    scene.ask_blocking(client)
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": text}]
+    await client.chat.completions.create(messages=[*messages, {"role": "user", "content": LONG}])
     return 1.0
 
 
 async def thinks(client: Any, scene: Scene) -> float:
-    """Takes its time after each call."""
     for _ in range(3):
         await scene.ask(client)
         await asyncio.sleep(0.02)
@@ -80,8 +56,6 @@ def given(seen: object) -> object:
 
 
 def steps(*what: str) -> Play:
-    """A trainer that does these one after the other, whatever they give."""
-
     async def play(scene: Scene) -> list[object]:
         env = scene.env()
         does: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
@@ -90,12 +64,17 @@ def steps(*what: str) -> Play:
             "close": env.close,
             "inject": lambda: env.inject_messages([Message(role="user", content="Hurry!")]),
         }
-        seen = [await outcome(does[one]()) for one in what]
+        seen = [await outcome(does[order]()) for order in what]
         await env.close()
-        return ["closed" if one is None else given(one) for one in seen]
+        return ["closed" if result is None else given(result) for result in seen]
 
     return play
 
+
+KINDS: tuple[tuple[Any, str, str], ...] = (
+    (talks, "CancelledError", ""),
+    (talks_in_a_thread, "EnvClosedError", ", before a thread"),
+)
 
 NONE_OUT = "EnvStateError: No observation is outstanding…"
 OVER = "EnvClosedError: This ChatAgentEnv of … was closed…"
@@ -121,12 +100,9 @@ ORDERS: list[tuple[str, str, str]] = [
 OUT_OF_ORDER = [
     Fault(name=f"the trainer does {order}{place}", moment="in any order", agent=agent,
         play=steps(*order.split(", ")), trainer_sees=trainer,
-        agent_sees=told.replace("{refused}", refused))
-    for order, trainer, told in ORDERS
-    for agent, refused, place in (
-        (talks, "CancelledError", ""),
-        (talks_in_a_thread, "EnvClosedError", ", before a thread"),
-    )
+        agent_sees=calls.replace("{refused}", refused))
+    for order, trainer, calls in ORDERS
+    for agent, refused, place in KINDS
 ]  # fmt: skip
 
 
@@ -139,7 +115,7 @@ async def begins_twice_at_once(scene: Scene) -> list[object]:
     env = scene.env()
     seen = await asyncio.gather(*(outcome(env.initial_observation()) for _ in range(2)))
     await env.close()
-    return [given(one) for one in seen]
+    return [given(result) for result in seen]
 
 
 async def closes_five_times_at_once(scene: Scene) -> list[object]:
@@ -196,8 +172,6 @@ async def cancelled_and_stepped_again(scene: Scene) -> list[object]:
 
 
 def limited(**limits: float) -> Play:
-    """A rollout with limits and a sampler that hangs."""
-
     async def play(scene: Scene) -> object:
         env = scene.env()
         try:
@@ -209,13 +183,10 @@ def limited(**limits: float) -> Play:
 
 
 class Slow(Sampler):
-    """A sampler whose second reply never comes."""
-
     def __init__(self) -> None:
         super().__init__(lambda prompt: "Fine.")
 
     async def __call__(self, *args: Any, **options: Any) -> Any:
-        """One reply."""
         if self.actions:
             await asyncio.Event().wait()
         return await super().__call__(*args, **options)
@@ -266,11 +237,11 @@ async def closes_after_its_loop(scene: Scene) -> list[object]:
 @contextmanager
 def warned() -> Iterator[list[str]]:
     """What is warned of in a block, when it is over."""
-    told: list[str] = []
+    warnings_seen: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        yield told
-    told += [f"{one.category.__name__}: {one.message}" for one in caught]
+        yield warnings_seen
+    warnings_seen += [f"{warning.category.__name__}: {warning.message}" for warning in caught]
 
 
 def drops(where: Callable[[Callable[[], None]], Awaitable[None]]) -> Play:
@@ -279,10 +250,10 @@ def drops(where: Callable[[Callable[[], None]], Awaitable[None]]) -> Play:
     async def play(scene: Scene) -> str:
         envs = [scene.env()]
         await envs[0].initial_observation()
-        with warned() as told:
+        with warned() as messages:
             await where(envs.clear)
             await asyncio.sleep(0.02)
-        return "; ".join(told)
+        return "; ".join(messages)
 
     return play
 
@@ -299,19 +270,14 @@ async def in_a_thread(drop: Callable[[], None]) -> None:
 
 
 async def drops_an_unused_env(scene: Scene) -> str:
-    with warned() as told:
+    with warned() as messages:
         scene.env()
         gc.collect()
-    return f"{len(told)} warnings"
+    return f"{len(messages)} warnings"
 
 
 CLOSED = "EnvClosedError: …"
 DROPPED = "ResourceWarning: A ChatAgentEnv of … was dropped while its agent was running…"
-
-KINDS: tuple[tuple[Any, str, str], ...] = (
-    (talks, "CancelledError", ""),
-    (talks_in_a_thread, "EnvClosedError", ", before a thread"),
-)
 
 OTHERS: list[tuple[str, str, Any, Play, str, str]] = [
     ("clears the stop of an agent that has ended", "after return", talks, clears_every_stop,
@@ -320,12 +286,12 @@ OTHERS: list[tuple[str, str, Any, Play, str, str]] = [
     ("cancels a step and takes another", "while cancelled", thinks, cancelled_and_stepped_again,
         f"CancelledError: ; {NONE_OUT}", "Yes."),
     *(
-        (f"{name}{place}", "in step", agent, play, CLOSED, told)
+        (f"{name}{place}", "in step", agent, play, CLOSED, calls)
         for name, play in (
             ("closes five times at once", closes_five_times_at_once),
             ("closes on another loop", closes_on_another_loop),
         )
-        for agent, place, told in (
+        for agent, place, calls in (
             (ponders, "", "Yes."),
             (ponders_in_a_thread, ", before a thread", "Yes.; EnvClosedError"),
         )
@@ -343,8 +309,8 @@ FOR_BOTH: list[tuple[str, str, Play, str, str]] = [
         "given; EnvStateError: …called twice…", "{refused}"),
     *(
         (f"cancels a {what} after {turns} turns of the loop", "while cancelled",
-            cancelled(moment, turns), "…", told)
-        for what, moment, told in (("step", "step", "Yes.…"), ("beginning", "begin", "…"))
+            cancelled(moment, turns), "…", calls)
+        for what, moment, calls in (("step", "step", "Yes.…"), ("beginning", "begin", "…"))
         for turns in (1, 2, 3, 5)
     ),
     ("cancels a close", "in close", cancelled("close", 5), "…", "Yes.…"),
@@ -365,13 +331,13 @@ FAULTS = [
     *OUT_OF_ORDER,
     *(
         Fault(name=f"the trainer {name}", moment=moment, agent=agent, play=play,
-            trainer_sees=trainer, agent_sees=told)
-        for name, moment, agent, play, trainer, told in OTHERS
+            trainer_sees=trainer, agent_sees=calls)
+        for name, moment, agent, play, trainer, calls in OTHERS
     ),
     *(
         Fault(name=f"the trainer {name}{place}", moment=moment, agent=agent, play=play,
-            trainer_sees=trainer, agent_sees=told.replace("{refused}", refused))
-        for name, moment, play, trainer, told in FOR_BOTH
+            trainer_sees=trainer, agent_sees=calls.replace("{refused}", refused))
+        for name, moment, play, trainer, calls in FOR_BOTH
         for agent, refused, place in KINDS
     ),
 ]  # fmt: skip

@@ -116,7 +116,6 @@ class Program:
 
     @property
     def boot(self) -> str:
-        """The whole program."""
         return WELL + self.text
 
 

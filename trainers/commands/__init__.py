@@ -9,7 +9,7 @@ In reading order:
     play.py      ``evert play``: show one episode in the terminal, turn by turn
     serve.py     ``evert serve``: sample from weights over HTTP
     sweep.py     ``evert sweep``: search for the best settings
-    report.py    ``evert report``: write a page about runs
+    report.py    ``evert report``: save the page of runs
     view.py      ``evert view``: show runs and their episodes in a browser, live
     rescore.py   ``evert rescore``: compute new rewards for recorded rollouts
     export.py    ``evert export``: write recorded conversations for other programs

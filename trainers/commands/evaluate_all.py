@@ -28,6 +28,7 @@ from rich.table import Column, Table
 from evert.bridge.redaction import redacted
 from evert.envs.tasksets import GROUP
 from evert.trainers.config.evaluate import EvaluateSettings
+from evert.trainers.episodes.scores import mean_text, share_text
 from evert.trainers.rundir.folder import RunFolder, output_folder
 from evert.trainers.system.files import EVALUATION, SCORES, as_csv, read_csv, read_json, slug
 from evert.trainers.system.provenance import origin
@@ -189,10 +190,10 @@ def _failed_episodes(folder: Path) -> list[str]:
 
 
 def _as_table(rows: Sequence[Mapping[str, str]]) -> Table:
-    numbers = [Column(n, justify="right") for n in ("episodes", "success", "95 %", "reward")]
+    numbers = [Column(n, justify="right") for n in ("episodes", "success (95 %)", "reward")]
     table = Table(Column("tasks", overflow="fold"), Column("model", overflow="fold"), *numbers)
     for row in rows:
-        success, low, high = (float(row[name]) for name in ("success", "low", "high"))
-        cells = f"{success:.1%}", f"{low:.0%}-{high:.0%}", row["reward"] and f"{row['reward']:.6}"
-        table.add_row(row["tasks"], row["model"], row["episodes"], *cells)
+        success = share_text(*(float(row[name]) for name in ("success", "low", "high")))
+        reward = mean_text(float(row["reward"])) if row["reward"] else ""
+        table.add_row(row["tasks"], row["model"], row["episodes"], success, reward)
     return table

@@ -1,4 +1,4 @@
-"""``evert report RUN [RUN ...]``: write an HTML page about runs, with figures (``reporting/``)."""
+"""``evert report RUN [RUN ...]``: save the viewer's page of runs, and their figures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import chz
 
 from evert.trainers.config.arguments import read_paths_and_settings, settings_help
-from evert.trainers.config.fields import setting, size
+from evert.trainers.config.fields import setting
+from evert.trainers.config.prices import PriceSettings
 from evert.trainers.reporting.run import ReportError, Run, no_run, read_run
 from evert.trainers.system.command import run_command
 from evert.trainers.system.files import write_whole
@@ -15,8 +16,8 @@ PAGE = "index.html"
 USAGE = """\
 Usage: evert report RUN [RUN ...] [key=value ...]
 
-Makes one HTML page about one or several run folders of `evert train`, finished or not, and PNG
-files of its figures. The page is a single file that can be sent to others.
+Saves the page of `evert view` about one or several runs, finished or not, or evaluations, and PNG
+files of their figures. The page is a single file of at most 16 MB that can be sent to others.
 
   evert report runs/NAME
   evert report runs/* out=comparison sample_price=1.5
@@ -25,26 +26,17 @@ files of its figures. The page is a single file that can be sent to others.
 
 
 @chz.chz
-class ReportSettings:
+class ReportSettings(PriceSettings):
     """The settings of a report."""
 
     out: str = setting("", "folder to write; '': `report` in the first run's folder")
     title: str = setting("", "title of the page; '': the names of the runs")
     smooth: float = setting(0.6, "weight of the past in the bold lines, from 0 to below 1")
-    prefill_price: float | None = size(None, "dollars per million prompt tokens", 0)
-    sample_price: float | None = size(None, "dollars per million sampled tokens", 0)
-    train_price: float | None = size(None, "dollars per million tokens trained on", 0)
 
     @chz.validate
     def _check(self) -> None:
         if not 0 <= self.smooth < 1:
             raise ReportError(f"smooth must be at least 0 and below 1, got {self.smooth:g}.")
-
-    @property
-    def prices(self) -> dict[str, float]:
-        """The prices set, in dollars per million tokens, by name: prefill, sample, train."""
-        prices = {name: getattr(self, f"{name}_price") for name in ("prefill", "sample", "train")}
-        return {name: price for name, price in prices.items() if price is not None}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,13 +59,15 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], ReportSettings]:
 
 
 def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
-    """Write the page, and its figures beside it."""
+    """Write the page, and the runs' figures beside it."""
     runs = _read_runs(paths)
 
+    from evert.trainers.reporting.drawing import draw_figures
     from evert.trainers.reporting.figures.style import MOST_LINES
-    from evert.trainers.reporting.page import render
-    from evert.trainers.reporting.sections import Report, labels
-    from evert.trainers.reporting.tokens import count_tokens
+    from evert.trainers.viewing import asking
+    from evert.trainers.viewing.answers import Answers
+    from evert.trainers.viewing.index import indexed
+    from evert.trainers.viewing.saving import saved_page
 
     if len(runs) > MOST_LINES:
         raise ReportError(
@@ -81,8 +75,6 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
             "several reports."
         )
     out = Path(settings.out).expanduser() if settings.out else runs[0].path / "report"
-    tokens = [count_tokens(run) for run in runs]
-    report = Report(runs, labels(runs), tokens, settings.prices, settings.smooth, out)
     title = settings.title or " · ".join(dict.fromkeys(run.name for run in runs))
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -91,7 +83,12 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
             f"The report cannot be written to {out}: {error.strerror or error}. Name another "
             "folder with out=."
         ) from error
-    write_whole(out / PAGE, render(report, title))
+    with indexed([run.path for run in runs]) as index:
+        page = saved_page(Answers(index, settings.prices), title, settings.smooth)
+        numbers = {path: number for number, path in index.runs.items()}
+        stages = [asking.steps(index, numbers[run.path]) for run in runs]
+    draw_figures(list(zip(runs, stages, strict=True)), settings.smooth, out)
+    write_whole(out / PAGE, page)
     return out / PAGE
 
 

@@ -15,6 +15,7 @@ from evert.bridge.errors import EvertError
 from evert.bridge.records.row_files import near_path
 from evert.trainers.config.arguments import read_paths_and_settings, settings_help
 from evert.trainers.config.fields import port
+from evert.trainers.config.prices import PriceSettings
 from evert.trainers.system.command import run_async, run_command
 
 USAGE = """\
@@ -39,8 +40,8 @@ class ViewError(EvertError, OSError):
 
 
 @chz.chz
-class ViewSettings:
-    """The port of the page, which only this machine can open."""
+class ViewSettings(PriceSettings):
+    """The port of the page, which only this machine can open, and prices."""
 
     port: int = port("port of the page on 127.0.0.1; 0: a free one")
 
@@ -72,29 +73,29 @@ def _run(arguments: Sequence[str]) -> None:
             )
     with _database(paths) as database:
         try:
-            run_async(_serve(paths, database, settings.port))
+            run_async(_serve(paths, database, settings))
         except KeyboardInterrupt:
             print("\nStopped.")
 
 
-async def _serve(paths: Sequence[Path], database: Path, port: int) -> None:
+async def _serve(paths: Sequence[Path], database: Path, settings: ViewSettings) -> None:
     from aiohttp import web
 
     from evert.trainers.viewing.index import Index
     from evert.trainers.viewing.server import Viewer
 
-    viewer = Viewer(Index(paths, database))
+    viewer = Viewer(Index(paths, database), settings.prices)
     viewer.start()
     runner = web.AppRunner(viewer.app(), access_log=None)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", port)
+        site = web.TCPSite(runner, "127.0.0.1", settings.port)
         try:
             await site.start()
         except OSError as error:
             raise ViewError(
-                f"The page cannot be served at 127.0.0.1:{port}: {error}. Choose another port=, "
-                "or leave it out for a free one."
+                f"The page cannot be served at 127.0.0.1:{settings.port}: {error}. Choose "
+                "another port=, or leave it out for a free one."
             ) from error
         [address] = runner.addresses
         print(f"http://127.0.0.1:{address[1]}/?token={viewer.token}", flush=True)

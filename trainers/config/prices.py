@@ -1,11 +1,30 @@
-"""What a run will cost on the hosted Tinker service, by one dated table of its prices."""
+"""Prices: what a run will cost on the hosted Tinker service, and prices for runs that are shown."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import chz
+
+from evert.trainers.config.fields import size
+
 DATE, SOURCE = "2026-10-07", "https://tinker-docs.thinkingmachines.ai/tinker/models/"
 CACHED = 0.2
 """The share of ``prefill`` for tokens of a prompt that the service has just read."""
+
+
+@chz.chz
+class PriceSettings:
+    """Prices for the cost of runs."""
+
+    prefill_price: float | None = size(None, "dollars per million prompt tokens", 0)
+    sample_price: float | None = size(None, "dollars per million sampled tokens", 0)
+    train_price: float | None = size(None, "dollars per million tokens trained on", 0)
+
+    @property
+    def prices(self) -> dict[str, float]:
+        """The prices set, in dollars per million tokens, by name: prefill, sample, train."""
+        prices = {name: getattr(self, f"{name}_price") for name in ("prefill", "sample", "train")}
+        return {name: price for name, price in prices.items() if price is not None}
 
 
 class Price(NamedTuple):

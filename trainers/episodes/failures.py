@@ -5,7 +5,7 @@
     failure_in     from a trajectory: an error that was scored, no call, too small a context
     Failures       the failures of some episodes: counts by kind, and the most frequent one
 
-Training, evaluation and the report all use these to count and describe failures.
+Training and evaluation use these to count and describe failures.
 """
 
 import re

@@ -1,20 +1,27 @@
-"""Scores of episodes: success with its interval, by model, split and category; and their tables."""
+"""Scores of episodes: means, shares and pass@k, with intervals, as texts, files and tables.
 
+By model, split and category, for every table, figure and page. An interval is of 95 % and covers
+all tasks of the kind; the played tasks are a sample. ``benchmarks/intervals.py`` measures them.
+"""
+
+import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from contextlib import suppress
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
-from math import fsum
+from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Column, Table
 
 from evert.envs.games import Game, metrics_of
-from evert.trainers.episodes.intervals import half_of, interval
-from evert.trainers.episodes.pass_at import PassAt, pass_at
-from evert.trainers.episodes.playing import EpisodeResult
 from evert.trainers.system import files
+
+if TYPE_CHECKING:  # it imports torch, which a viewer does without
+    from evert.trainers.episodes.playing import EpisodeResult
 
 QUESTIONS = "questions"
 """Metric of a game that counts its questions; without it turns are counted."""
@@ -22,6 +29,19 @@ CALLS = ("searches", "tools/calls")
 """Metrics that count tool calls; the first that an episode has is used."""
 ENDS = ("won", "drawn", "lost")
 """Metrics of a game against an opponent: 1 in the episodes that ended so."""
+ENDINGS = "", "_low", "_high"
+"""What follows pass_at_K in the names of a CSV file's columns."""
+ByTask = Sequence[Sequence[float]]
+"""The values of each task's episodes; for a share, 0 or 1."""
+
+
+@dataclass(frozen=True)
+class PassAt:
+    """An estimate of pass@k, from 0 to 1; ``low`` and ``high`` are its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -60,7 +80,7 @@ class Score:
 
 
 def scores(
-    episodes: Iterable[EpisodeResult],
+    episodes: Iterable["EpisodeResult"],
     *by: str,
     game: Game | None = None,
     pass_at: Sequence[int] = (),
@@ -82,7 +102,7 @@ def _score(
     model: str,
     split: str,
     category: str,
-    episodes: Sequence[EpisodeResult],
+    episodes: Sequence["EpisodeResult"],
     metric_names: Sequence[str],
     ks: Sequence[int],
 ) -> Score:
@@ -113,18 +133,111 @@ def _score(
     )
 
 
-def _ends(episodes: Sequence[EpisodeResult]) -> dict[str, float]:
-    counts = {name: fsum(e.metrics.get(name, 0.0) for e in episodes) for name in ENDS}
-    total = fsum(counts.values())
+def _ends(episodes: Sequence["EpisodeResult"]) -> dict[str, float]:
+    counts = {name: math.fsum(e.metrics.get(name, 0.0) for e in episodes) for name in ENDS}
+    total = math.fsum(counts.values())
     return {name: count / total for name, count in counts.items()} if total else {}
 
 
-def _means(episodes: Sequence[EpisodeResult], names: Sequence[str]) -> dict[str, float]:
+def _means(episodes: Sequence["EpisodeResult"], names: Sequence[str]) -> dict[str, float]:
     by_metric = {name: [e.metrics[name] for e in episodes if name in e.metrics] for name in names}
     return {name: fmean(values) for name, values in by_metric.items() if values}
 
 
-# -- tables --------------------------------------------------------------------------------------
+# -- intervals -----------------------------------------------------------------------------------
+
+
+def interval(
+    by_task: ByTask, *, is_share: bool = False, other_samples: Sequence[ByTask] = ()
+) -> tuple[float, float] | None:
+    """Return the ends of the 95 % interval; None for a mean of one task, whose spread is unknown.
+
+    A mean has Student's interval over the tasks' means. A share has Clopper and Pearson's exact
+    binomial interval (Biometrika 26, 1934) for the effective number of independent episodes, given
+    the spread between tasks, as Korn and Graubard do for surveys (Survey Methodology 24, 1998).
+
+    ``other_samples`` are those that a mean is compared with: the spread is pooled over all
+    (analysis of variance), and the 95 % are for all intervals together (Bonferroni).
+    """
+    from scipy import special  # type: ignore[import-untyped]
+
+    if is_share:
+        count = independent(by_task)
+        ones = count * _mean([value for task in by_task for value in task])
+        low = special.betaincinv(ones, count - ones + 1, 0.025) if ones > 0 else 0.0
+        high = special.betaincinv(ones + 1, count - ones, 0.975) if ones < count else 1.0
+        return float(low), float(high)
+    samples = [[*map(_mean, sample)] for sample in (by_task, *other_samples)]
+    freedom = sum(map(len, samples)) - len(samples)
+    if freedom < 1:
+        return None
+    errors = [value - mean for means in samples for mean in [_mean(means)] for value in means]
+    deviation = math.sqrt(sum(error * error for error in errors) / freedom / len(by_task))
+    half = float(special.stdtrit(freedom, 1 - 0.025 / len(samples))) * deviation
+    return _mean(samples[0]) - half, _mean(samples[0]) + half
+
+
+def half_of(by_task: ByTask) -> float | None:
+    """Return half the interval of a mean, as for ± in a table; None for fewer than two tasks."""
+    ends = interval(by_task)
+    return ends and (ends[1] - ends[0]) / 2
+
+
+def independent(by_task: ByTask) -> float:
+    """Return the number of independent episodes whose share has the variance that tasks show.
+
+    Two artificial tasks are added, of ones and of zeros, since few real ones may vary too little
+    (as Agresti and Coull add trials, The American Statistician 52, 1998).
+    """
+    size = _mean([*map(len, by_task)])
+    totals = [(sum(task), len(task)) for task in by_task] + [(size, size), (0, size)]
+    tasks, episodes = len(totals), sum(count for _, count in totals)
+    share = sum(ones for ones, _ in totals) / episodes
+    errors = sum((ones - share * count) ** 2 for ones, count in totals)
+    effect = tasks / (tasks - 1) * errors / episodes / (share * (1 - share))
+    return min(size, max(1.0, size / effect)) * len(by_task)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)  # fmean raises OverflowError for rewards near 1e308
+
+
+def pass_at(k: int, outcomes: Sequence[Sequence[bool]]) -> PassAt:
+    """Estimate pass@k, the share of tasks that at least one of k episodes solves.
+
+    Of a task's n episodes c succeed. The unbiased estimate is 1 - C(n - c, k) / C(n, k), the mean
+    over tasks (Chen et al., Evaluating Large Language Models Trained on Code, 2021, equation 1).
+
+    A task counts as n // k independent draws in the interval: its estimate varies no more than the
+    mean of that many disjoint draws of k (Hoeffding, JASA 58, 1963). So pass@1 has the interval of
+    the success rate.
+
+    Raises:
+        ValueError: A task has fewer than ``k`` episodes.
+    """
+    if (fewest := min(map(len, outcomes), default=0)) < k:
+        raise ValueError(f"pass@{k} needs {k} episodes of each task; one has {fewest}.")
+    solved = [
+        1 - math.comb(len(task) - sum(task), k) / math.comb(len(task), k) for task in outcomes
+    ]
+    draws = [[share] * (len(task) // k) for share, task in zip(solved, outcomes, strict=True)]
+    low, high = interval(draws, is_share=True) or (0.0, 1.0)
+    return PassAt(fmean(solved), low, high)
+
+
+# -- texts and files -----------------------------------------------------------------------------
+
+
+def mean_text(mean: float | None, half: float | None = None) -> str:
+    """Format a mean, with half its interval if known: "0.75 ± 0.12"; "" for None."""
+    text = "" if mean is None else f"{mean:.2f}"
+    return text if half is None or not text else f"{text} ± {half:.2f}"
+
+
+def share_text(share: float | None, low: float = math.nan, high: float = math.nan) -> str:
+    """Format a share, with its interval if known: "75.0% (50-100%)"; "" for None."""
+    text = "" if share is None else f"{share:.1%}"
+    return text if math.isnan(low) or not text else f"{text} ({100 * low:.0f}-{high:.0%})"
 
 
 def as_csv(rows: Iterable[Score]) -> str:
@@ -139,13 +252,47 @@ def _as_row(score: Score) -> dict[str, Any]:
     columns |= {
         f"pass_at_{k}{end}": value
         for k, estimate in score.pass_at.items()
-        for end, value in zip(("", "_low", "_high"), astuple(estimate), strict=True)
+        for end, value in zip(ENDINGS, astuple(estimate), strict=True)
     }
     values = columns | {name: value for name, value in score.play.items() if name not in columns}
     return {k: f"{v:.4f}" if isinstance(v, float) else v for k, v in values.items()}
 
 
-def turns_name(episodes: Iterable[EpisodeResult]) -> str:
+def read_scores(path: Path) -> list[Score]:
+    """Read what ``as_csv`` wrote, without games' own metrics and rows of another version."""
+    rows = list[Score]()
+    for row in files.read_csv(path):
+        with suppress(KeyError, ValueError):
+            ks = [key[8:] for key in row if re.fullmatch(r"pass_at_\d+", key)]
+            values = {int(k): [float(row[f"pass_at_{k}{end}"]) for end in ENDINGS] for k in ks}
+            estimates = {k: PassAt(*ends) for k, ends in values.items()}
+            rows.append(replace(read_score(row), pass_at=estimates))
+    return rows
+
+
+def read_score(record: Mapping[str, Any]) -> Score:
+    """Read a score without pass@k from JSON, or from a row of texts.
+
+    Raises:
+        ValueError: Another version wrote it.
+    """
+    try:
+        numbers = {name: float(record[name]) for name in ("success", "low", "high", "calls")}
+        known = {name: record.get(name) for name in ("reward", "questions", "reward_error", *ENDS)}
+        means = {n: None if value in (None, "") else float(value) for n, value in known.items()}
+        counts = {name: int(record[name]) for name in ("episodes", "errors")}
+        texts = {name: str(record[name]) for name in ("model", "split", "category")}
+        play = {str(name): float(value) for name, value in dict(record.get("play") or {}).items()}
+    except (KeyError, TypeError, OverflowError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    fields: dict[str, Any] = {**texts, **counts, **numbers, **means}
+    return Score(**fields, play=play)
+
+
+# -- tables --------------------------------------------------------------------------------------
+
+
+def turns_name(episodes: Iterable["EpisodeResult"]) -> str:
     """What ``Score.questions`` counts: questions, or turns if no episode has questions."""
     return QUESTIONS if any(QUESTIONS in episode.metrics for episode in episodes) else "turns"
 
@@ -154,9 +301,8 @@ def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
     """Scores for a terminal, without uninformative columns."""
     columns: dict[str, Callable[[Score], str]] = {
         "episodes": lambda row: str(row.episodes),
-        "success": lambda row: f"{row.success:.1%}",
-        "95 %": lambda row: f"{row.low:.0%}-{row.high:.0%}",
-        questions: lambda row: two_digits(row.questions),
+        "success (95 %)": lambda row: share_text(row.success, row.low, row.high),
+        questions: lambda row: mean_text(row.questions),
     }
     for k in rows[0].pass_at if rows else ():
         columns[f"pass@{k}"] = partial(_pass_at, k)
@@ -164,9 +310,9 @@ def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
         for name in ENDS:
             columns[name] = partial(_share, name)
     if any(row.reward is None or abs(row.reward - row.success) > 1e-9 for row in rows):
-        columns["reward"] = lambda row: two_digits(row.reward)
+        columns["reward"] = lambda row: mean_text(row.reward)
     if any(row.calls for row in rows):
-        columns["tool calls"] = lambda row: f"{row.calls:.2f}"
+        columns["tool calls"] = lambda row: mean_text(row.calls)
     if any(row.errors for row in rows):
         columns["failed"] = lambda row: f"{row.errors} ({row.errors / row.episodes:.0%})"
     return _table(rows, columns)
@@ -189,19 +335,12 @@ def _table(rows: Sequence[Score], columns: Mapping[str, Callable[[Score], str]])
 
 
 def _pass_at(k: int, row: Score) -> str:
-    estimate = row.pass_at[k]
-    return f"{estimate.value:.1%}\n{estimate.low:.0%}-{estimate.high:.0%}"
+    return share_text(*astuple(row.pass_at[k]))
 
 
 def _share(name: str, row: Score) -> str:
-    share = getattr(row, name)
-    return "" if share is None else f"{share:.1%}"
+    return share_text(getattr(row, name))
 
 
 def _play_text(name: str, row: Score) -> str:
-    return two_digits(row.play.get(name))
-
-
-def two_digits(value: float | None) -> str:
-    """A number for a terminal; "" for none."""
-    return "" if value is None else f"{value:.2f}"
+    return mean_text(row.play.get(name))

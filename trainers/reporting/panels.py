@@ -1,4 +1,4 @@
-"""The figures of the report and of the viewer, each with its metric."""
+"""The figures of runs, each with its metric: of the page, and as PNG files."""
 
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
@@ -50,7 +50,7 @@ PANELS: Mapping[str, Mapping[str, Panel]] = {
 }  # fmt: skip
 """Section -> title of a panel -> its file without suffix, its unit, its metric."""
 GAMES_OWN = "play"
-"""The section of games' own metrics (``Game.metrics``); left out if it has no panels."""
+"""The section of games' own metrics (``Game.metrics``)."""
 
 
 def own_metrics(keys: Collection[str]) -> dict[str, Metric]:
@@ -61,6 +61,11 @@ def own_metrics(keys: Collection[str]) -> dict[str, Metric]:
         if names & game.metrics.keys():
             metrics |= game.metrics
     return metrics
+
+
+def panels_of(keys: Collection[str]) -> dict[str, Mapping[str, Panel]]:
+    """Return section -> title -> panel, of ``PANELS`` and of the games that have a key."""
+    return {**PANELS, GAMES_OWN: own_panels(own_metrics(keys))}
 
 
 def own_panels(metrics: Mapping[str, Metric]) -> dict[str, Panel]:

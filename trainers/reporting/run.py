@@ -1,42 +1,37 @@
-"""Reads a run folder for its report: ``read_run`` returns a ``Run``.
+"""Reads a run folder as a ``Run``, for pages and figures.
 
-The files that it reads, if they exist:
+``read_folder`` reads what there is, ``read_run`` refuses what is no run. The files, if they exist:
 
-    run.json       settings and machine; a run of the Cookbook alone has config.json instead
-    metrics.jsonl  a row of numbers per step, from the first step on
-    before.json    held-out scores of the untrained weights
-    result.json    held-out scores of the trained weights, of a finished run
-    batches.jsonl  failed episodes in training, and batches that taught nothing
-    samples.jsonl  held-out episodes before and after training
+    run.json         settings and machine; a run of the Cookbook alone has config.json instead
+    evaluation.json  settings of an evaluation
+    metrics.jsonl    a row of numbers per step, from the first step on
+    before.json      held-out scores of the untrained weights
+    result.json      held-out scores of the trained weights, of a finished run
 
-Two metrics are derived for the report: sampled tokens per episode, and success, which agents
-record under several names.
+Two metrics are derived: sampled tokens per episode, and success, which agents record under several
+names.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from evert.bridge.errors import EvertError
 from evert.bridge.records.row_files import near_path
+from evert.trainers.episodes.scores import Score, read_score
 from evert.trainers.reporting.figures.metrics import (
     HELD_OUT,
     TRAIN,
     Curve,
-    clock,
     curves,
     is_number,
     read_curve,
 )
-from evert.trainers.rundir import folder as run_folder
-from evert.trainers.rundir.metrics import HELD_OUT_REWARD, read_steps
+from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD, read_steps
 from evert.trainers.system import files
 from evert.trainers.system.files import METRICS, read_json, read_jsonl
-
-if TYPE_CHECKING:  # these import torch, which would delay the error of a mistyped name
-    from evert.trainers.episodes.failures import Failures
-    from evert.trainers.episodes.scores import Score
 
 CONFIG = "config.json"
 EPISODE_TOKENS = "report/ac_tokens_per_episode"
@@ -51,25 +46,20 @@ class ReportError(EvertError, ValueError):
 
 @dataclass(frozen=True)
 class Run:
-    """A run, finished or not."""
+    """A run, finished or not; or an evaluation, or a folder with rollouts alone."""
 
     path: Path
+    kind: Literal["run", "evaluation", "rollouts"]
     facts: dict[str, Any]
     """``run.json``: name, command, engine, versions, ...; unknown facts are missing."""
     settings: dict[str, Any]
     rows: list[dict[str, float]]
     """Metrics of each step, in order, finite numbers only."""
-    before: "dict[str, Score]"
-    after: "dict[str, Score]"
+    before: dict[str, Score]
+    after: dict[str, Score]
     """Held-out scores: "greedy" and "temperature_1"; empty if the weights were not scored."""
     final: float | None
     """Held-out mean reward of the last weights, at temperature 1; None if unknown."""
-    failures: "Failures"
-    """Failures of the episodes in training; empty for a run of the Cookbook alone."""
-    skipped: int
-    """Batches that nothing could be learned from."""
-    samples: list[dict[str, Any]]
-    """Held-out episodes: a record per task, with ``task``, ``before`` and ``after``."""
     finished: bool
 
     @property
@@ -77,22 +67,26 @@ class Run:
         """What was trained."""
         return str(self.facts.get("name") or self.path.resolve().name)
 
-    @property
-    def progress(self) -> str:
-        """Finished steps, and their planned number if known and not exceeded by a resumed run."""
-        planned = self.settings.get("steps", self.settings.get("max_steps"))
-        is_planned = isinstance(planned, int) and planned >= len(self.rows)
-        steps = f"{len(self.rows)} of {planned}" if is_planned else f"{len(self.rows)}"
-        return steps if self.finished else f"{steps}, not finished"
-
-    @property
-    def seconds(self) -> float:
-        """Duration of all steps."""
-        return clock(self.rows)[-1]
-
     def curve(self, key: str) -> Curve:
         """Return a metric by step; without points if the run did not record it."""
-        return curve_of(self.rows, key, self.final)
+        if key == HELD_OUT_REWARD:
+            return curves(self.rows, self.final)[1]
+        return read_curve(self.rows, key, before_step=key.startswith("test/"))
+
+    def intervals(self, key: str, stages: Iterable[Mapping[str, Any]]) -> dict[int, float]:
+        """Return half the 95 % interval of a mean reward, by the step of its curve.
+
+        ``stages`` are steps with the ``half`` of their episodes' rewards. Other metrics have none.
+        """
+        if key not in (TRAIN_REWARD, HELD_OUT_REWARD):
+            return {}
+        if key == TRAIN_REWARD:
+            halves = {s["step"] + 1: s["half"] for s in stages if s["split"] == "train"}
+        else:
+            halves = {s["step"]: s["half"] for s in stages if s["split"] == "test"}
+            scored = {0: self.before, len(self.rows): self.after}
+            halves |= {n: s["temperature_1"].reward_error for n, s in scored.items() if s}
+        return {step: half for step, half in halves.items() if half is not None}
 
     def total(self, key: str) -> float:
         """The sum of a metric over all steps."""
@@ -100,40 +94,40 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run folder, finished or not.
+    """Read the folder of a run, finished or not, or of an evaluation.
 
     Raises:
-        ReportError: The path is not a run, or its ``run.json`` is broken.
+        ReportError: The path is neither, or its ``run.json`` is broken.
     """
-    facts = read_json(path / files.RUN)
-    config = read_json(path / CONFIG) or {}
-    if facts is None and (path / files.RUN).exists():
+    run = read_folder(path)
+    if not run.facts and (path / files.RUN).exists():
         raise ReportError(
             f"{path / files.RUN} is broken: expected the file that `evert train` wrote. Put it "
             "back. Without it, a report needs the Cookbook's config.json and metrics.jsonl."
         )
-    if not facts and not (config and (path / METRICS).is_file()):
+    if not (run.facts or run.kind == "evaluation" or (run.settings and (path / METRICS).is_file())):
         raise ReportError(no_run(path))
-    facts = facts or {}
-    from evert.trainers.episodes.failures import read_batches
+    return run
 
-    before = read_json(path / files.BEFORE) or {}
+
+def read_folder(path: Path) -> Run:
+    """Read a folder of any kind: what is missing, broken or too large is left out."""
+    facts, evaluation = read_json(path / files.RUN) or {}, read_json(path / files.EVALUATION)
+    settings = (facts or evaluation or {}).get("settings") or read_json(path / CONFIG) or {}
     result = read_json(path / files.RESULT) or {}
     held_out = result.get("held_out") or {}
+    before = held_out.get("before") or (read_json(path / files.BEFORE) or {}).get("scores")
     rows, after = read_rows(path), _scores(held_out.get("after"))
     trained = after.get("temperature_1")
-    failures, skipped = read_batches(path)
     return Run(
         path=path,
+        kind="evaluation" if evaluation is not None else "run" if facts or rows else "rollouts",
         facts=facts,
-        settings=facts.get("settings") or config,
+        settings=settings,
         rows=rows,
-        before=_scores(held_out.get("before") or before.get("scores")),
+        before=_scores(before),
         after=after,
         final=trained.reward if trained else _last_score(path, rows),
-        failures=failures,
-        skipped=skipped,
-        samples=_samples(path, before),
         finished=bool(result),
     )
 
@@ -146,15 +140,10 @@ def _last_score(path: Path, rows: Sequence[Mapping[str, float]]) -> float | None
     return scores[-1] if scores else None
 
 
-def curve_of(rows: Sequence[Mapping[str, Any]], key: str, final: float | None) -> Curve:
-    """Return a metric by step; ``final`` is the last held-out reward, None if unknown."""
-    if key == HELD_OUT_REWARD:
-        return curves(rows, final)[1]
-    return read_curve(rows, key, before_step=key.startswith("test/"))
-
-
 def read_rows(folder: Path) -> list[dict[str, float]]:
     """Return a run's metrics by step, finite numbers only, with the derived metrics."""
+    if not (files.fits(folder / METRICS) and files.fits(folder / files.BATCHES)):
+        return []
     steps = read_steps(folder / METRICS)
     rows = [
         {k: v for k, v in row.items() if is_number(v)} for row in steps if is_number(row["step"])
@@ -171,30 +160,12 @@ def read_rows(folder: Path) -> list[dict[str, float]]:
     return rows
 
 
-def _mapping(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _scores(value: object) -> "dict[str, Score]":
+def _scores(value: object) -> dict[str, Score]:
     """Scores by way of playing; none if another version of evert wrote them."""
-    from evert.trainers.episodes.scores import Score
-
-    try:
-        return {how: Score(**_mapping(score)) for how, score in _mapping(value).items()}
-    except TypeError:
-        return {}
-
-
-def _samples(path: Path, before: Mapping[str, Any]) -> list[dict[str, Any]]:
-    records = [
-        record
-        for record in read_jsonl(path / run_folder.SAMPLES_JSONL)
-        if all(isinstance(record.get(when) or {}, dict) for when in ("before", "after"))
-    ]
-    if records:
-        return records
-    samples = [_mapping(sample) for sample in before.get("samples") or ()]
-    return [{"task": sample.get("target"), "before": sample} for sample in samples]
+    ways = value.items() if isinstance(value, dict) else ()
+    with suppress(ValueError):
+        return {way: read_score(score) for way, score in ways}
+    return {}
 
 
 def no_run(path: Path) -> str:

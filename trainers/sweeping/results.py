@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from evert.bridge.errors import EvertError
-from evert.trainers.episodes.intervals import interval
+from evert.trainers.episodes.scores import interval
 from evert.trainers.reporting.figures.formatting import show
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping.study import HELD_OUT, SEED, SweepRun

@@ -68,6 +68,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
 
 
+def fits(path: Path) -> bool:
+    """Whether a file is small enough to be read whole; True if it is missing."""
+    try:
+        return path.stat().st_size <= LARGEST
+    except OSError:
+        return True
+
+
 def _record(file: str, text: str) -> dict[str, Any] | None:
     try:
         record = json.loads(text)

@@ -17,7 +17,7 @@ from evert.bridge.groups.dataset import AgentDataset
 from evert.trainers.episodes.failures import Failures
 from evert.trainers.episodes.playing import EpisodeResult, Player, failures, plan_episodes, play
 from evert.trainers.episodes.policies import SeededPolicy
-from evert.trainers.episodes.scores import Score, scores
+from evert.trainers.episodes.scores import Score, read_score, scores
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.train import Config
@@ -45,7 +45,7 @@ def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
     """Read an evaluation from its record."""
     try:
         return Evaluation(
-            {name: Score(**record["scores"][name]) for name in TEMPERATURES},
+            {name: read_score(record["scores"][name]) for name in TEMPERATURES},
             [EpisodeResult.read(sample) for sample in record["samples"]],
             Failures.read(record["failures"]),
             float(record.get("cut", 0.0)),  # older records have none

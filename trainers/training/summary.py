@@ -87,7 +87,7 @@ def _samples(folder: RunFolder, report: RunSummary) -> None:
 
 
 def _show(folder: RunFolder, report: RunSummary, warnings: Sequence[str], console: Console) -> None:
-    from evert.trainers.episodes.scores import two_digits
+    from evert.trainers.episodes.scores import mean_text
 
     if report.before is not None and report.after is not None:
         run = report.settings
@@ -97,7 +97,7 @@ def _show(folder: RunFolder, report: RunSummary, warnings: Sequence[str], consol
         table = Table(tasks, *(Column(when, justify="right") for when in ("before", "after")))
         for name, label in LABELS.items():
             rewards = (report.before.scores[name].reward, report.after.scores[name].reward)
-            table.add_row(label, *(two_digits(reward) for reward in rewards))
+            table.add_row(label, *(mean_text(reward) for reward in rewards))
         console.print(table)
     since, seconds = " since the run was resumed" if folder.resumed else "", report.seconds
     lines = [

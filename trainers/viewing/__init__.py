@@ -1,13 +1,16 @@
-"""The page of ``evert view``: runs and their episodes, live.
+"""The page of runs and their episodes: ``evert view`` serves it live, ``evert report`` saves it.
 
 In reading order:
 
     lines.py    turns a line of a run's files into an entry of the index
     index.py    the index, which finds episodes in the files fast
     asking.py   the page's queries to the index
+    tokens.py   counts a run's tokens, and their cost
     runs.py     a run folder's figures
     pieces.py   sampled tokens as texts
+    answers.py  the page's API: rows for the page, by name
     server.py   checks requests and answers them
+    saving.py   the page with its answers in it, as one file
 
 The page is ``page.html``, ``view.js`` and ``view.css``. ``uplot.js`` and ``uplot.css`` are the
 unchanged uPlot 1.6 (MIT, ``uplot-license.txt``), which draws the curves.

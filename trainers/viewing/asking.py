@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from evert.trainers.episodes.intervals import half_of
+from evert.trainers.episodes.scores import half_of, mean_text
 from evert.trainers.viewing.index import Index
 from evert.trainers.viewing.lines import RECORDED, SUMMARY, Row
 
@@ -30,7 +30,7 @@ def steps(index: Index, run: int) -> list[Row]:
     """Return a run's steps, or an evaluation's models, with the rewards of their episodes.
 
     Rewards cover all episodes if the Cookbook wrote summaries, else the recorded ones. ``half`` is
-    half the width of the mean's 95 % interval, computed over groups.
+    half the 95 % interval of the mean, computed over groups; ``score`` is both as a text.
     """
     rows = index.ask(
         """
@@ -52,7 +52,26 @@ def steps(index: Index, run: int) -> list[Row]:
         """,
         RECORDED, run, run,
     )  # fmt: skip
-    return [row | {"half": half_of([[float(m)] for m in row["half"].split(",")])} for row in rows]
+    halves = [half_of([[float(mean)] for mean in row["half"].split(",")]) for row in rows]
+    return [
+        row | {"half": half, "score": mean_text(row["reward"], half)}
+        for row, half in zip(rows, halves, strict=True)
+    ]
+
+
+def lengths(index: Index, run: int) -> tuple[int, int | None]:
+    """Return the tokens of a run's training episodes on record, and of these those trained on.
+
+    The first counts the prompt and the reply of every call; the second is None if an episode does
+    not say which calls continue each other.
+    """
+    [row] = index.ask(
+        "SELECT total(length) AS length, total(trained) AS trained, "
+        "sum(trained IS NULL) AS unknown FROM episodes WHERE run = ? AND split = 'train' "
+        "AND kind = (SELECT max(kind) FROM episodes WHERE run = ? AND split = 'train')",
+        run, run,
+    )  # fmt: skip
+    return int(row["length"]), None if row["unknown"] else int(row["trained"])
 
 
 def episodes(index: Index, run: int, split: str, model: str, step: int) -> list[Row]:

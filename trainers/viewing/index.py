@@ -7,10 +7,11 @@ never writes to the files of runs.
 
 import os
 import sqlite3
+import tempfile
 import threading
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, BinaryIO, TypeAlias
@@ -256,6 +257,18 @@ class Index:
                     "INSERT INTO texts (rowid, text) VALUES (?, ?)", [cursor.lastrowid, text]
                 )
         return bool(episodes)
+
+
+@contextmanager
+def indexed(paths: Sequence[Path]) -> Iterator[Index]:
+    """Index runs completely, in a temporary file."""
+    with tempfile.TemporaryDirectory(prefix="evert-index-") as folder:
+        index = Index(paths, Path(folder) / "index.sqlite")
+        try:
+            index.look(threading.Event())
+            yield index
+        finally:
+            index.close()
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:

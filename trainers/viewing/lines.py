@@ -48,6 +48,10 @@ class IndexRow(NamedTuple):
     turns: int
     tokens: int | None
     """Sampled tokens; None if their number is not on record."""
+    length: int | None
+    """Tokens of the prompts and replies of all calls; None if not on record."""
+    trained: int | None
+    """Tokens that are trained on: the lengths of the lineages; None if not on record."""
     lineages: int
     breaks: int
     """How often the agent changed the history."""
@@ -81,6 +85,7 @@ def _episode(row: Row) -> IndexRow:
     last: Row = (steps[-1].get("metrics") or {}) if steps else {}
     is_recorded = "evert_schema" in row
     task, same = _task(row.get("task", row.get("task_repr")))
+    length, trained = _lengths(steps, logs)
     reply = steps[-1].get("text", logs[-1].get("said", "")) if steps else ""
     return IndexRow(
         kind=RECORDED if is_recorded else SUMMARY,
@@ -94,6 +99,8 @@ def _episode(row: Row) -> IndexRow:
         reward=float(row["total_reward"]),
         turns=len(steps),
         tokens=None if None in lengths else sum(map(_as_int, lengths)),
+        length=length,
+        trained=trained,
         lineages=_as_int(last.get("lineages", 0)),
         breaks=sum("drift" in log for log in logs),
         ending=_preview(_ending(row, last)),
@@ -120,6 +127,8 @@ def _sample(row: Row, part: str, sample: Row) -> IndexRow:
         reward=float(sample.get("reward") or 0.0),
         turns=len(turns),
         tokens=_as_int(sample.get("tokens", 0)),
+        length=None,
+        trained=None,
         lineages=0,
         breaks=0,
         ending=_preview(sample.get("failure") or ""),
@@ -128,6 +137,17 @@ def _sample(row: Row, part: str, sample: Row) -> IndexRow:
         said=_preview(texts[-1]) if texts else "",
         text=redacted("\n".join(map(str, texts))),
     )
+
+
+def _lengths(steps: list[Row], logs: list[Row]) -> tuple[int | None, int | None]:
+    """Tokens of all calls, and those that are trained on: each lineage up to its last call."""
+    lengths = [(step.get("ob_len"), step["ac_len"]) for step in steps]
+    if any(None in pair for pair in lengths):
+        return None, None
+    totals = [_as_int(prompt) + _as_int(reply) for prompt, reply in lengths]
+    names = [log.get("lineage") for log in logs]
+    ends = {str(name): total for name, total in zip(names, totals, strict=True)}
+    return _as_int(sum(totals)), None if None in names else _as_int(sum(ends.values()))
 
 
 def _preview(text: Any) -> str:

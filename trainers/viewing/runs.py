@@ -3,141 +3,186 @@
 It does not import PyTorch, which takes memory and is not needed here.
 """
 
+import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import astuple
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from evert.trainers.reporting.figures.formatting import shorten
-from evert.trainers.reporting.figures.metrics import Curve, is_number, thinned, time_spent
-from evert.trainers.reporting.panels import BY_TIME, GAMES_OWN, PANELS, own_metrics, own_panels
-from evert.trainers.reporting.run import CONFIG, curve_of, read_rows
-from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
+from evert.trainers.episodes.scores import Score, mean_text, read_scores, share_text
+from evert.trainers.reporting.figures.formatting import count, dollars, shorten
+from evert.trainers.reporting.figures.metrics import Curve, thinned, time_spent
+from evert.trainers.reporting.panels import BY_TIME, own_metrics, panels_of
+from evert.trainers.reporting.run import Run, read_folder
+from evert.trainers.rundir.metrics import HELD_OUT_REWARD, SKIPPED, TRAIN_REWARD
 from evert.trainers.system import files
-from evert.trainers.system.files import read_json, read_jsonl
+from evert.trainers.system.files import read_jsonl
+from evert.trainers.viewing.tokens import Tokens, cost
 
 Row = dict[str, Any]
-Rows = Sequence[Mapping[str, float]]
 
 MOST_POINTS = 400
 """Maximum points of a curve; more are averaged, as they would fall on the same pixels."""
-LONGEST = 160
-"""Maximum characters of a setting."""
-
-
-@lru_cache(1024)
-def overview(run: Path, stamps: object) -> Row:
-    """Return a run's row in the list: what it is, its progress, its two rewards by step.
-
-    The stamps change with the run's files, which are then read again; so for ``rows_of``.
-    """
-    rows = rows_of(run, stamps)
-    facts, evaluation = read_json(run / files.RUN) or {}, read_json(run / files.EVALUATION)
-    settings = facts.get("settings") or (evaluation or {}).get("settings")
-    settings = settings or read_json(run / CONFIG) or {}
-    result = read_json(run / files.RESULT) or {}
-    before = (read_json(run / files.BEFORE) or {}).get("scores")
-    held_out = {"before": before, **(result.get("held_out") or {})}
-    planned = settings.get("steps", settings.get("max_steps"))
-    return {
-        "name": run.name,
-        "path": str(run),
-        "what": "evaluation" if evaluation is not None else "run" if facts or rows else "rollouts",
-        "trains": _text(facts.get("name") or settings.get("env") or ""),
-        "model": _text(settings.get("model_name") or settings.get("models") or ""),
-        "settings": {_text(key): _text(value) for key, value in settings.items()},
-        "steps": len(rows),
-        "planned": planned if isinstance(planned, int) else None,
-        "finished": bool(result),
-        "written": _written(run),
-        "scores": {when: _score(held_out, when) for when in ("before", "after")},
-        "reward": _points(curve_of(rows, TRAIN_REWARD, None)),
-        "held_out": _points(curve_of(rows, HELD_OUT_REWARD, _score(held_out, "after"))),
-    }
-
-
-def figures(run: Path, rows: Rows) -> Row:
-    """Return the figures that the run has metrics for, its time by part, and its failures.
-
-    ``table`` has the scores of an evaluation, by model and split.
-    """
-    keys = {key for row in rows for key in row}
-    result = read_json(run / files.RESULT) or {}
-    final = _score(result.get("held_out"), "after")
-    panels = {**PANELS, GAMES_OWN: own_panels(own_metrics(keys))}
-    panel_rows = [
-        {"section": section, "title": title, "unit": unit, "key": key}
-        | _points(curve_of(rows, key, final))
-        for section, section_panels in panels.items()
-        for title, (_, unit, key) in section_panels.items()
-        if key in keys and not title.endswith(BY_TIME)
-    ]
-    panel_keys = {panel["key"] for panel in panel_rows}
-    return {
-        "panels": panel_rows,
-        "more": sorted(keys - panel_keys - {"step"}),
-        "time": time_spent(rows),
-        "failures": _failures(run),
-        "table": [row for row in files.read_csv(run / files.SCORES) if not row.get("category")],
-    }
+LONGEST, LONGEST_FACT = 160, 480
+"""Maximum characters of a setting, and of a fact or an error."""
+WAYS = {"greedy": "greedy", "temperature_1": "temperature 1"}
 
 
 @lru_cache(2)
-def rows_of(run: Path, stamps: object) -> Rows:
-    """Return a run's metrics by step; none if the files are too large to be read."""
-    return read_rows(run) if _fits(run / files.METRICS) and _fits(run / files.BATCHES) else []
+def read(path: Path, stamps: object) -> Run:
+    """Read a run's folder.
+
+    The stamps change with the run's files, which are then read again; so for ``overview``.
+    """
+    return read_folder(path)
 
 
-def metric(rows: Rows, key: str) -> Row:
-    """Return one metric by step, by its name."""
-    return _points(curve_of(rows, key, None))
+@lru_cache(1024)
+def overview(path: Path, stamps: object) -> Row:
+    """Return a run's row in the list: what it is, its progress, its two rewards by step."""
+    run = read(path, stamps)
+    settings = run.settings
+    planned = settings.get("steps", settings.get("max_steps"))
+    held_out = {"before": run.before.get("temperature_1"), "after": run.after.get("temperature_1")}
+    return {
+        "name": path.name,
+        "path": str(path),
+        "what": run.kind,
+        "trains": _text(run.facts.get("name") or settings.get("env") or ""),
+        "model": _text(settings.get("model_name") or settings.get("models") or ""),
+        "settings": {_text(key): _text(value) for key, value in settings.items()},
+        "facts": _facts(run),
+        "steps": len(run.rows),
+        "planned": planned if isinstance(planned, int) else None,
+        "finished": run.finished,
+        "written": _written(path),
+        "scores": {
+            when: score and mean_text(score.reward, score.reward_error)
+            for when, score in held_out.items()
+        },
+        "reward": points(run.curve(TRAIN_REWARD)),
+        "held_out": points(run.curve(HELD_OUT_REWARD)),
+    }
 
 
-def _failures(run: Path) -> list[Row]:
-    """The kinds of failures, the most frequent first, each with its last error."""
-    counts, errors = Counter[str](), dict[str, str]()
-    for batch in read_jsonl(run / files.BATCHES) if _fits(run / files.BATCHES) else ():
+def _facts(run: Run) -> dict[str, str]:
+    """Texts of the run's record: engine, machine, versions, revision, start, command."""
+    command = _as_list(run.facts.get("command"))
+    texts = {name: _text(run.facts.get(name) or "") for name in ("started", "git")}
+    texts |= {name: _pairs(run.facts.get(name)) for name in ("engine", "machine", "versions")}
+    texts["command"] = shorten(shlex.join(map(_text, command)), LONGEST_FACT)
+    return {name: text for name, text in texts.items() if text}
+
+
+def _pairs(value: Any) -> str:
+    pairs = value.items() if isinstance(value, dict) else ()
+    return shorten(", ".join(f"{name} {_text(part)}" for name, part in pairs), LONGEST_FACT)
+
+
+def figures(run: Run, stages: list[Row]) -> Row:
+    """Return the figures that the run has metrics for, its scores, its time and its failures.
+
+    ``stages`` are the run's steps, whose intervals the rewards get.
+    """
+    keys = {key for row in run.rows for key in row}
+    panels = [
+        {"section": section, "title": title, "unit": unit, "key": key}
+        | points(run.curve(key), run.intervals(key, stages))
+        for section, section_panels in panels_of(keys).items()
+        for title, (_, unit, key) in section_panels.items()
+        if key in keys and not title.endswith(BY_TIME)
+    ]
+    return {
+        "panels": panels,
+        "notes": [metric.about for metric in own_metrics(keys).values() if metric.about],
+        "more": sorted(keys - {panel["key"] for panel in panels} - {"step"}),
+        "time": time_spent(run.rows),
+        "table": _scores(run),
+        **_failures(run.path),
+    }
+
+
+def _scores(run: Run) -> list[Row]:
+    """The scores before and after training, or those of an evaluation by model and split."""
+    scores = [
+        (f"{when} training, {name}", held_out[way])
+        for when, held_out in (("before", run.before), ("after", run.after))
+        for way, name in WAYS.items()
+        if way in held_out
+    ]
+    scores += [
+        (", ".join(filter(None, (score.model, score.split))), score)
+        for score in read_scores(run.path / files.SCORES)
+        if not score.category
+    ]
+    return [_score(name, score) for name, score in scores]
+
+
+def _score(name: str, score: Score) -> Row:
+    return {
+        "name": name,
+        "episodes": score.episodes,
+        "success": share_text(score.success, score.low, score.high),
+        "reward": mean_text(score.reward, score.reward_error),
+        "pass_at": [
+            {"k": k, "value": estimate.value, "text": share_text(*astuple(estimate))}
+            for k, estimate in score.pass_at.items()
+        ],
+    }
+
+
+def token_texts(tokens: Tokens | None, prices: Mapping[str, float]) -> dict[str, str]:
+    """Return a run's tokens and their cost as texts; empty if they are not known."""
+    if tokens is None:
+        return {}
+    trained = count(tokens.train)
+    if tokens.is_estimate and tokens.train is not None:
+        trained = f"about {count(float(f'{tokens.train:.3g}'))}"
+    texts = {
+        "prompts (prefill)": count(tokens.prefill),
+        "sampled": count(tokens.sample),
+        "trained on": trained,
+    }
+    if prices:
+        texts["cost"] = dollars(cost(tokens, prices))
+        texts["dollars per million"] = ", ".join(f"{k} {price:g}" for k, price in prices.items())
+    return texts
+
+
+def _failures(run: Path) -> Row:
+    """The kinds of failures, the most frequent first, each with its last error; skipped batches."""
+    counts, errors, skipped = Counter[str](), dict[str, str](), 0
+    for batch in read_jsonl(run / files.BATCHES) if files.fits(run / files.BATCHES) else ():
+        skipped += bool((batch.get("metrics") or {}).get(SKIPPED))
         numbers = (batch.get("kinds") or {}).items()
         counts.update({kind: n for kind, n in numbers if isinstance(n, int)})
         for pair in _as_list(batch.get("found")):
             for failure in _as_list(pair):
                 if isinstance(failure, dict):
                     errors[str(failure.get("kind"))] = str(failure.get("error", ""))
-    return [
-        {"kind": kind, "count": count, "error": errors.get(kind, "")}
+    failures = [
+        {"kind": kind, "count": count, "error": shorten(errors.get(kind, ""), LONGEST_FACT)}
         for kind, count in counts.most_common()
     ]
-
-
-def _fits(file: Path) -> bool:
-    try:
-        return file.stat().st_size <= files.LARGEST
-    except OSError:
-        return True
+    return {"failures": failures, "skipped": skipped}
 
 
 def _as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _score(held_out: Any, when: str) -> float | None:
-    score = held_out
-    for name in (when, "temperature_1", "reward"):
-        score = score.get(name) if isinstance(score, dict) else None
-    return score if is_number(score) else None
-
-
-def _points(curve: Curve) -> Row:
+def points(curve: Curve, halves: Mapping[int, float] | None = None) -> Row:
+    """Return a curve for the page, with half the interval of each value if all are known."""
     size = max(1, -(-len(curve.steps) // MOST_POINTS))
     ends = [curve.steps[min(start + size, len(curve.steps)) - 1]
             for start in range(0, len(curve.steps), size)]  # fmt: skip
-    means = {"seconds": curve.seconds, "values": curve.scores}
-    return {"steps": ends} | {
-        name: [round(value, 6) for value in thinned(values, MOST_POINTS)]
-        for name, values in means.items()
-    }
+    row: Row = {"steps": ends, "halves": None}
+    if halves and all(step in halves for step in ends):
+        row["halves"] = [round(halves[step], 6) for step in ends]
+    return row | {"values": [round(value, 6) for value in thinned(curve.scores, MOST_POINTS)]}
 
 
 def _text(value: Any) -> str:

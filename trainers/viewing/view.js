@@ -1,12 +1,15 @@
 "use strict";
 /* The viewer's page. Each view is a function from the server's answer to nodes. Every text becomes a
-   text node; none is read as HTML. The part of the URL after # names the view: "run/3", "episode/9". */
+   text node; none is read as HTML. The part of the URL after # names the view: "run/3", "episode/9".
+   A saved page (saving.py) has answers in it, which are read in place of the server's. */
 
 const view = document.getElementById("view");
 const trail = document.getElementById("trail");
+const saved = JSON.parse((document.getElementById("saved") || { textContent: "null" }).textContent);
+const home = saved ? saved.about.title : "Runs";
 let colours = ["#0072b2"];
 let version = "", notBefore = 0;
-const chosen = new Set(), asked = { smooth: 0.6, colour: "none", sort: "lowest mean" };
+const chosen = new Set(), asked = { smooth: saved ? saved.about.smooth : 0.6, colour: "none", sort: "lowest mean" };
 
 function el(name, props, ...inside) {
   const made = document.createElement(name);
@@ -18,7 +21,7 @@ function el(name, props, ...inside) {
   for (const each of inside.flat(9)) if (each !== null && each !== undefined && each !== false) made.append(each);
   return made;
 }
-const link = (to, ...inside) => el("a", { href: "#" + to.map(encodeURIComponent).join("/") }, ...inside);
+const link = (to, ...inside) => holds(...to) ? el("a", { href: "#" + to.map(encodeURIComponent).join("/") }, ...inside) : el("span", {}, ...inside);
 const text = (value) => typeof value === "string" ? value : value === undefined ? "" : JSON.stringify(value);
 const number = (value, digits = 2) => typeof value === "number" ? value.toFixed(digits).replace("-", "\u2212") : "";
 const count = (value) => typeof value === "number" ? value.toLocaleString("en") : "";
@@ -32,6 +35,9 @@ function ask(name, query = {}) {
   const token = localStorage.getItem("evert-token");
   return fetch(`api/${name}?` + new URLSearchParams(query), { headers: { Authorization: `Bearer ${token}` } });
 }
+/* Whether a view can be shown: a saved page has only some steps and episodes. */
+const holds = (name, ...rest) => !saved || ["", "runs"].includes(name) ||
+  [name, ...rest.slice(0, name === "step" ? 4 : 1)].join("/") in saved.answers;
 function keepToken() {
   const given = new URLSearchParams(location.search).get("token");
   if (!given) return;
@@ -40,6 +46,12 @@ function keepToken() {
 }
 
 async function get(name, query = {}) {
+  if (saved) {
+    const answer = saved.answers[[name, ...Object.values(query)].join("/")];
+    if (!answer) throw new Error("This page does not hold it; evert view shows all of a run.");
+    colours = answer.colours || colours;
+    return answer;
+  }
   const answer = await ask(name, query);
   if (!answer.ok) throw new Error((await answer.text()).trim());
   notBefore = Date.now() + 1000 * Number(answer.headers.get("Evert-Again"));
@@ -49,14 +61,14 @@ async function get(name, query = {}) {
   return found;
 }
 
-/* A table; on a phone its cells name their columns. Columns: [name, row to cell, is a number]. */
+/* A table; on a phone its cells name their columns. Columns: [name, row to cell, is a number, heading]. */
 function table(columns, rows, empty = "Nothing yet.") {
   if (!rows.length) return el("p", { className: "missing" }, empty);
   const cell = (row, [name, make, isNumber]) =>
     el("td", { className: isNumber ? "number" : "", "data-name": name }, make(row));
   return el("div", { className: "wide" }, el("table", {},
-    el("thead", {}, el("tr", {}, columns.map(([name, , isNumber]) =>
-      el("th", { scope: "col", className: isNumber ? "number" : "" }, name)))),
+    columns.some(([name]) => name) && el("thead", {}, el("tr", {}, columns.map(([name, , isNumber, heading]) =>
+      el("th", { scope: "col", className: isNumber ? "number" : "" }, heading || name)))),
     el("tbody", {}, rows.map((row) => el("tr", {}, columns.map((column) => cell(row, column)))))));
 }
 const section = (title, ...inside) => el("section", {}, el("h2", {}, title), inside);
@@ -131,48 +143,77 @@ function panel(title, unit, lines, label = "step") {
 }
 const colourOf = (place) => colours[place % colours.length];
 const dashOf = (place) => place < colours.length ? undefined : [6, 4];
+function swatchOf(place) {
+  const made = el("span", { className: dashOf(place) ? "swatch dashed" : "swatch" });
+  made.style.setProperty("--run", colourOf(place));
+  return made;
+}
 
 // -- runs ------------------------------------------------------------------------------------------
 
-const TOLD = ["log_path", "env", "tasks", "agent", "train_tasks", "test_tasks", "model_name", "steps", "max_steps"];
+const TOLD = ["log_path", "started", "command", "env", "tasks", "agent", "train_tasks", "test_tasks", "model_name", "steps", "max_steps"];
 
 const isLive = (run) => run.what === "run" && !run.finished && Date.now() / 1000 - run.written < 120;
+
+/* Names of the texts in which runs differ, of the runs that have them. */
+const differing = (runs, texts) => [...new Set(runs.flatMap((run) => Object.keys(texts(run))))].filter((key) => !TOLD.includes(key) &&
+  new Set(runs.map((run) => texts(run)[key]).filter((value) => value !== undefined)).size > 1);
 
 async function showRuns() {
   const { runs } = await get("runs");
   if (!chosen.size) runs.slice(0, colours.length).forEach((run) => chosen.add(run.id));
-  const keys = [...new Set(runs.flatMap((run) => Object.keys(run.settings)))].filter((key) => !TOLD.includes(key) &&
-    new Set(runs.map((run) => run.settings[key]).filter((value) => value !== undefined)).size > 1);
+  const keys = differing(runs, (run) => run.settings);
   const shown = runs.filter((run) => chosen.has(run.id));
-  const swatch = (run) => {
-    const made = el("span", { className: dashOf(shown.indexOf(run)) ? "swatch dashed" : "swatch" });
-    made.style.setProperty("--run", colourOf(shown.indexOf(run)));
-    return made;
-  };
+  const swatch = (run) => swatchOf(shown.indexOf(run));
   const mark = (run) => el("input", { type: "checkbox", checked: chosen.has(run.id), "aria-label": `draw ${run.name}`,
     onchange: (event) => { chosen[event.target.checked ? "add" : "delete"](run.id); show(); } });
-  const differing = (run) => keys.filter((key) => !["", "[]", "{}", "None", undefined].includes(run.settings[key]))
+  const values = (run) => keys.filter((key) => !["", "[]", "{}", "None", undefined].includes(run.settings[key]))
     .map((key) => `${key}=${run.settings[key]}`).join("  ");
   const lines = (key) => shown.map((run, place) => ({ name: run.name, colour: colourOf(place), dash: dashOf(place), ...run[key] }));
   return [
-    el("h1", {}, "Runs"),
-    el("div", { className: "tools" }, smoothing()),
+    el("h1", {}, home),
+    el("div", { className: "tools" }, smoothing(), shown.length > 1 && link(["runs", ...shown.map((run) => run.id)], `compare these ${shown.length} in all figures`)),
     el("div", { className: "panels" }, panel("Reward in training", "mean reward of an episode, by step", lines("reward")),
       panel("Reward held out", "mean reward, temperature 1, by step", lines("held_out"))),
     table([
       ["", (run) => [mark(run), chosen.has(run.id) && swatch(run)]],
       ["run", (run) => [link(["run", run.id], run.name), isLive(run) && el("span", { className: "live" }, " live"),
-        el("br"), el("small", {}, cut(differing(run), 200))]],
+        el("br"), el("small", {}, cut(values(run), 200))]],
       ["of", (run) => [run.trains || run.what, el("br"), el("small", {}, cut(run.model, 60))]],
       ["steps", (run) => run.what === "run" ? `${run.steps}${run.planned ? " of " + run.planned : ""}` : "", true],
       ["reward", (run) => number(run.reward.values.at(-1)), true],
       ["held out", (run) => [run.scores.before ?? run.held_out.values[0], run.scores.after ?? run.held_out.values.slice(1).at(-1)]
-        .filter((value) => value !== undefined).map((value) => number(value)).join(" \u2192 "), true],
+        .filter((value) => value !== undefined).map((value) => number(value) || value).join(" \u2192 "), true],
       ["episodes", (run) => [count(run.episodes), el("br"), el("small", {}, `${count(run.recorded)} recorded`)], true],
     ], runs, "There are no runs in these folders yet. New ones appear here."),
     about("Held out: mean reward at temperature 1 on tasks that are never trained on, before and after training."),
   ];
 }
+/* Several runs: a panel per metric with a line per run; scores, cost and what differs as tables. */
+async function showCompared(...ids) {
+  const runs = await Promise.all(ids.map((run) => get("run", { run })));
+  where([["runs", ...ids], counted(runs.length, "run")]);
+  const panels = new Map(runs.flatMap((run) => run.panels).map((each) => [each.key, each]));
+  const lines = (key) => runs.flatMap((run, place) => run.panels.filter((each) => each.key === key).map((each) =>
+    ({ ...each, name: run.name, colour: colourOf(place), dash: dashOf(place) })));
+  const compared = (rows, value) => table([["", (row) => row], ...runs.map((run, place) => [run.name, (row) => value(run, row) ?? "",
+    false, [swatchOf(place), " ", link(["run", run.id], run.name)]])], rows);
+  const names = (of) => [...new Set(runs.flatMap(of))];
+  const score = (run, name) => run.table.find((row) => row.name === name);
+  const differ = [(run) => run.settings, (run) => run.facts].map((texts) => [texts, differing(runs, texts)]);
+  return [
+    el("h1", {}, home === "Runs" ? "Runs compared" : home),
+    el("div", { className: "tools" }, smoothing()),
+    section("Scores", compared(names((run) => run.table.map((row) => row.name)), (run, name) => score(run, name) && scoreText(score(run, name)))),
+    panels.size > 0 && section("Figures", el("div", { className: "panels" }, [...panels.values()].map((each) => panel(each.title, each.unit, lines(each.key))))),
+    section("Tokens and time", compared(["steps", ...names((run) => [...Object.keys(run.tokens), ...Object.keys(run.time || {})])], (run, name) =>
+      name === "steps" ? progress(run) : run.tokens[name] ?? (run.time && run.time[name] !== undefined ? `${count(Math.round(run.time[name]))} s` : ""))),
+    section("What differs", differ.map(([texts, keys]) => keys.length > 0 && compared(keys, (run, key) => texts(run)[key])),
+      differ.every(([, keys]) => !keys.length) && about("No setting, machine or version differs.")),
+  ];
+}
+const scoreText = (row) => [`reward ${row.reward}`, el("br"), el("small", {}, `success ${row.success}, ${counted(row.episodes, "episode")}`)];
+const progress = (run) => `${run.steps}${run.planned > run.steps ? " of " + run.planned : ""}${run.finished ? "" : ", not finished"}`;
 const smoothing = () => el("label", {}, "smoothing ", el("input", { type: "range", min: 0, max: 0.95, step: 0.05,
   value: asked.smooth, onchange: (event) => { asked.smooth = Number(event.target.value); show(); } }));
 
@@ -186,10 +227,7 @@ async function showRun(id) {
   where([["run", id], run.name]);
   const trained = run.stages.filter((stage) => stage.split === "train");
   const lastStep = trained.at(-1);
-  const halves = new Map(trained.filter((stage) => stage.half !== null).map((stage) => [stage.step + 1, stage.half]));
-  const draw = (each) => panel(each.title, each.unit, [{ name: "", colour: colourOf(0), ...each,
-    halves: each.key === "env/all/reward/total" && each.steps.every((step) => halves.has(step))
-      ? each.steps.map((step) => halves.get(step)) : null }]);
+  const draw = (each) => panel(each.title, each.unit, [{ name: "", colour: colourOf(0), ...each }]);
   const more = el("div", { className: "panels" });
   const pick = el("select", { "aria-label": "another metric", onchange: async () => {
     asked.metric = pick.value;
@@ -200,48 +238,41 @@ async function showRun(id) {
   if (pick.value) pick.dispatchEvent(new Event("change"));
   return [
     el("h1", {}, run.name),
-    about([run.trains, run.model, run.what !== "run" ? run.what : run.planned ? `${run.steps} of ${run.planned} steps` : counted(run.steps, "step")].filter(Boolean).join(" \u00b7 "),
+    about([run.trains, run.model, run.what !== "run" ? run.what : `steps ${progress(run)}`].filter(Boolean).join(" \u00b7 "),
       isLive(run) ? el("span", { className: "live" }, " live") : "", " \u00b7 ",
       `${count(run.recorded)} of ${counted(run.episodes, "episode")} recorded whole`,
       run.broken ? ` \u00b7 ${counted(run.broken, "line")} cannot be read` : "", el("br"), el("small", {}, run.path)),
     lastStep && !lastStep.model && el("div", { className: "tools" },
       link([...stagePath(id, lastStep), "worst"], `worst ${lastStep.recorded ? "recorded " : ""}episode of the last step`),
       link([...stagePath(id, lastStep), "best"], "the best"), smoothing()),
+    run.table.length > 0 && section("Scores", about("In parentheses and after \u00b1: 95 % intervals over tasks."), scoresTable(run.table), passAt(run.table)),
     run.panels.length > 0 && section("Figures", el("div", { className: "panels" }, run.panels.map(draw)),
-      el("div", { className: "tools" }, pick), more),
-    run.table.length > 0 && section("Scores", scoresTable(run.table), passAt(run.table)),
+      run.notes.length > 0 && about(run.notes.join(" ")), run.more.length > 0 && el("div", { className: "tools" }, pick), more),
     run.time && section("Where the time went", shares(run.time)),
+    Object.keys(run.tokens).length > 0 && section("Tokens and cost", about("Of training, and of the held-out scores during training."), pairs(run.tokens)),
+    run.skipped > 0 && about(`Skipped batches, from which nothing could be learned: ${count(run.skipped)}.`),
     run.failures.length > 0 && section("Episodes that failed", table([["kind", (f) => f.kind], ["episodes", (f) => count(f.count), true],
       ["last error", (f) => cut(text(f.error), 400)]], run.failures)),
     section(run.what === "evaluation" ? "Models" : "Steps", about(run.what === "run" && "The newest first. Samples are a few held-out tasks, played greedily. ", "Rewards are of all episodes, if the lengths and rewards of all are on record. \u00b1 is the mean's 95 % interval, by groups. A group teaches if its rewards differ."), table([
       ["", (stage) => link(stagePath(id, stage), nameOf(stage))],
-      ["reward", (stage) => [number(stage.reward), stage.half ? ` \u00b1 ${number(stage.half)}` : ""], true],
+      ["reward", (stage) => stage.score, true],
       ["lowest to highest", (stage) => `${number(stage.low)} to ${number(stage.high)}`, true],
       ["groups that teach", (stage) => stage.split === "train" ? `${stage.mixed} of ${stage.groups}` : "", true],
       ["episodes", (stage) => count(stage.episodes), true],
       ["recorded", (stage) => count(stage.recorded), true],
     ], run.stages.toReversed().slice(0, 500), "No episodes are on record yet.")),
-    section("Settings", el("details", {}, el("summary", {}, counted(Object.keys(run.settings).length, "setting")),
-      table([["", ([key]) => key], ["", ([, value]) => value]], Object.entries(run.settings)))),
+    section("Settings", pairs(run.facts), el("details", {}, el("summary", {}, counted(Object.keys(run.settings).length, "setting")), pairs(run.settings))),
   ];
 }
 
-const percent = (share) => share ? `${(100 * share).toFixed(0)} %` : "";
-const range = (low, high) => `${(100 * low).toFixed(0)} to ${percent(high)}`;
-const ksOf = (row) => Object.keys(row).flatMap((key) => key.match(/^pass_at_(\d+)$/)?.[1] ?? []);
-const lineName = (row) => row.model + (row.split && `, ${row.split}`);
+const pairs = (texts) => table([["", ([key]) => key], ["", ([, value]) => value]], Object.entries(texts), "Nothing is on record.");
 const scoresTable = (rows) => table([
-  ["model", (row) => row.model], ["split", (row) => row.split || "all"], ["episodes", (row) => row.episodes, true],
-  ["success", (row) => [percent(row.success), el("br"), el("small", {}, range(row.low, row.high))], true],
-  ["reward", (row) => row.reward && number(Number(row.reward)), true],
-  ...ksOf(rows[0]).map((k) => [`pass@${k}`, (row) => [percent(row[`pass_at_${k}`]), el("br"),
-    el("small", {}, range(row[`pass_at_${k}_low`], row[`pass_at_${k}_high`]))], true]),
+  ["", (row) => row.name], ["episodes", (row) => count(row.episodes), true],
+  ["success", (row) => row.success, true], ["reward", (row) => row.reward, true],
+  ...rows[0].pass_at.map(({ k }, place) => [`pass@${k}`, (row) => row.pass_at[place] && row.pass_at[place].text, true]),
 ], rows);
-function passAt(rows) {
-  const ks = ksOf(rows[0]);
-  return ks.length > 1 && panel("pass@k", "share of tasks that one of k episodes solves, by k", rows.map((row, place) => ({ name: lineName(row),
-    colour: colourOf(place), dash: dashOf(place), steps: ks.map(Number), values: ks.map((k) => Number(row[`pass_at_${k}`])) })), "k");
-}
+const passAt = (rows) => rows[0].pass_at.length > 1 && panel("pass@k", "share of tasks that one of k episodes solves, by k", rows.map((row, place) =>
+  ({ name: row.name, colour: colourOf(place), dash: dashOf(place), steps: row.pass_at.map(({ k }) => k), values: row.pass_at.map(({ value }) => value) })), "k");
 
 function shares(parts) {
   const whole = Object.values(parts).reduce((a, b) => a + b, 0) || 1;
@@ -293,7 +324,7 @@ async function showStep(run, split, model, step, end) {
 }
 const chips = (members, here) => el("div", { className: "chips" }, members.toSorted((a, b) => a.reward - b.reward).map((each) =>
   each.kind === "summary" ? el("span", { title: "not recorded" }, number(each.reward))
-    : el("a", { href: "#episode/" + each.id, className: each.id === here ? "here" : "" }, number(each.reward))));
+    : Object.assign(link(["episode", each.id], number(each.reward)), { className: each.id === here ? "here" : "" })));
 const columnsFor = (episodes) => episodeColumns.filter(([name]) => name !== "seat" || episodes.some((each) => each.seat));
 const episodeColumns = [
   ["reward", (each) => link(["episode", each.id], number(each.reward, 3)), true],
@@ -306,12 +337,12 @@ const episodeColumns = [
 
 async function showEpisode(...ids) {
   const found = await Promise.all(ids.map((id) => get("episode", { id })));
-  const { entry, name, step, same } = found[0];
+  const { entry, name, same } = found[0], step = found[0].step.filter((id) => holds("episode", id));
   where([["run", entry.run], name], [stagePath(entry.run, entry), nameOf(entry)]);
   const here = step.indexOf(entry.id);
   const go = (by, what) => here >= 0 && step[here + by] !== undefined &&
     el("a", { href: "#episode/" + step[here + by], id: what, rel: what }, what);
-  const others = same.filter((each) => each.id !== entry.id);
+  const others = same.filter((each) => each.id !== entry.id && holds("episode", each.id));
   const beside = el("select", { "aria-label": "compare with", onchange: () => { if (beside.value) location.hash = `#compare/${entry.id}/${beside.value}`; } },
     el("option", { value: "" }, `compare with one of ${others.length} of the same task`),
     others.map((each) => el("option", { value: each.id }, `${nameOf(each)}: ${number(each.reward)}`)));
@@ -458,14 +489,14 @@ async function showSearch(words) {
 }
 
 function where(...places) {
-  trail.replaceChildren(link([""], "Runs"), ...places.map(([to, name]) => link(to, cut(text(name), 60))));
+  trail.replaceChildren(link([""], home), ...places.map(([to, name]) => link(to, cut(text(name), 60))));
 }
 
-const views = { "": showRuns, run: showRun, step: showStep, episode: showEpisode, compare: showEpisode, search: showSearch };
-const changes = (name) => ["", "run", "step"].includes(name);
+const views = { "": showRuns, runs: showCompared, run: showRun, step: showStep, episode: showEpisode, compare: showEpisode, search: showSearch };
+const changes = (name) => ["", "runs", "run", "step"].includes(name);
 
 async function show() {
-  const [name, ...rest] = location.hash.slice(1).split("/").map(decodeURIComponent);
+  const [name, ...rest] = (location.hash || "#" + (saved ? saved.about.home : "")).slice(1).split("/").map(decodeURIComponent);
   const at = location.hash;
   where();
   try {
@@ -488,14 +519,10 @@ async function lookAgain() {
   } catch { document.getElementById("behind").textContent = "The viewer was stopped."; }
 }
 
-document.getElementById("search").addEventListener("submit", (event) => {
-  event.preventDefault();
-  location.hash = "#search/" + encodeURIComponent(event.target.words.value);
-});
 document.addEventListener("keydown", (event) => {
   if (event.target.matches("input, select") || event.ctrlKey || event.metaKey || event.altKey) return;
   const to = { j: "next", k: "previous" }[event.key];
-  if (event.key === "/") { event.preventDefault(); document.querySelector("#search input").focus(); }
+  if (event.key === "/" && !saved) { event.preventDefault(); document.querySelector("#search input").focus(); }
   if (to && document.getElementById(to)) document.getElementById(to).click();
   if (event.key === "u" && trail.children.length > 1) trail.children[trail.children.length - (location.hash.startsWith("#episode") ? 1 : 2)].click();
 });
@@ -507,6 +534,17 @@ addEventListener("resize", () => {
   if (innerWidth !== width) resized = setTimeout(show, 200);
   width = innerWidth;
 });
-setInterval(lookAgain, 2000);
-keepToken();
+if (saved) {
+  const { written, version: evert, holds: what, omitted } = saved.about;
+  for (const id of ["search", "slash"]) document.getElementById(id).remove();
+  document.getElementById("behind").textContent = `Saved by evert ${evert}, ${written}. This page holds ${what}.` +
+    (omitted ? ` ${counted(omitted, "step")} or episodes more did not fit.` : "");
+} else {
+  setInterval(lookAgain, 2000);
+  document.getElementById("search").addEventListener("submit", (event) => {
+    event.preventDefault();
+    location.hash = "#search/" + encodeURIComponent(event.target.words.value);
+  });
+  keepToken();
+}
 show();

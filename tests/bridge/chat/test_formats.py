@@ -4,13 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from tests.kit import assert_extends, call, calling, policy_of, rewards, tool, user
+from tests.kit import assert_extends, call, calling, play, policy_of, rewards, tool, user
 from tinker_cookbook.renderers.base import Message, ToolCall
 from tinker_cookbook.rl.data_processing import trajectory_to_data
-from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import StopReason, Trajectory
 
-from evert import AgentClient, ChatAgentEnv
+from evert import AgentClient
 from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
 from evert.bridge.chat.reply import Reply
 
@@ -33,14 +32,14 @@ def reply(text: str, *calls: str) -> Reply:
     return Reply(parsed, text, None, tool_calls, (), "stop", 3, 4)
 
 
-def wanted(schema: Any) -> ReplyFormat:
+def fitting(schema: Any) -> ReplyFormat:
     return ReplyFormat(json.dumps(schema))
 
 
 def test_the_instruction_says_what_is_wanted_and_a_correction_what_was_wrong() -> None:
     instruction = OBJECT.instruction()
     assert instruction == "Answer with one JSON object and nothing else."
-    assert wanted({"type": "string"}).instruction() == (
+    assert fitting({"type": "string"}).instruction() == (
         'Answer with JSON and nothing else. It must fit this JSON schema: {"type": "string"}'
     )
     assert ADD.instruction() == "Call the tool add now."
@@ -58,11 +57,7 @@ PROBLEMS: list[tuple[ReplyFormat, Reply, str | None]] = [
     (OBJECT, reply("{}"), None),
     (OBJECT, reply(' {"x": [1, null]}\n'), None),
     (OBJECT, reply(""), f"{NO_JSON}Input is a zero-length, empty document: line 1"),
-    (
-        OBJECT,
-        reply("{} {}"),
-        f"{NO_JSON}unexpected content after document: line 1 column 4",
-    ),
+    (OBJECT, reply("{} {}"), f"{NO_JSON}unexpected content after document: line 1 column 4"),
     (OBJECT, reply("[1]"), f'{NO_FIT}$: [1] is not of type "object".'),
     (OBJECT, reply('{"x": NaN}'), NO_JSON),
     (OBJECT, reply('{"x": -Infinity}'), NO_JSON),
@@ -70,11 +65,11 @@ PROBLEMS: list[tuple[ReplyFormat, Reply, str | None]] = [
     (OBJECT, reply("[" * 5000), NO_JSON),
     (OBJECT, reply('{"x":' * 5000), NO_JSON),
     (OBJECT, reply('{"x": 1e400}'), NO_JSON),
-    (wanted(SCHEMA), reply('{"x": 1}'), None),
-    (wanted(SCHEMA), reply('{"x": "1"}'), f'{NO_FIT}$.x: "1" is not of type "integer".'),
-    (wanted(SCHEMA), reply("{}"), f'{NO_FIT}$: "x" is a required property'),
-    (wanted(SCHEMA), reply('{"x": 1, "y": 2}'), f"{NO_FIT}$: Additional properties are not al"),
-    (wanted(SCHEMA), reply("Let me see.", "add"), None),
+    (fitting(SCHEMA), reply('{"x": 1}'), None),
+    (fitting(SCHEMA), reply('{"x": "1"}'), f'{NO_FIT}$.x: "1" is not of type "integer".'),
+    (fitting(SCHEMA), reply("{}"), f'{NO_FIT}$: "x" is a required property'),
+    (fitting(SCHEMA), reply('{"x": 1, "y": 2}'), f"{NO_FIT}$: Additional properties are not al"),
+    (fitting(SCHEMA), reply("Let me see.", "add"), None),
     (ADD, reply("", "add"), None),
     (ADD, reply("Both.", "look", "add"), None),
     (ADD, reply("", "look"), NO_CALL),
@@ -83,11 +78,11 @@ PROBLEMS: list[tuple[ReplyFormat, Reply, str | None]] = [
 
 
 def test_a_problem_says_what_is_wrong_and_where_in_the_schema() -> None:
-    for form, given, expected in PROBLEMS:
-        problem = form.problem(given)
-        told = None if problem is None or expected is None else problem[: len(expected)]
-        assert (problem is None, told) == (expected is None, expected), given.text[:80]
-    assert len(str(wanted(SCHEMA).problem(reply(json.dumps({"x": "a" * 5000}))))) < 300
+    for form, answer, expected in PROBLEMS:
+        problem = form.problem(answer)
+        beginning = None if problem is None or expected is None else problem[: len(expected)]
+        assert (problem is None, beginning) == (expected is None, expected), answer.text[:80]
+    assert len(str(fitting(SCHEMA).problem(reply(json.dumps({"x": "a" * 5000}))))) < 300
 
 
 def test_a_code_fence_around_the_json_is_taken_away() -> None:
@@ -99,9 +94,9 @@ def test_a_code_fence_around_the_json_is_taken_away() -> None:
         ('So:\n```json\n{"x": 1}\n```', 'So:\n```json\n{"x": 1}\n```'),
         ("``````", "``````"),
     ):
-        assert wanted(SCHEMA).cleaned(reply(text)).text == cleaned
+        assert fitting(SCHEMA).cleaned(reply(text)).text == cleaned
     for filling in ("\n", " ", "\n \n", "`", "```\n"):  # looked at once, however long it is
-        assert wanted(SCHEMA).cleaned(reply("```json\n" + filling * 50_000 + "x"))
+        assert fitting(SCHEMA).cleaned(reply("```json\n" + filling * 50_000 + "x"))
     fenced = reply("```\n1\n```")
     assert ADD.cleaned(fenced) is fenced
 
@@ -114,21 +109,21 @@ REQUIRED: dict[str, Any] = {"tools": [tool("add"), tool("look")], "tool_choice":
 NAMED = {**REQUIRED, "tool_choice": {"type": "function", "function": {"name": "look"}}}
 
 
-async def asked(
+async def ask_once(
     fields: dict[str, Any], *replies: str, **options: Any
 ) -> tuple[Trajectory, Any, list[str]]:
     """What an agent that asks once gets; the trajectory and the prompts."""
-    got: list[Any] = []
+    messages: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
-        got.append((await call(client, **fields)).choices[0].message)
+        messages.append((await call(client, **fields)).choices[0].message)
         return 1.0
 
     script = policy_of(*replies)
-    trajectory = await do_single_rollout(script, ChatAgentEnv(agent, **options))
+    trajectory = await play(agent, script, **options)
     assert [transition.ac.tokens for transition in trajectory.transitions] == script.actions
     assert len(script.actions) == len(replies)
-    return trajectory, got[0], script.prompts
+    return trajectory, messages[0], script.prompts
 
 
 def errors(trajectory: Trajectory) -> list[bool]:
@@ -147,31 +142,35 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
 async def test_a_reply_that_does_not_fit_is_asked_for_again_in_its_lineage_so_many_times(
     fields: dict[str, Any], bad: str, good: str
 ) -> None:
-    trajectory, message, _ = await asked(fields, good)
+    trajectory, message, _ = await ask_once(fields, good)
     assert errors(trajectory) == [False]
     assert message.tool_calls or message.content == good
 
-    trajectory, message, prompts = await asked(fields, bad, bad, good)
+    trajectory, message, prompts = await ask_once(fields, bad, bad, good)
     assert errors(trajectory) == [True, True, False]
     assert message.tool_calls or message.content == good
     assert rewards(trajectory) == [0.0, 0.0, 1.0]
     assert trajectory.stop_reason == StopReason.COMPLETED
-    told = trajectory.transitions[0].logs["format_error"]
-    assert told
-    assert str(told) in prompts[1]
+    error = trajectory.transitions[0].logs["format_error"]
+    assert error
+    assert str(error) in prompts[1]
     assert_extends(trajectory)
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
     metrics = trajectory.transitions[-1].metrics
     assert (metrics["lineages"], metrics["drift"]) == (1, 0)
 
     for retries in (0, 1, 4):
-        trajectory, message, _ = await asked(fields, *[bad] * (retries + 1), format_retries=retries)
+        trajectory, message, _ = await ask_once(
+            fields, *[bad] * (retries + 1), format_retries=retries
+        )
         assert errors(trajectory) == [True] * (retries + 1)
         assert message.tool_calls or message.content == bad
 
 
 async def test_a_reply_that_was_cut_is_delivered_and_not_asked_for_again() -> None:
-    trajectory, message, _ = await asked({**JSON_OBJECT, "max_tokens": 2}, '{"x": "a b c d e f"}')
+    trajectory, message, _ = await ask_once(
+        {**JSON_OBJECT, "max_tokens": 2}, '{"x": "a b c d e f"}'
+    )
     assert errors(trajectory) == [False]
     assert message.content != '{"x": "a b c d e f"}'
 
@@ -190,7 +189,7 @@ async def conversation(
         return 1.0
 
     script = policy_of(*(replies or ['{"x": 1}'] * len(formats)))
-    trajectory = await do_single_rollout(script, ChatAgentEnv(agent))
+    trajectory = await play(agent, script)
     assert trajectory.transitions[-1].metrics["lineages"] == 1
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
     return trajectory, script.prompts

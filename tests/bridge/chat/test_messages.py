@@ -20,14 +20,11 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
     Function,
 )
 from tests.bridge.conversations.sent_back import is_sent_back
-from tests.kit import ask, assistant, play_without_a_call, tool, user
+from tests.kit import Logs, Patch, as_agent, ask, assistant, tool, user
 from tinker_cookbook.renderers.base import Message, ToolCall, UnparsedToolCall
 
 from evert.bridge.chat.bad_requests import bad_request, context_length_exceeded
-from evert.bridge.chat.fields import (
-    MOST_WARNED,
-    FieldPolicy,
-)
+from evert.bridge.chat.fields import MOST_WARNED, FieldPolicy
 from evert.bridge.chat.messages import ROLES, as_fields, read_message, read_tools
 from evert.bridge.chat.reply import Reply, call_id, read_reply
 from evert.bridge.clients.dialects.chat_completions import completion
@@ -49,20 +46,20 @@ def message(role: str, content: Any, **fields: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **fields}
 
 
-def said(content: Any, **fields: Any) -> dict[str, Any]:
+def turn(content: Any, **fields: Any) -> dict[str, Any]:
     return message("assistant", content, **fields)
 
 
 def called(*changes: dict[str, Any]) -> dict[str, Any]:
-    return said("", tool_calls=[{**CALL, **change} for change in changes])
+    return turn("", tool_calls=[{**CALL, **change} for change in changes])
 
 
 def tool_call(id: str | None = "call-1", arguments: str = '{"x": 1}') -> ToolCall:
     return ToolCall(id=id, function=ToolCall.FunctionBody(name="add", arguments=arguments))
 
 
-def replied(content: Any = "Hello.", *, truncated: bool = False, **fields: Any) -> Reply:
-    parsed: Any = said(content, **fields)
+def reply_of(content: Any = "Hello.", *, truncated: bool = False, **fields: Any) -> Reply:
+    parsed: Any = turn(content, **fields)
     return read_reply(
         parsed, truncated=truncated, call_ids="call-7", prompt_tokens=11, completion_tokens=3
     )
@@ -79,7 +76,7 @@ SPACED = {"function": {"name": "add", "arguments": '{ "x":1 }'}}
 SDK_CALL = ChatCompletionMessageFunctionToolCall(
     id="call-1", type="function", function=Function(name="add", arguments='{"x": 1}')
 )
-CALLED = said("", tool_calls=[tool_call()])
+CALLED = turn("", tool_calls=[tool_call()])
 NO_CALLS: list[Any] = [None, [], ()]
 NOTHING: list[Any] = [{}, {"content": None}, {"content": ""}]
 IMAGES: list[Any] = [
@@ -96,30 +93,25 @@ READ: list[tuple[dict[str, Any], dict[str, Any]]] = [
     *((message("user", "Hi", name=none), user("Hi")) for none in (None, "")),
     (message("user", "Hi", reasoning_content="Hm.", tool_calls=[CALL]), user("Hi")),
     (message("tool", "2"), message("tool", "2")),
-    *(
-        (message("user", [{**HELLO, "type": kind}, {**SO, "type": kind}]), user("Hello.So."))
-        for kind in ("text", "input_text", "output_text")
-    ),
+    *((message("user", [{**HELLO, "type": kind}, {**SO, "type": kind}]),
+        user("Hello.So.")) for kind in ("text", "input_text", "output_text")),
     *((message("user", [HELLO, i, SO]), message("user", [HELLO, SHOWN, SO])) for i in IMAGES),
     (message("user", [IMAGE]), message("user", [SHOWN])),
     *(({"role": "assistant", **nothing}, assistant("")) for nothing in NOTHING),
-    *(
-        ({"role": "assistant", "tool_calls": [call], **nothing}, CALLED)
-        for nothing in NOTHING
-        for call in (CALL, SDK_CALL)
-    ),
-    *((said("Hi", tool_calls=none), assistant("Hi")) for none in NO_CALLS),
-    (called(SPACED), said("", tool_calls=[tool_call(arguments='{ "x":1 }')])),
-    (said([HM, SO]), said([HM, SO])),
-    *((said("So.", **{f: "Hm."}), said([HM, SO])) for f in ("reasoning_content", "reasoning")),
-    (said([SO, SO], reasoning="Hm."), said([HM, {"type": "text", "text": "So.So."}])),
-    *((said("So.", reasoning_content=none), said("So.")) for none in (None, "", {"effort": "low"})),
-]
+    *(({"role": "assistant", "tool_calls": [call], **nothing},
+        CALLED) for nothing in NOTHING for call in (CALL, SDK_CALL)),
+    *((turn("Hi", tool_calls=none), assistant("Hi")) for none in NO_CALLS),
+    (called(SPACED), turn("", tool_calls=[tool_call(arguments='{ "x":1 }')])),
+    (turn([HM, SO]), turn([HM, SO])),
+    *((turn("So.", **{f: "Hm."}), turn([HM, SO])) for f in ("reasoning_content", "reasoning")),
+    (turn([SO, SO], reasoning="Hm."), turn([HM, {"type": "text", "text": "So.So."}])),
+    *((turn("So.", reasoning_content=none), turn("So.")) for none in (None, "", {"effort": "low"})),
+]  # fmt: skip
 
 
 def test_messages_are_read() -> None:
-    for sent, expected in READ:
-        assert read(sent) == expected, sent
+    for messages, expected in READ:
+        assert read(messages) == expected, messages
     message = user("Hi")
     assert as_fields(message, 0) is message
 
@@ -141,7 +133,7 @@ def test_tools_are_read_with_name_description_and_schema() -> None:
         x: int
 
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
-    made = {**schema, "properties": {"x": {"title": "X", "type": "integer"}}, "title": "Add"}
+    dumped = {**schema, "properties": {"x": {"title": "X", "type": "integer"}}, "title": "Add"}
     nothing = {"type": "object", "properties": {}}
     tools: list[tuple[Any, dict[str, Any]]] = [
         (tool("add", description="Adds.", parameters=schema, strict=True), schema),
@@ -150,7 +142,7 @@ def test_tools_are_read_with_name_description_and_schema() -> None:
         (tool("add", description="Adds.", parameters={"properties": {}}), {"properties": {}}),
         (
             openai.pydantic_function_tool(Add, name="add", description="Adds."),
-            {**made, "additionalProperties": False},
+            {**dumped, "additionalProperties": False},
         ),
     ]
     for sent, parameters in tools:
@@ -158,8 +150,6 @@ def test_tools_are_read_with_name_description_and_schema() -> None:
         assert read_tools([sent]) == [expected]
     assert read_tools([{"function": {"name": "now"}}])[0]["description"] == ""
 
-
-# -- what is refused -------------------------------------------------------------------------------
 
 ROLE = "messages[3] has role {!r}; expected one of system, developer, user, assistant, tool."
 MESSAGE = "messages[3] must be a dict with 'role' and 'content', got {}: {!r}."
@@ -191,31 +181,26 @@ NO_CALL: list[Any] = [
 REFUSED: list[tuple[object, str]] = [
     *((message(role, "Hi"), ROLE.format(role)) for role in NO_ROLES),
     ({"content": "Hi"}, ROLE.format(None)),
-    *((one, MESSAGE.format(type(one).__name__, one)) for one in NO_MESSAGES),
+    *((value, MESSAGE.format(type(value).__name__, value)) for value in NO_MESSAGES),
     *((message("user", [HELLO, part]), PART.format(part)) for part in NO_PARTS),
-    *(
-        (message(role, content), CONTENT.format(type(content).__name__, content))
-        for role in ("user", "assistant", "tool")
-        for content in (5, HELLO, b"Hi", None)
-        if (role, content) != ("assistant", None)
-    ),
-    *((said("", tool_calls=[CALL, call]), CALL_FORM.format(call)) for call in NO_CALL),
-    *((said("", tool_calls=no), CALL_LIST.format(no)) for no in (5, True, "add", {"id": "call-1"})),
-    *(
-        (called({"function": {"name": "add", "arguments": arguments}}), ARGUMENTS)
-        for arguments in ("{", "x=1", "{'x': 1}", DEEP)
-    ),
-]
+    *((message(role, content), CONTENT.format(type(content).__name__, content)) for role in ("user",
+        "assistant", "tool") for content in (5, HELLO, b"Hi", None) if (role,
+        content) != ("assistant", None)),
+    *((turn("", tool_calls=[CALL, call]), CALL_FORM.format(call)) for call in NO_CALL),
+    *((turn("", tool_calls=no), CALL_LIST.format(no)) for no in (5, True, "add", {"id": "call-1"})),
+    *((called({"function": {"name": "add", "arguments": arguments}}),
+        ARGUMENTS) for arguments in ("{", "x=1", "{'x': 1}", DEEP)),
+]  # fmt: skip
 
 
-def test_what_cannot_be_read_is_refused_with_its_place() -> None:
-    for sent, told in REFUSED:
-        with pytest.raises(openai.BadRequestError) as caught:
-            read(sent)
-        place = told.partition(" ")[0].removesuffix(".function.arguments")
-        where = f"{place}.role" if " has role " in told else place
-        assert (caught.value.status_code, caught.value.param) == (400, where), sent
-        assert caught.value.message.startswith(told), sent
+@pytest.mark.parametrize(("sent", "told"), REFUSED)
+def test_what_cannot_be_read_is_refused_with_its_place(sent: Any, told: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        read(sent)
+    place = told.partition(" ")[0].removesuffix(".function.arguments")
+    where = f"{place}.role" if " has role " in told else place
+    assert (caught.value.status_code, caught.value.param) == (400, where), sent
+    assert caught.value.message.startswith(told), sent
 
 
 CIRCULAR: dict[str, Any] = {"type": "object", "properties": {}}
@@ -233,7 +218,7 @@ NO_JSON: list[Any] = [{"x": int}, {"x": {"enum": {1, 2}}}, {(1, 2): {}}, CIRCULA
 
 def test_a_tool_that_cannot_be_read_is_refused_with_its_place() -> None:
     refused: list[tuple[Any, str, str]] = [
-        *((one, TOOL_FORM.format(one), "") for one in NO_TOOLS),
+        *((value, TOOL_FORM.format(value), "") for value in NO_TOOLS),
         *(
             (tool("add", parameters=no), SCHEMA.format(no), ".function.parameters")
             for no in NO_SCHEMAS
@@ -247,10 +232,10 @@ def test_a_tool_that_cannot_be_read_is_refused_with_its_place() -> None:
             for no in NO_JSON
         ),
     ]
-    for wrong, told, field in refused:
+    for wrong, message, field in refused:
         with pytest.raises(openai.BadRequestError) as caught:
             read_tools([tool("now"), wrong])
-        assert told in caught.value.message, wrong
+        assert message in caught.value.message, wrong
         assert caught.value.param == f"tools[1]{field}", wrong
 
 
@@ -258,20 +243,20 @@ def test_a_tool_that_cannot_be_read_is_refused_with_its_place() -> None:
 
 
 def test_a_reply_is_told_apart_into_text_reasoning_calls_and_why_it_ended() -> None:
-    reply = replied("Hello.")
+    reply = reply_of("Hello.")
     assert (reply.parsed, reply.text, reply.reasoning) == (assistant("Hello."), "Hello.", None)
     assert (reply.prompt_tokens, reply.completion_tokens) == (11, 3)
-    both = replied([HM, SO, {"type": "thinking", "thinking": "And?"}, HELLO])
+    both = reply_of([HM, SO, {"type": "thinking", "thinking": "And?"}, HELLO])
     assert (both.text, both.reasoning) == ("So.Hello.", "Hm.\nAnd?")
-    assert (replied([SO]).reasoning, replied([]).text) == (None, "")
-    assert replied("\n So. \n", tool_calls=[tool_call()]).text == "So."
-    for made, expected in ((None, "stop"), ([], "stop"), ([tool_call()], "tool_calls")):
-        assert replied("Hi", tool_calls=made).finish_reason == expected
-        assert replied("Hi", tool_calls=made, truncated=True).finish_reason == "length"
+    assert (reply_of([SO]).reasoning, reply_of([]).text) == (None, "")
+    assert reply_of("\n So. \n", tool_calls=[tool_call()]).text == "So."
+    for tool_calls, expected in ((None, "stop"), ([], "stop"), ([tool_call()], "tool_calls")):
+        assert reply_of("Hi", tool_calls=tool_calls).finish_reason == expected
+        assert reply_of("Hi", tool_calls=tool_calls, truncated=True).finish_reason == "length"
 
 
 def test_calls_without_an_id_get_one_each_and_the_models_view_stays_as_it_was() -> None:
-    reply = replied("", tool_calls=[tool_call(None), tool_call("own"), tool_call(None)])
+    reply = reply_of("", tool_calls=[tool_call(None), tool_call("own"), tool_call(None)])
     ids = [call.id for call in reply.tool_calls]
     assert ids == [call_id("call-7-0"), "own", call_id("call-7-2")]
     assert [call.id for call in reply.parsed.get("tool_calls", [])] == [None, "own", None]
@@ -280,15 +265,15 @@ def test_calls_without_an_id_get_one_each_and_the_models_view_stays_as_it_was() 
 def test_a_call_that_does_not_parse_stays_visible_once() -> None:
     lost = UnparsedToolCall(raw_text="<tool_call>{</tool_call>", error="Invalid JSON")
     for text in ("Hi.", "Hi.<tool_call>{</tool_call>"):
-        reply = replied(text, unparsed_tool_calls=[lost])
+        reply = reply_of(text, unparsed_tool_calls=[lost])
         assert (reply.text, reply.unparsed) == ("Hi.<tool_call>{</tool_call>", (lost,))
 
 
 # -- sent back -------------------------------------------------------------------------------------
 
-TEXT, EMPTY, THOUGHT = replied("Hello."), replied(""), replied([HM, SO])
-CALLS = replied("", tool_calls=[tool_call("a", '{"x": 1, "y": [2]}'), tool_call("b")])
-EVERYTHING = replied([HM, SO], tool_calls=[tool_call("a")])
+TEXT, EMPTY, THOUGHT = reply_of("Hello."), reply_of(""), reply_of([HM, SO])
+CALLS = reply_of("", tool_calls=[tool_call("a", '{"x": 1, "y": [2]}'), tool_call("b")])
+EVERYTHING = reply_of([HM, SO], tool_calls=[tool_call("a")])
 
 
 def test_a_reply_is_recognised_in_the_sdks_forms_and_without_its_reasoning() -> None:
@@ -296,25 +281,22 @@ def test_a_reply_is_recognised_in_the_sdks_forms_and_without_its_reasoning() -> 
         sdks = sdk_message(reply)
         fields = sdks.model_dump()
         fields.pop("reasoning_content", None)
-        for sent in (
+        for message in (
             *(sdks, sdks.model_copy(deep=True), sdks.model_dump(), fields),
             *(sdks.model_dump(exclude_none=True), sdks.model_dump(exclude_unset=True)),
             json.loads(sdks.model_dump_json()),
             *({**fields, "reasoning_content": none} for none in (None, "")),
             {**fields, "reasoning": None},
         ):
-            assert is_sent_back(reply, sent), (reply, sent)
-    assert read(sdk_message(EVERYTHING)) == said([HM, SO], tool_calls=[tool_call("a")])
+            assert is_sent_back(reply, message), (reply, message)
+    assert read(sdk_message(EVERYTHING)) == turn([HM, SO], tool_calls=[tool_call("a")])
 
 
 def call_a(**changes: Any) -> dict[str, Any]:
     return {**CALL, "id": "a", **changes}
 
 
-REWRITTEN_CALLS = [
-    call_a(function={"name": "add", "arguments": '{"y":[2],"x":1}'}),
-    call_a(id="b"),
-]
+REWRITTEN_CALLS = [call_a(function={"name": "add", "arguments": '{"y":[2],"x":1}'}), call_a(id="b")]
 OTHER_FUNCTIONS: list[Any] = [
     *(None, "add", {"name": "add"}, {"name": "sum", "arguments": '{"x": 1}'}),
     *({"name": "add", "arguments": arguments} for arguments in ('{"x": 2}', "{", None)),
@@ -330,49 +312,42 @@ OTHER_TEXTS: list[Any] = [
 ]
 
 SAME: list[tuple[Reply, object]] = [
-    *((TEXT, said(form)) for form in ([HELLO], (HELLO,), [{**HELLO, "type": "output_text"}])),
-    (TEXT, said([{"type": "text", "text": text} for text in ("Hel", "lo.")])),
+    *((TEXT, turn(form)) for form in ([HELLO], (HELLO,), [{**HELLO, "type": "output_text"}])),
+    (TEXT, turn([{"type": "text", "text": text} for text in ("Hel", "lo.")])),
     *((EMPTY, {"role": "assistant", **nothing}) for nothing in (*NOTHING, {"content": []})),
-    (CALLS, said("", tool_calls=REWRITTEN_CALLS)),
-    *((THOUGHT, said("So.", **{field: "Hm."})) for field in ("reasoning_content", "reasoning")),
-    (EVERYTHING, said("So.", tool_calls=[call_a()])),
+    (CALLS, turn("", tool_calls=REWRITTEN_CALLS)),
+    *((THOUGHT, turn("So.", **{field: "Hm."})) for field in ("reasoning_content", "reasoning")),
+    (EVERYTHING, turn("So.", tool_calls=[call_a()])),
 ]
 ANOTHER: list[tuple[Reply, object]] = [
-    *(
-        (reply, said(reply.text, **{field: "Well."}))
-        for reply in (THOUGHT, TEXT)
-        for field in ("reasoning_content", "reasoning")
-    ),
+    *((reply, turn(reply.text, **{field: "Well."})) for reply in (THOUGHT,
+        TEXT) for field in ("reasoning_content", "reasoning")),
     (THOUGHT, sdk_message(THOUGHT).model_copy(update={"reasoning_content": "Well."})),
-    *((TEXT, said(content)) for content in OTHER_TEXTS),
-    (replied("None"), said([IMAGE])),
-    *((TEXT, {**said("Hello."), "role": role}) for role in ("user", "system", "tool", None)),
+    *((TEXT, turn(content)) for content in OTHER_TEXTS),
+    (reply_of("None"), turn([IMAGE])),
+    *((TEXT, {**turn("Hello."), "role": role}) for role in ("user", "system", "tool", None)),
     *((TEXT, thing) for thing in ("Hello.", None, 5, object(), [])),
-    *((EVERYTHING, said("So.", tool_calls=made)) for made in OTHER_CALLS),
-    (CALLS, said("", tool_calls=REWRITTEN_CALLS[::-1])),
-    (TEXT, said("Hello.", tool_calls=[call_a()])),
-    (
-        replied("", tool_calls=[tool_call("a", DEEP)]),
-        said("", tool_calls=[call_a(function={"name": "add", "arguments": f"{DEEP} "})]),
-    ),
-]
+    *((EVERYTHING, turn("So.", tool_calls=tool_calls)) for tool_calls in OTHER_CALLS),
+    (CALLS, turn("", tool_calls=REWRITTEN_CALLS[::-1])),
+    (TEXT, turn("Hello.", tool_calls=[call_a()])),
+    (reply_of("", tool_calls=[tool_call("a", DEEP)]), turn("",
+        tool_calls=[call_a(function={"name": "add", "arguments": f"{DEEP} "})])),
+]  # fmt: skip
 
 
 def test_a_reply_is_recognised_when_it_says_the_same_and_not_otherwise() -> None:
-    for reply, sent in SAME:
-        assert is_sent_back(reply, sent), (reply, sent)
-    for reply, sent in ANOTHER:
-        assert not is_sent_back(reply, sent), (reply, sent)
+    for reply, message in SAME:
+        assert is_sent_back(reply, message), (reply, message)
+    for reply, message in ANOTHER:
+        assert not is_sent_back(reply, message), (reply, message)
 
 
 @given(st.text(), st.text())
-def test_a_text_is_recognised_exactly_when_it_is_equal_but_for_its_margins(
-    text: str, other: str
-) -> None:
-    reply = replied(text)
-    assert is_sent_back(reply, said(text))
-    assert is_sent_back(reply, said(f"\n {text.strip()} "))
-    assert is_sent_back(reply, said(other)) == (text.strip() == other.strip())
+def test_a_text_is_recognised_if_it_is_equal_but_for_its_margins(text: str, other: str) -> None:
+    reply = reply_of(text)
+    assert is_sent_back(reply, turn(text))
+    assert is_sent_back(reply, turn(f"\n {text.strip()} "))
+    assert is_sent_back(reply, turn(other)) == (text.strip() == other.strip())
 
 
 # -- requests --------------------------------------------------------------------------------------
@@ -382,7 +357,7 @@ POLICY = FieldPolicy(honoured=frozenset(), ignored=frozenset(), refused={})
 
 
 def test_an_unknown_field_over_the_wire_passes_with_one_warning_a_name_and_few_in_all(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: Logs, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("evert.bridge.chat.fields._warned_names", set())
     with caplog.at_level(logging.WARNING, "evert.bridge.chat.fields"):
@@ -405,8 +380,8 @@ def test_a_400_is_the_sdks_own_with_status_body_and_request() -> None:
 
     assert type(error) is openai.BadRequestError
     assert (error.status_code, error.message, str(error)) == (400, "No.", "No.")
-    told = (error.param, error.code, error.type)
-    assert told == ("messages[0]", "some_code", "invalid_request_error")
+    facts = (error.param, error.code, error.type)
+    assert facts == ("messages[0]", "some_code", "invalid_request_error")
     assert error.response.status_code == 400
     assert error.request.url.path == "/v1/chat/completions"
     assert error.request.url.host.endswith(".invalid")  # no address that could ever be reached
@@ -426,18 +401,15 @@ def test_a_prompt_that_is_too_long_has_the_code_and_the_sentences_on_which_agent
     )
 
 
-async def test_the_native_handle_is_strict_about_names_and_says_how_to_stream() -> None:
-    async def agent(client: Any) -> float:
-        told: list[tuple[str, Any, str]] = [
-            ("temprature", 1, "Unknown field 'temprature'. The fields that evert knows are listed"),
-            ("stream", True, "use client.openai"),
-            ("n", [*range(1000)], "is not supported"),
-        ]
-        for name, value, advice in told:
-            with pytest.raises(openai.BadRequestError, match=advice) as caught:
-                await ask(client, **{name: value})
-            assert caught.value.param == name
-            assert len(caught.value.message) < 500
-        return 1.0
-
-    await play_without_a_call(agent)
+@as_agent()
+async def test_the_native_handle_is_strict_about_names_and_says_how_to_stream(client: Any) -> None:
+    rows: list[tuple[str, Any, str]] = [
+        ("temprature", 1, "Unknown field 'temprature'. The fields that evert knows are listed"),
+        ("stream", True, "use client.openai"),
+        ("n", [*range(1000)], "is not supported"),
+    ]
+    for name, value, advice in rows:
+        with pytest.raises(openai.BadRequestError, match=advice) as caught:
+            await ask(client, **{name: value})
+        assert caught.value.param == name
+        assert len(caught.value.message) < 500

@@ -6,6 +6,7 @@ import socket
 from typing import Any
 
 import pytest
+from tests.kit import Logs
 
 from evert.bridge.chat import schemas
 from evert.bridge.chat.formats import LONGEST_CHECKED, ReplyFormat
@@ -39,17 +40,14 @@ PATTERNS = [
 ]
 
 
-def test_a_pattern_is_searched_for_in_texts_and_names() -> None:
-    for pattern, good, bad in PATTERNS:
-        assert (fits({"pattern": pattern}, good), fits({"pattern": pattern}, bad)) == (True, False)
-        assert fits({"pattern": pattern}, 5)
-        closed = {
-            "patternProperties": {pattern: {"type": "integer"}},
-            "additionalProperties": False,
-        }
-        assert fits(closed, {good: 1}), pattern
-        assert not fits(closed, {good: ""}), pattern
-        assert not fits(closed, {bad: 1}), pattern
+@pytest.mark.parametrize(("pattern", "good", "bad"), PATTERNS)
+def test_a_pattern_is_searched_for_in_texts_and_names(pattern: Any, good: Any, bad: Any) -> None:
+    assert (fits({"pattern": pattern}, good), fits({"pattern": pattern}, bad)) == (True, False)
+    assert fits({"pattern": pattern}, 5)
+    closed = {"patternProperties": {pattern: {"type": "integer"}}, "additionalProperties": False}
+    assert fits(closed, {good: 1}), pattern
+    assert not fits(closed, {good: ""}), pattern
+    assert not fits(closed, {bad: 1}), pattern
 
 
 def test_an_error_says_where_it_is_and_one_of_alternatives_that_none_is_allowed() -> None:
@@ -85,8 +83,8 @@ def test_an_error_says_where_it_is_and_one_of_alternatives_that_none_is_allowed(
         ({"dependentRequired": {"anyOf": ["a"]}}, {"anyOf": 5}, '$: "a" is a required property'),
     ]
     for schema, value, expected in rows:
-        told = first_error(json.dumps(schema), value)
-        assert (told or "").startswith(expected or "\0") or told is expected, (told, expected)
+        error = first_error(json.dumps(schema), value)
+        assert (error or "").startswith(expected or "\0") or error is expected, (error, expected)
 
 
 REFERENCE = {"$ref": "#/$defs/n"}
@@ -110,32 +108,30 @@ def test_a_reply_that_would_take_long_is_answered() -> None:
 def test_a_very_long_reply_has_to_be_json_and_fits() -> None:
     def problem(text: str) -> str | None:
         parsed: Any = {"role": "assistant", "content": text}
-        said = Reply(parsed, text, None, (), (), "stop", 3, 4)
-        return ReplyFormat('{"type": "integer"}').problem(said)
+        reply = Reply(parsed, text, None, (), (), "stop", 3, 4)
+        return ReplyFormat('{"type": "integer"}').problem(reply)
 
     assert "does not fit" in str(problem(f'"{"x" * (LONGEST_CHECKED - 2)}"'))
     assert problem(f'"{"x" * LONGEST_CHECKED}"') is None
     assert "not JSON" in str(problem("x" * LONGEST_CHECKED * 2))
 
 
-def test_what_cannot_be_checked_is_fitted_by_everything_is_warned_of_once_and_never_fetched(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_cannot_be_checked_fits_warns_once_and_is_never_fetched(caplog: Logs) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.1)
-        there = f"http://127.0.0.1:{listening.getsockname()[1]}/x.json"
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}/x.json"
         rows = [
             ({"pattern": "^(?=a)"}, 'is not a "regex"'),
             ({"not": {"pattern": r"(a)\1"}}, 'is not a "regex"'),
             ({"type": "no such type"}, "no such type"),
-            ({"$schema": there}, "Unknown meta-schema"),
+            ({"$schema": address}, "Unknown meta-schema"),
             *(
                 ({"$ref": reference}, "")
-                for reference in (there, "file:///etc/hosts", "urn:x", "%")
+                for reference in (address, "file:///etc/hosts", "urn:x", "%")
             ),
             ({"$ref": "#/$defs/nowhere"}, "does not exist"),
             ({"$dynamicRef": "#nowhere"}, "does not exist"),
-            ({"$id": there, "$defs": {"a": {"$ref": "y"}}}, "Retrieval is disabled"),
+            ({"$id": address, "$defs": {"a": {"$ref": "y"}}}, "Retrieval is disabled"),
         ]
         schemas._warn.cache_clear()
         for schema, reason in rows:

@@ -21,24 +21,23 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def _asked(client: Any, contents: Any, config: dict[str, Any]) -> Any:
+def _request(client: Any, contents: Any, config: dict[str, Any]) -> Any:
     return {"model": client.model, "contents": contents, "config": {**CONFIG, **config}}
 
 
 async def genai_whole(client: AgentClient, contents: Any = "Hello?", **config: Any) -> Any:
-    return await client.genai.aio.models.generate_content(**_asked(client, contents, config))
+    return await client.genai.aio.models.generate_content(**_request(client, contents, config))
 
 
 async def genai_events(client: AgentClient, contents: Any = "Hello?", **config: Any) -> list[Any]:
     models = client.genai.aio.models
-    chunks = await models.generate_content_stream(**_asked(client, contents, config))
+    chunks = await models.generate_content_stream(**_request(client, contents, config))
     return [chunk async for chunk in chunks]
 
 
 def genai_blocking(client: BlockingAgentClient | AgentClient) -> tuple[Any, list[Any]]:
-    """A whole answer, and the chunks of a stream."""
-    asked, models = _asked(client, "Hello?", {}), client.genai.models
-    return models.generate_content(**asked), [*models.generate_content_stream(**asked)]
+    fields, models = _request(client, "Hello?", {}), client.genai.models
+    return models.generate_content(**fields), [*models.generate_content_stream(**fields)]
 
 
 def parts_of(response: types.GenerateContentResponse) -> list[types.Part]:
@@ -68,7 +67,7 @@ def said_by(responses: Sequence[Any]) -> tuple[str, str, list[Any]]:
     return "".join(texts), "".join(thoughts), [(call.name, call.args) for call in calls]
 
 
-def _answered(chunks: Sequence[Any], number: int, *, has_ids: bool = True) -> list[Any]:
+def _results(chunks: Sequence[Any], number: int, *, has_ids: bool = True) -> list[Any]:
     """The parts of the user's next message: results, or a text where nothing was called."""
     calls = [call for chunk in chunks for call in chunk.function_calls or ()]
     for call in calls:
@@ -88,10 +87,10 @@ async def conversation(
     contents: list[Any] = [types.UserContent("Hello?")]
     for number in range(rounds):
         ask = genai_events if stream else genai_whole
-        said = await ask(client, contents)
-        chunks = said if isinstance(said, list) else [said]
+        answer = await ask(client, contents)
+        chunks = answer if isinstance(answer, list) else [answer]
         contents += [chunk.candidates[0].content for chunk in chunks]
-        contents.append(types.UserContent(_answered(chunks, number, has_ids=has_ids)))
+        contents.append(types.UserContent(_results(chunks, number, has_ids=has_ids)))
 
 
 async def chat(client: AgentClient, rounds: int, *, stream: bool) -> None:
@@ -103,7 +102,7 @@ async def chat(client: AgentClient, rounds: int, *, stream: bool) -> None:
             chunks = [chunk async for chunk in await chat.send_message_stream(message)]
         else:
             chunks = [await chat.send_message(message)]
-        message = _answered(chunks, number)
+        message = _results(chunks, number)
 
 
 CONVERSATIONS: dict[str, Any] = {

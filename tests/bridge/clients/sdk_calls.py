@@ -17,8 +17,8 @@ MODEL = "policy"
 
 async def async_openai(text: str, model: str = MODEL, **options: Any) -> str:
     async with openai.AsyncOpenAI(api_key="x", **options) as client:
-        said: Any = await client.chat.completions.create(model=model, messages=[_user(text)])
-    return said.choices[0].message.content or ""
+        completion: Any = await client.chat.completions.create(model=model, messages=[_user(text)])
+    return completion.choices[0].message.content or ""
 
 
 async def async_responses(text: str, model: str = MODEL, **options: Any) -> str:
@@ -28,10 +28,10 @@ async def async_responses(text: str, model: str = MODEL, **options: Any) -> str:
 
 async def async_anthropic(text: str, model: str = MODEL, **options: Any) -> str:
     async with anthropic.AsyncAnthropic(api_key="x", **options) as client:
-        said: Any = await client.messages.create(
+        message: Any = await client.messages.create(
             model=model, messages=[_user(text)], max_tokens=500
         )
-    return str(said.content[0].text)
+    return str(message.content[0].text)
 
 
 async def async_genai(text: str, model: str = MODEL, **options: Any) -> str:
@@ -56,8 +56,8 @@ async def async_vertex(text: str) -> str:
 
 def blocking_openai(text: str, model: str = MODEL, **options: Any) -> str:
     with openai.OpenAI(api_key="x", **options) as client:
-        said = client.chat.completions.create(model=model, messages=[_user(text)])
-    return said.choices[0].message.content or ""
+        completion = client.chat.completions.create(model=model, messages=[_user(text)])
+    return completion.choices[0].message.content or ""
 
 
 def streamed_openai(text: str, model: str = MODEL, **options: Any) -> str:
@@ -73,8 +73,8 @@ def blocking_responses(text: str, model: str = MODEL, **options: Any) -> str:
 
 def blocking_anthropic(text: str, model: str = MODEL, **options: Any) -> str:
     with anthropic.Anthropic(api_key="x", **options) as client:
-        said: Any = client.messages.create(model=model, messages=[_user(text)], max_tokens=500)
-    return str(said.content[0].text)
+        message: Any = client.messages.create(model=model, messages=[_user(text)], max_tokens=500)
+    return str(message.content[0].text)
 
 
 def blocking_genai(text: str, model: str = MODEL) -> str:

@@ -22,9 +22,9 @@ from pydantic import BaseModel
 from tests.bridge.clients.conftest import LONG, assert_one_lineage
 from tests.bridge.clients.genai_calls import assert_genai_typed, genai_events, genai_whole
 from tests.bridge.clients.sdk_calls import LM15
-from tests.kit import asks, calling, play, play_without_a_call, reward, user
+from tests.kit import Patch, as_agent, asks, calling, play, play_without_a_call, reward, start, user
 
-from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy
+from evert import AgentClient, BlockingAgentClient, ScriptedPolicy
 from evert.bridge.errors import MissingPackageError
 from evert.bridge.tokens.bases import base_tokenizer
 
@@ -39,17 +39,14 @@ def tokens_of(response: types.GenerateContentResponse) -> list[tuple[Any, Any]]:
     return [(candidate.token, candidate.log_probability) for candidate in chosen]
 
 
-async def test_log_probabilities_are_those_that_were_sampled() -> None:
-    async def agent(client: AgentClient) -> float:
-        whole = tokens_of(await genai_whole(client, response_logprobs=True))
-        *earlier, last = await genai_events(client, response_logprobs=True)
-        assert whole[-1] == ("<|im_end|>", -1.0)
-        assert {logprob for _, logprob in whole} == {-1.0}
-        assert tokens_of(last) == whole
-        assert not any(map(tokens_of, earlier))
-        return 1.0
-
-    await play(agent, LONG, LONG)
+@as_agent(LONG, LONG)
+async def test_log_probabilities_are_those_that_were_sampled(client: AgentClient) -> None:
+    tokens = tokens_of(await genai_whole(client, response_logprobs=True))
+    *earlier, last = await genai_events(client, response_logprobs=True)
+    assert tokens[-1] == ("<|im_end|>", -1.0)
+    assert {logprob for _, logprob in tokens} == {-1.0}
+    assert tokens_of(last) == tokens
+    assert not any(map(tokens_of, earlier))
 
 
 async def test_anthropics_tool_runner_goes_on_without_its_thread() -> None:
@@ -83,11 +80,11 @@ class Word(Enum):
 
 
 async def test_functions_that_the_sdk_calls_by_itself() -> None:
-    asked: list[tuple[int, str]] = []
+    arguments: list[tuple[int, str]] = []
 
     def add(x: int, why: str = "so") -> int:
         """Add one."""
-        asked.append((x, why))
+        arguments.append((x, why))
         return x + 1
 
     async def agent(client: AgentClient) -> bool:
@@ -96,7 +93,7 @@ async def test_functions_that_the_sdk_calls_by_itself() -> None:
 
     trajectory = await play(agent, CALLS, "2 and 3.")
     assert trajectory.transitions[-1].reward == 1.0
-    assert asked == [(1, "so"), (2, "it")]
+    assert arguments == [(1, "so"), (2, "it")]
     assert_one_lineage(trajectory, drift="retokenised")
     assert '{"result": 2}' in base_tokenizer().decode(trajectory.transitions[1].ob.to_ints())
 
@@ -116,7 +113,7 @@ async def test_a_schema_gives_the_agents_own_class() -> None:
         assert json.loads((await genai_whole(client, **json_mode)).text) == [1, "two"]
         return 1.0
 
-    trajectory = await play(agent, *[said for _, said, _ in rows], '[1, "two"]')
+    trajectory = await play(agent, *[reply for _, reply, _ in rows], '[1, "two"]')
     assert len(trajectory.transitions) == 5
 
 
@@ -129,9 +126,9 @@ async def test_a_model_that_is_not_there_is_refused_with_those_that_are() -> Non
         with pytest.raises(errors.ClientError, match="There is no model 'gemini-2.5-fl") as caught:
             await models.get(model="gemini-2.5-flash")
         assert (caught.value.code, caught.value.status) == (404, "NOT_FOUND")
-        with pytest.raises(openai.NotFoundError, match="Models: org/policy, judge") as told:
+        with pytest.raises(openai.NotFoundError, match="Models: org/policy, judge") as refusal:
             await client.openai.models.retrieve("gpt-5.2")
-        assert told.value.code == "model_not_found"
+        assert refusal.value.code == "model_not_found"
         assert (await client.openai.models.retrieve("judge")).id == "judge"
         assert [model.id async for model in client.openai.models.list()] == ["org/policy", "judge"]
         with pytest.raises(errors.ClientError, match="Did you mean 'judge'"):
@@ -143,9 +140,7 @@ async def test_a_model_that_is_not_there_is_refused_with_those_that_are() -> Non
     await play_without_a_call(agent, policy_names="org/policy", models={"judge": judge})
 
 
-async def test_it_is_the_genuine_client_whatever_the_environment_says_and_leaves_no_task(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_it_is_the_genuine_client_anywhere_and_leaves_no_task(monkeypatch: Patch) -> None:
     monkeypatch.setenv("GOOGLE_GENAI_USE_VERTEXAI", "true")
     monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", "http://elsewhere.invalid")
     monkeypatch.setenv("HTTPS_PROXY", "http://elsewhere.invalid")
@@ -163,18 +158,13 @@ async def test_it_is_the_genuine_client_whatever_the_environment_says_and_leaves
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_without_the_package_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@as_agent()
+async def test_without_the_package_the_error_names_it(
+    client: AgentClient, monkeypatch: Patch
+) -> None:
     monkeypatch.setitem(sys.modules, "google.genai", None)
-
-    async def agent(client: AgentClient) -> float:
-        with pytest.raises(MissingPackageError, match="pip install google-genai"):
-            _ = client.genai
-        return 1.0
-
-    await play_without_a_call(agent)
-
-
-# -- lm15, the HTTP client below DSPy, which has neither httpx nor a base class --------------------
+    with pytest.raises(MissingPackageError, match="pip install google-genai"):
+        _ = client.genai
 
 
 async def test_a_router_over_the_clients_transport_needs_no_context() -> None:
@@ -183,13 +173,13 @@ async def test_a_router_over_the_clients_transport_needs_no_context() -> None:
         pool.submit(lambda: None).result()
 
         async def agent(client: AgentClient) -> bool:
-            own: Any = {"model": "gpt-5.2", "transport": client.transport}
+            options: Any = {"model": "gpt-5.2", "transport": client.transport}
             outside: Any = contextvars.Context()
-            said: list[Any] = []
+            texts: list[Any] = []
             for router in LM15.values():
-                pending = outside.run(pool.submit, partial(router.ask_blocking, "Hi", **own))
-                said += [await asyncio.wrap_future(pending), await router.ask("Hi", **own)]
-            return said == ["Fine."] * 6
+                pending = outside.run(pool.submit, partial(router.ask_blocking, "Hi", **options))
+                texts += [await asyncio.wrap_future(pending), await router.ask("Hi", **options)]
+            return texts == ["Fine."] * 6
 
         assert reward(await play(agent)) == 1.0
 
@@ -198,11 +188,11 @@ async def test_a_router_over_the_clients_transport_needs_no_context() -> None:
 def not_imported() -> Iterator[None]:
     """lm15 as if nobody had imported it yet."""
     names = [name for name in sys.modules if name.partition(".")[0] == "lm15"]
-    kept = {name: sys.modules.pop(name) for name in names}
+    modules = {name: sys.modules.pop(name) for name in names}
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "lm15"]:
         del sys.modules[name]
-    sys.modules.update(kept)
+    sys.modules.update(modules)
 
 
 @pytest.mark.usefixtures("not_imported")
@@ -222,16 +212,15 @@ async def test_an_agent_may_be_the_first_to_import_it_and_evert_itself_never_doe
 
 
 async def test_a_rollout_that_is_given_up_answers_what_waits() -> None:
-    told: list[lm15.InvalidRequestError] = []
+    refusals: list[lm15.InvalidRequestError] = []
 
     def agent(client: BlockingAgentClient) -> float:
         try:
             LM15["openai-chat"].ask_blocking("Hi", transport=client.transport)
         except lm15.InvalidRequestError as error:
-            told.append(error)
+            refusals.append(error)
         return 0.0
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     await env.close()
-    assert ["was closed: this rollout is over" in str(error) for error in told] == [True]
+    assert ["was closed: this rollout is over" in str(error) for error in refusals] == [True]

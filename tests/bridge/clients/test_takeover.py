@@ -41,8 +41,8 @@ from tests.bridge.clients.sdk_calls import (
     blocking_anthropic,
     blocking_openai,
 )
-from tests.bridge.conftest import Elsewhere
-from tests.kit import play_without_a_call, reward, user
+from tests.kit import Logs, Patch, as_agent, play_without_a_call, reward, user
+from tests.kit.serving import Elsewhere
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentClient, BlockingAgentClient, EpisodeEndedError, RemoteModel
@@ -66,7 +66,7 @@ async def play(agent: Any, *task: Any) -> Trajectory:
 
 
 @pytest.fixture(autouse=True)
-def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_proxies(monkeypatch: Patch) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
@@ -76,31 +76,31 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_agents_build_their_own_clients_of_every_sdk() -> None:
-    said: dict[str, str] = {}
+    texts: dict[str, str] = {}
 
     async def agent() -> float:
-        said.update({sdk: await ask("Hello?") for sdk, ask in ASYNC.items()})
+        texts.update({sdk: await ask("Hello?") for sdk, ask in ASYNC.items()})
         return 1.0
 
     def plain() -> float:
-        said.update({sdk: ask("Hello?") for sdk, ask in BLOCKING.items()})
+        texts.update({sdk: ask("Hello?") for sdk, ask in BLOCKING.items()})
         return 1.0
 
     agents: list[tuple[Any, dict[str, Any]]] = [(agent, ASYNC), (plain, BLOCKING)]
-    for one, ways in agents:
-        assert kit.rewards(await play(one)) == [0.0] * (len(ways) - 1) + [1.0]
-        assert said == dict.fromkeys(ways, "Hello?")
-        said.clear()
+    for form, ways in agents:
+        assert kit.rewards(await play(form)) == [0.0] * (len(ways) - 1) + [1.0]
+        assert texts == dict.fromkeys(ways, "Hello?")
+        texts.clear()
 
 
 async def test_a_given_client_an_own_one_and_one_made_before_any_env_ask_the_same_policy() -> None:
     old = openai.AsyncOpenAI(api_key="x")
 
     async def agent(client: Any, task: str) -> bool:
-        given = await client.chat.completions.create(messages=messages(task))
-        other = await old.chat.completions.create(model=MODEL, messages=messages(task))
-        said = [completion.choices[0].message.content for completion in (given, other)]
-        return [*said, await async_openai(task)] == [task] * 3
+        by_handle = await client.chat.completions.create(messages=messages(task))
+        by_sdk = await old.chat.completions.create(model=MODEL, messages=messages(task))
+        texts = [completion.choices[0].message.content for completion in (by_handle, by_sdk)]
+        return [*texts, await async_openai(task)] == [task] * 3
 
     assert kit.rewards(await play(agent, "all")) == [0.0, 0.0, 1.0]
     await old.close()
@@ -113,16 +113,16 @@ Place = Callable[[Work], Awaitable[Any]]
 
 def started_by(start: Callable[[Work], Any]) -> Place:
     def place(work: Work) -> Awaitable[Any]:
-        said = concurrent.futures.Future[Any]()
+        result = concurrent.futures.Future[Any]()
 
         def run() -> None:
             try:
-                said.set_result(work())
+                result.set_result(work())
             except BaseException as error:
-                said.set_exception(error)
+                result.set_exception(error)
 
         start(run)
-        return asyncio.wrap_future(said)
+        return asyncio.wrap_future(result)
 
     return place
 
@@ -177,15 +177,15 @@ every_place = pytest.mark.parametrize("place", PLACES)
 @every_place
 async def test_blocking_calls_in_an_async_agents_threads(place: str) -> None:
     ways = {sdk: BLOCKING[sdk] for sdk in ("openai", "genai stream", "lm15 anthropic stream")}
-    said: dict[str, str] = {}
+    texts: dict[str, str] = {}
 
     async def agent() -> float:
         for sdk, ask in ways.items():
-            said[sdk] = await PLACES[place](partial(ask, "In here."))
+            texts[sdk] = await PLACES[place](partial(ask, "In here."))
         return 1.0
 
     await play(agent)
-    assert said == dict.fromkeys(ways, "In here.")
+    assert texts == dict.fromkeys(ways, "In here.")
 
 
 async def test_requests_without_any_sdk() -> None:
@@ -213,16 +213,14 @@ async def test_requests_without_any_sdk() -> None:
     assert [completion["choices"][0]["message"]["content"] for completion in said] == ["Bare."] * 7
 
 
+@as_agent()
 async def test_aiohttps_own_error_for_an_address_stays_its_own() -> None:
-    async def agent() -> float:
-        async with aiohttp.ClientSession() as session:
-            with pytest.raises(aiohttp.InvalidUrlClientError):
-                await session.post("http://[bad/", json={})
-        return 1.0
-
-    await play_without_a_call(agent)
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.InvalidUrlClientError):
+            await session.post("http://[bad/", json={})
 
 
+@as_agent()
 async def test_aiohttp_raises_for_a_refusal_where_it_is_told_to() -> None:
     body = {"model": MODEL, "messages": messages("Hi"), "n": 2}
     rows: list[tuple[bool, dict[str, Any], bool]] = [
@@ -231,18 +229,13 @@ async def test_aiohttp_raises_for_a_refusal_where_it_is_told_to() -> None:
         (True, {}, True),
         (True, {"raise_for_status": False}, False),
     ]
-
-    async def agent() -> float:
-        for default, own, raises in rows:
-            async with aiohttp.ClientSession(raise_for_status=default) as session:
-                if raises:
-                    with pytest.raises(aiohttp.ClientResponseError, match="400"):
-                        await session.post(URL, json=body, **own)
-                else:
-                    assert (await session.post(URL, json=body, **own)).status == 400
-        return 1.0
-
-    await play_without_a_call(agent)
+    for default, options, raises in rows:
+        async with aiohttp.ClientSession(raise_for_status=default) as session:
+            if raises:
+                with pytest.raises(aiohttp.ClientResponseError, match="400"):
+                    await session.post(URL, json=body, **options)
+            else:
+                assert (await session.post(URL, json=body, **options)).status == 400
 
 
 # -- many at once --------------------------------------------------------------------------------
@@ -250,18 +243,18 @@ async def test_aiohttp_raises_for_a_refusal_where_it_is_told_to() -> None:
 
 async def test_many_episodes_at_once_are_never_mixed_up() -> None:
     async def agent(task: str) -> bool:
-        asked = [f"{task}, number {number}" for number in range(4)]
+        questions = [f"{task}, number {number}" for number in range(4)]
         ways: list[Any] = [
             async_openai,
             lambda text: asyncio.to_thread(blocking_anthropic, text),
         ] * 2
-        said = await asyncio.gather(*(ask(text) for ask, text in zip(ways, asked, strict=True)))
-        return said == asked and await async_openai(f"{task}, at last") == f"{task}, at last"
+        said = await asyncio.gather(*(ask(text) for ask, text in zip(ways, questions, strict=True)))
+        return said == questions and await async_openai(f"{task}, at last") == f"{task}, at last"
 
     def plain(task: str) -> bool:
-        asked = [f"{task}.{number}" for number in range(5)]
+        questions = [f"{task}.{number}" for number in range(5)]
         with ThreadPoolExecutor(2) as pool:
-            return [*pool.map(blocking_openai, asked)] == asked
+            return [*pool.map(blocking_openai, questions)] == questions
 
     agents: list[Any] = [agent, plain]
     games = [play(agent, f"{agent.__name__} {n}") for n in range(12) for agent in agents]
@@ -310,19 +303,19 @@ async def test_other_models_are_asked_where_they_are(elsewhere: Elsewhere) -> No
         assert await router.ask("Hi", "gpt-5.2", **at) == "From elsewhere."
         with pytest.raises(genai.errors.ClientError, match="404"):
             await async_genai("Hi", "gemini-2.5-flash", **google)
-        said = [await router.ask("Here?", **at), await async_openai("Here?", **at)]
-        return float([*said, await async_genai("Here?", **google)] == ["Here?"] * 3)
+        texts = [await router.ask("Here?", **at), await async_openai("Here?", **at)]
+        return float([*texts, await async_genai("Here?", **google)] == ["Here?"] * 3)
 
     assert kit.rewards(await play(agent)) == [0.0, 0.0, 1.0]
-    *asked, (_, path, _) = elsewhere.asked
-    models = [body["model"] for _, _, body in asked]
+    *calls, (_, path, _) = elsewhere.asked
+    models = [body["model"] for _, _, body in calls]
     assert models == ["gpt-4o", "policy-2", "", "gpt-4o", "gpt-4o", "gpt-5.2"]
-    assert asked[0][2]["messages"] == messages("Hi")
+    assert calls[0][2]["messages"] == messages("Hi")
     assert path == "/v1/models/gemini-2.5-flash:generateContent"
 
 
 async def test_the_log_has_a_line_for_each_request_that_was_sent_and_none_for_taken_over_calls(
-    elsewhere: Elsewhere, caplog: pytest.LogCaptureFixture
+    elsewhere: Elsewhere, caplog: Logs
 ) -> None:
     async def agent() -> float:
         for library in (httpx, httpx2):
@@ -363,9 +356,7 @@ async def test_what_is_no_model_call_is_not_taken_over(elsewhere: Elsewhere) -> 
 
 
 @pytest.mark.parametrize("path", ["/completions", "/responses/compact"])
-async def test_a_path_of_the_policy_that_is_not_served_is_a_404_that_lists_what_is(
-    path: str, elsewhere: Elsewhere
-) -> None:
+async def test_an_unserved_path_is_a_404_with_a_list(path: str, elsewhere: Elsewhere) -> None:
     async def agent() -> float:
         client = openai.AsyncOpenAI(api_key="unused", base_url=elsewhere.url, max_retries=0)
         with pytest.raises(openai.NotFoundError, match=f"POST .*{path} here. Available: POST /v1"):
@@ -375,19 +366,18 @@ async def test_a_path_of_the_policy_that_is_not_served_is_a_404_that_lists_what_
         return 1.0
 
     await play_without_a_call(agent, policy_names=MODEL)
-    assert [(there, sent["model"]) for _, there, sent in elsewhere.asked] == [
+    assert [(target, body["model"]) for _, target, body in elsewhere.asked] == [
         (f"/v1{path}", "another")
     ]
 
 
-def test_an_async_call_without_an_asyncio_loop_is_a_400_that_says_so() -> None:
-    def agent(client: BlockingAgentClient) -> float:
-        call = AgentClient(client._endpoint).chat.completions.create(messages=messages("Hi"))
-        with pytest.raises(openai.BadRequestError, match="evert answers only asyncio's"):
-            call.send(None)  # as trio would
-        return 1.0
-
-    asyncio.run(play_without_a_call(agent))
+@as_agent()
+def test_an_async_call_without_an_asyncio_loop_is_a_400_that_says_so(
+    client: BlockingAgentClient,
+) -> None:
+    call = AgentClient(client._endpoint).chat.completions.create(messages=messages("Hi"))
+    with pytest.raises(openai.BadRequestError, match="evert answers only asyncio's"):
+        call.send(None)  # as trio would
 
 
 async def test_code_outside_of_agents_is_left_alone(elsewhere: Elsewhere) -> None:
@@ -402,48 +392,41 @@ async def test_code_outside_of_agents_is_left_alone(elsewhere: Elsewhere) -> Non
     await inside.wait()
     assert takeover._is_installed
     router, at = LM15["openai-chat"], {"base_url": elsewhere.url}
-    said = [await async_openai("Hi", **at), await router.ask("Hi", **at)]
+    texts = [await async_openai("Hi", **at), await router.ask("Hi", **at)]
     for ask in (blocking_openai, router.ask_blocking):
-        said += [await place(partial(ask, "Hi", **at)) for place in PLACES.values()]
-    assert said == ["From elsewhere."] * len(elsewhere.asked)
+        texts += [await place(partial(ask, "Hi", **at)) for place in PLACES.values()]
+    assert texts == ["From elsewhere."] * len(elsewhere.asked)
     outside.set()
 
     assert reward(await game) == 1.0
     assert len(elsewhere.asked) == 2 + 2 * len(PLACES)
 
 
+@as_agent()
 async def test_a_context_that_the_agent_leaves_is_outside(elsewhere: Elsewhere) -> None:
-    async def agent() -> float:
-        ask = async_openai("Hi", base_url=elsewhere.url)
-        said = asyncio.get_running_loop().create_task(ask, context=contextvars.Context())
-        return float(await said == "From elsewhere.")
-
-    await play_without_a_call(agent)
+    ask = async_openai("Hi", base_url=elsewhere.url)
+    reply = asyncio.get_running_loop().create_task(ask, context=contextvars.Context())
+    assert await reply == "From elsewhere."
 
 
-async def test_large_uploads_that_are_no_model_calls_are_not_read_into_memory(
-    elsewhere: Elsewhere,
-) -> None:
+@as_agent()
+async def test_large_uploads_beside_model_calls_are_not_read(elsewhere: Elsewhere) -> None:
     async def body() -> AsyncIterator[bytes]:
         for _ in range(3):
             yield b"x"
 
-    async def agent() -> float:
-        async with httpx.AsyncClient() as http:
-            request = http.build_request("POST", f"{elsewhere.url}/files", content=body())
-            await http.send(request)
-            with pytest.raises(httpx.RequestNotRead):
-                request.content  # noqa: B018
-        return 1.0
-
-    await play_without_a_call(agent)
+    async with httpx.AsyncClient() as http:
+        request = http.build_request("POST", f"{elsewhere.url}/files", content=body())
+        await http.send(request)
+        with pytest.raises(httpx.RequestNotRead):
+            request.content  # noqa: B018
 
 
 # -- what outlives its agent ---------------------------------------------------------------------
 
 
 @every_place
-async def test_a_call_after_its_agent_is_told_so_where_it_was_handed_out_and_else_is_nobodys(
+async def test_a_call_after_its_agent_is_refused_or_let_by(
     place: str, elsewhere: Elsewhere
 ) -> None:
     is_over = threading.Event()
@@ -462,17 +445,17 @@ async def test_a_call_after_its_agent_is_told_so_where_it_was_handed_out_and_els
 
     assert reward(await play(agent)) == 1.0
     is_over.set()
-    told = await pending[0]
+    outcome = await pending[0]
     if place in THREADS:
-        assert told == "From elsewhere."
+        assert outcome == "From elsewhere."
         return
-    assert told.startswith("rollout_over: ")
-    assert "had ended" in told
-    assert EpisodeEndedError.__name__ not in told
+    assert outcome.startswith("rollout_over: ")
+    assert "had ended" in outcome
+    assert EpisodeEndedError.__name__ not in outcome
     assert elsewhere.asked == []
 
 
-async def test_a_service_that_began_within_an_agent_serves_the_others_and_keeps_it_not_alive(
+async def test_a_service_that_an_agent_began_serves_others_and_frees_it(
     elsewhere: Elsewhere,
 ) -> None:
     """A thread that does everybody's work, started by whoever comes first: an event bus, say."""
@@ -480,13 +463,13 @@ async def test_a_service_that_began_within_an_agent_serves_the_others_and_keeps_
     gone: list[weakref.ref[Any]] = []
 
     def serve() -> None:
-        for done, work in iter(inbox.get, None):
-            done.set_result(work())
+        for future, work in iter(inbox.get, None):
+            future.set_result(work())
 
     def do(work: Work) -> Any:
-        done = concurrent.futures.Future[Any]()
-        inbox.put((done, work))
-        return done.result(60)
+        future = concurrent.futures.Future[Any]()
+        inbox.put((future, work))
+        return future.result(60)
 
     thread = threading.Thread(target=serve, daemon=True)
 
@@ -570,33 +553,33 @@ async def test_what_began_within_an_agent_works_for_each_who_uses_it(
 
 async def test_threads_of_pools_that_agents_began_do_the_others_work(elsewhere: Elsewhere) -> None:
     with ThreadPoolExecutor(1) as pool:
-        own = partial(asyncio.get_running_loop().run_in_executor, pool)
-        ways: list[Place] = [own, asyncio.to_thread, anyio.to_thread.run_sync]
+        in_pool = partial(asyncio.get_running_loop().run_in_executor, pool)
+        ways: list[Place] = [in_pool, asyncio.to_thread, anyio.to_thread.run_sync]
 
-        async def asked(text: str, **options: Any) -> list[str]:
+        async def ask_all(text: str, **options: Any) -> list[str]:
             return [await way(partial(blocking_openai, text, **options)) for way in ways]
 
         async def agent() -> bool:
-            return await asked("Mine.") == ["Mine."] * 3
+            return await ask_all("Mine.") == ["Mine."] * 3
 
         assert reward(await play(agent)) == 1.0
-        assert await asked("Hi", base_url=elsewhere.url) == ["From elsewhere."] * 3
+        assert await ask_all("Hi", base_url=elsewhere.url) == ["From elsewhere."] * 3
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-async def test_a_forked_process_is_nobodys() -> None:
-    def agent() -> bool:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
-            child = os.fork()
-        if child == 0:
-            os._exit(7 if takeover.current_endpoint() is None else 8)
-        _, status = os.waitpid(child, 0)
-        return os.waitstatus_to_exitcode(status) == 7 and takeover.current_endpoint() is not None
+@as_agent()
+def test_a_forked_process_is_nobodys() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+        child = os.fork()
+    if child == 0:
+        os._exit(7 if takeover.current_endpoint() is None else 8)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+    assert takeover.current_endpoint() is not None
 
-    await play_without_a_call(agent)
 
-
+@as_agent()
 async def test_a_thread_of_an_agent_looks_like_any() -> None:
     seen: list[Any] = []
 
@@ -604,35 +587,28 @@ async def test_a_thread_of_an_agent_looks_like_any() -> None:
         def run(self) -> None:
             seen.append((dict(vars(self)).get("run"), takeover.current_endpoint() is not None))
 
-    async def agent() -> float:
-        replaced = threading.Thread()
-        replaced.run = lambda: seen.append(vars(replaced)["run"])  # type: ignore[method-assign]
-        own_run = replaced.run
-        for thread in (Own(), replaced):
+    replaced = threading.Thread()
+    replaced.run = lambda: seen.append(vars(replaced)["run"])  # type: ignore[method-assign]
+    own_run = replaced.run
+    for thread in (Own(), replaced):
+        thread.start()
+        thread.join()
+        with pytest.raises(RuntimeError, match="threads can only be started once"):
             thread.start()
-            thread.join()
-            with pytest.raises(RuntimeError, match="threads can only be started once"):
-                thread.start()
-        assert "run" not in vars(Own())
-        assert seen == [(None, True), own_run]
-        return 1.0
-
-    await play_without_a_call(agent)
+    assert "run" not in vars(Own())
+    assert seen == [(None, True), own_run]
 
 
 # -- installed once ------------------------------------------------------------------------------
 
 
 PATCHED = [
-    *(
-        (client, "_transport_for_url")
-        for lib in (httpx, httpx2)
-        for client in (lib.Client, lib.AsyncClient)
-    ),
+    *((client, "_transport_for_url") for lib in (httpx, httpx2) for client in (lib.Client,
+        lib.AsyncClient)),
     (aiohttp.ClientSession, "_request"),
     (threading.Thread, "start"),
     (ThreadPoolExecutor, "submit"),
-]
+]  # fmt: skip
 
 
 def patches() -> list[Any]:
@@ -656,19 +632,19 @@ def test_nobody_sees_a_difference() -> None:
     assert patches() == patched
 
 
-async def test_what_others_wrap_stays_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_others_wrap_stays_theirs(monkeypatch: Patch) -> None:
     takeover.install()
-    ours, started = threading.Thread.start, []
+    original, started = threading.Thread.start, []
 
     def wrapped(thread: threading.Thread) -> None:
         started.append(thread)
-        ours(thread)
+        original(thread)
 
     monkeypatch.setattr(threading.Thread, "start", wrapped)
 
     async def agent() -> bool:
-        said = await THREADS["a thread"](partial(blocking_openai, "Still."))
-        return bool(said == "Still.")
+        text = await THREADS["a thread"](partial(blocking_openai, "Still."))
+        return bool(text == "Still.")
 
     assert reward(await play(agent)) == 1.0
     assert vars(threading.Thread)["start"] is wrapped
@@ -676,9 +652,7 @@ async def test_what_others_wrap_stays_theirs(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.undo()
 
 
-def test_take_over_is_installed_once_by_however_many_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_take_over_is_installed_once_by_however_many_threads(monkeypatch: Patch) -> None:
     lock, all_found_none, times = takeover._lock, threading.Barrier(8), []
 
     class Door:
@@ -702,23 +676,17 @@ def test_take_over_is_installed_once_by_however_many_threads(
     assert times == [1]
 
 
-# -- refusals ------------------------------------------------------------------------------------
-
-
+@as_agent()
 async def test_a_blocking_call_on_the_envs_own_loop_is_a_400() -> None:
-    async def agent() -> float:
-        for sdk, ask in BLOCKING.items():
-            with pytest.raises(REFUSALS, match="asyncio.to_thread") as caught:
-                pytest.fail(f"{sdk} says {ask('Would wait for ever.')}")
-            if isinstance(caught.value, openai.BadRequestError):
-                assert caught.value.code == "blocking_call"
-        return 1.0
-
-    await play_without_a_call(agent)
+    for sdk, ask in BLOCKING.items():
+        with pytest.raises(REFUSALS, match="asyncio.to_thread") as caught:
+            pytest.fail(f"{sdk} says {ask('Would wait for ever.')}")
+        if isinstance(caught.value, openai.BadRequestError):
+            assert caught.value.code == "blocking_call"
 
 
 async def test_evert_s_own_calls_to_a_model_of_the_policys_name_are_never_taken_over(
-    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
+    elsewhere: Elsewhere, monkeypatch: Patch
 ) -> None:
     """Else the policy would be asked to answer, and be shown what only the answerer may know."""
     monkeypatch.setenv("SOME_KEY", "x")

@@ -16,9 +16,9 @@ import openai
 import pytest
 from google import genai
 from tests.bridge.clients.sdk_calls import REFUSALS
-from tests.kit import play, reward, user
+from tests.kit import Patch, play, reward, start, user
 
-from evert import AgentClient, BlockingAgentClient, ChatAgentEnv
+from evert import AgentClient, BlockingAgentClient
 from evert.bridge.clients.aiohttp_transport import response_for
 from evert.bridge.clients.dialects.api import EVENTS, ApiResponse
 from evert.bridge.clients.httpx_transport import Transport
@@ -29,7 +29,7 @@ LIBRARIES: list[Any] = [httpx, httpx2]
 
 
 @pytest.fixture(autouse=True)
-def no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_sockets(monkeypatch: Patch) -> None:
     def refuse(*arguments: Any, **options: Any) -> None:
         raise AssertionError(f"the network was used: {arguments}")
 
@@ -81,8 +81,8 @@ async def test_a_client_gets_its_own_librarys_response(library: Any) -> None:
         return text(response) == "Fine."
 
     agents: list[Any] = [agent, blocking]
-    for one in agents:
-        assert reward(await play(one)) == 1.0
+    for form in agents:
+        assert reward(await play(form)) == 1.0
 
 
 async def test_the_transport_is_a_context_manager_of_both_kinds_that_holds_nothing() -> None:
@@ -103,27 +103,26 @@ async def test_the_transport_is_a_context_manager_of_both_kinds_that_holds_nothi
 
 async def test_it_is_bound_to_its_rollout_wherever_it_is_used() -> None:
     """Some frameworks lose context variables on the way."""
-    found: dict[str, Any] = {}
-    said: dict[str, str] = {}
-    met = asyncio.Barrier(2)
+    transports: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    barrier = asyncio.Barrier(2)
 
     async def agent(client: AgentClient, task: str) -> float:
-        found[task] = client.transport
-        await met.wait()
-        other = found[{"one": "two", "two": "one"}[task]]
-        async with httpx.AsyncClient(transport=other) as http:
-            said[task] = text(await http.post(url_of(other), json={"messages": HELLO}))
-        await met.wait()
+        transports[task] = client.transport
+        await barrier.wait()
+        transport = transports[{"one": "two", "two": "one"}[task]]
+        async with httpx.AsyncClient(transport=transport) as http:
+            texts[task] = text(await http.post(url_of(transport), json={"messages": HELLO}))
+        await barrier.wait()
         return 1.0
 
     await asyncio.gather(play(agent, "From one.", task="one"), play(agent, "From two.", task="two"))
-    assert said == {"one": "From two.", "two": "From one."}
+    assert texts == {"one": "From two.", "two": "From one."}
 
 
 async def close_while_it_waits(agent: Any) -> None:
     """Play an episode until its first call, and give it up."""
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     await env.close()
     assert not env.is_running
 
@@ -177,15 +176,10 @@ async def test_an_agent_that_goes_on_calling_is_ended_and_its_thread_is_freed() 
     assert not threads[0].is_alive()
 
 
-# -- aiohttp ---------------------------------------------------------------------------------------
-
-
 LARGE = b"data: {}\n\n" * 300_000
 
 
-async def test_it_is_aiohttps_own_response_with_its_status_and_raises_where_that_is_asked_for() -> (
-    None
-):
+async def test_it_is_aiohttps_own_response_with_its_status_and_raises_on_request() -> None:
     for status, reason in [
         (200, "OK"),
         (400, "Bad Request"),

@@ -24,7 +24,7 @@ from tests.bridge.clients.sdk_calls import (
     blocking_anthropic,
     blocking_openai,
 )
-from tests.kit import play, play_without_a_call, reward, user
+from tests.kit import Patch, as_agent, play, play_without_a_call, reward, user
 from tinker_cookbook.renderers import Message
 
 from evert import AgentClient, AgentError
@@ -42,7 +42,7 @@ CAUSE = (
 )
 
 
-def network(monkeypatch: pytest.MonkeyPatch, errno: int) -> list[str]:
+def network(monkeypatch: Patch, errno: int) -> list[str]:
     """Names that are looked up, which all end in an error."""
     looked_up: list[str] = []
 
@@ -55,13 +55,12 @@ def network(monkeypatch: pytest.MonkeyPatch, errno: int) -> list[str]:
 
 
 @pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A machine where no name is known."""
+def no_network(monkeypatch: Patch) -> list[str]:
     return network(monkeypatch, socket.EAI_NONAME)
 
 
 @pytest.fixture
-def bad_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def bad_network(monkeypatch: Patch) -> list[str]:
     """A machine whose name server does not answer for the moment."""
     return network(monkeypatch, socket.EAI_AGAIN)
 
@@ -70,8 +69,8 @@ def bad_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def takes_a_model(sdk: str) -> bool:
-    named = sdk not in ("genai without aiohttp", "genai on Vertex")
-    return named and not (sdk.startswith("lm15") and sdk.endswith("stream"))
+    has_model = sdk not in ("genai without aiohttp", "genai on Vertex")
+    return has_model and not (sdk.startswith("lm15") and sdk.endswith("stream"))
 
 
 async def test_an_agent_is_told_by_its_sdk_at_once(no_network: list[str]) -> None:
@@ -100,22 +99,19 @@ async def test_an_agent_is_told_by_its_sdk_at_once(no_network: list[str]) -> Non
 
 
 @pytest.mark.usefixtures("no_network")
+@as_agent()
 async def test_requests_without_any_sdk_get_it_as_a_response() -> None:
-    async def agent() -> float:
-        async with (
-            httpx.AsyncClient() as old,
-            httpx2.AsyncClient() as new,
-            aiohttp.ClientSession() as session,
-        ):
-            clients: list[Any] = [old, new]
-            answers = [(await client.post(URL, json=BODY)).json() for client in clients]
-            answers.append(await (await session.post(URL, json=BODY)).json())
-        for error in (answer["error"] for answer in answers):
-            assert (error["code"], error["param"]) == ("model_not_found", "model")
-            assert error["message"] == f"{CAUSE} api.openai.com cannot be reached from here."
-        return 1.0
-
-    await play_without_a_call(agent)
+    async with (
+        httpx.AsyncClient() as old,
+        httpx2.AsyncClient() as new,
+        aiohttp.ClientSession() as session,
+    ):
+        clients: list[Any] = [old, new]
+        answers = [(await client.post(URL, json=BODY)).json() for client in clients]
+        answers.append(await (await session.post(URL, json=BODY)).json())
+    for error in (answer["error"] for answer in answers):
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+        assert error["message"] == f"{CAUSE} api.openai.com cannot be reached from here."
 
 
 @pytest.mark.usefixtures("no_network")
@@ -136,10 +132,10 @@ async def test_the_policy_by_the_name_it_is_told_to_have_answers() -> None:
 
 
 async def test_a_frozen_model_that_fails_is_named_and_asked_once() -> None:
-    asked: list[str] = []
+    calls: list[str] = []
 
     def judge(messages: list[Message]) -> str:
-        asked.append("judge")
+        calls.append("judge")
         raise ValueError("no such game")
 
     def agent() -> float:
@@ -149,15 +145,10 @@ async def test_a_frozen_model_that_fails_is_named_and_asked_once() -> None:
         return 1.0
 
     await play_without_a_call(agent, models={"judge": judge})
-    assert asked == ["judge"] * 2
+    assert calls == ["judge"] * 2
 
 
-# -- a network that fails ------------------------------------------------------------------------
-
-
-async def test_a_name_server_that_does_not_answer_is_a_connection_error_and_retried(
-    bad_network: list[str],
-) -> None:
+async def test_a_silent_name_server_is_a_retried_connection_error(bad_network: list[str]) -> None:
     def agent() -> None:
         with pytest.raises(openai.APIConnectionError):
             blocking_openai("Hello?", OTHER, max_retries=1)
@@ -192,9 +183,6 @@ async def test_a_port_where_nobody_listens_is_a_connection_error_in_every_librar
     await play_without_a_call(agent)
 
 
-# -- the rollout's own address -------------------------------------------------------------------
-
-
 async def test_any_name_will_do_at_the_rollouts_address_and_is_no_stranger() -> None:
     async def agent(client: AgentClient) -> float:
         async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as sdk:
@@ -210,24 +198,24 @@ async def test_any_name_will_do_at_the_rollouts_address_and_is_no_stranger() -> 
 async def test_whatever_base_url_is_made_of_it_works() -> None:
     """Some SDKs want one with /v1, some without, and people mix them up."""
     ends = ["", "/", "/v1", "/v1/", "/v1/v1", "/v1/chat/completions", "/api"]
-    said: list[Any] = []
+    texts: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
         address = client.serve()
         with left_alone():  # as another process does
             for end in ends:
-                own: Any = {"base_url": f"{address.root_url}{end}", "api_key": address.api_key}
-                async with openai.AsyncOpenAI(**own) as sdk, anthropic.AsyncAnthropic(**own) as two:
+                at: Any = {"base_url": f"{address.root_url}{end}", "api_key": address.api_key}
+                async with openai.AsyncOpenAI(**at) as sdk, anthropic.AsyncAnthropic(**at) as two:
                     chat = await sdk.chat.completions.create(model=OTHER, messages=HELLO)
                     response = await sdk.responses.create(model=OTHER, input="Hello?")
-                    asked: Any = {"model": OTHER, "messages": HELLO, "max_tokens": 9}
-                    message = await two.messages.create(**asked)
-                said.append(chat.choices[0].message.content)
-                said.extend([response.output_text, message.content[0].text])
+                    fields: Any = {"model": OTHER, "messages": HELLO, "max_tokens": 9}
+                    message = await two.messages.create(**fields)
+                texts.append(chat.choices[0].message.content)
+                texts.extend([response.output_text, message.content[0].text])
         return 1.0
 
     await play(agent)
-    assert said == ["Fine."] * 3 * len(ends)
+    assert texts == ["Fine."] * 3 * len(ends)
 
 
 # -- keys ----------------------------------------------------------------------------------------
@@ -242,9 +230,9 @@ async def refusals(address: server.Address, key: str, status: int) -> list[Any]:
         async with openai.AsyncOpenAI(base_url=address.base_url, api_key=key) as sdk:
             with pytest.raises(openai.APIStatusError) as caught:
                 await sdk.chat.completions.create(model=MODEL, messages=HELLO)
-        async with anthropic.AsyncAnthropic(base_url=address.root_url, api_key=key) as other:
+        async with anthropic.AsyncAnthropic(base_url=address.root_url, api_key=key) as claude:
             with pytest.raises(anthropic.APIStatusError) as told:
-                await other.messages.create(model=MODEL, messages=HELLO, max_tokens=9)
+                await claude.messages.create(model=MODEL, messages=HELLO, max_tokens=9)
         async with genai.Client(api_key=key, http_options=options).aio as third:
             with pytest.raises(genai.errors.ClientError) as said:
                 await third.models.generate_content(model=MODEL, contents="Hi")
@@ -252,26 +240,24 @@ async def refusals(address: server.Address, key: str, status: int) -> list[Any]:
     return [caught.value, told.value, said.value]
 
 
-async def test_a_key_of_nobodys_and_no_key_at_all() -> None:
-    async def agent(client: AgentClient) -> float:
-        address = client.serve()
-        for key in ("sk-of-somebody", "evert-guess"):
-            for error in await refusals(address, key, 401):
-                assert f"No rollout has this API key. {ADVICE}" in str(error)
-                assert key not in str(error)
-        with left_alone():
-            async with httpx.AsyncClient() as http:
-                answer = await http.post(f"{address.base_url}/chat/completions", json=BODY)
-        assert answer.status_code == 401
-        message = answer.json()["error"]["message"]
-        assert message.startswith(f"The request has no API key. {ADVICE}")
-        return 1.0
-
-    await play_without_a_call(agent)
+@as_agent()
+async def test_a_key_of_nobodys_and_no_key_at_all(client: AgentClient) -> None:
+    address = client.serve()
+    for key in ("sk-of-somebody", "evert-guess"):
+        for error in await refusals(address, key, 401):
+            assert f"No rollout has this API key. {ADVICE}" in str(error)
+            assert key not in str(error)
+    with left_alone():
+        async with httpx.AsyncClient() as http:
+            answer = await http.post(f"{address.base_url}/chat/completions", json=BODY)
+    assert answer.status_code == 401
+    message = answer.json()["error"]["message"]
+    assert message.startswith(f"The request has no API key. {ADVICE}")
 
 
-async def test_a_key_whose_episode_is_over_is_told_so_while_it_is_one_of_the_latest(
-    monkeypatch: pytest.MonkeyPatch,
+@as_agent()
+async def test_the_latest_keys_whose_episode_is_over_are_told_so(
+    client: AgentClient, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(server, "KEYS_REMEMBERED", 2)
     late: list[server.Address] = []
@@ -280,15 +266,11 @@ async def test_a_key_whose_episode_is_over_is_told_so_while_it_is_one_of_the_lat
         late.append(client.serve())
         return 1.0
 
-    async def second(client: AgentClient) -> float:
-        client.serve()  # keeps the server up while the others' keys go
-        for _ in range(3):
-            await play_without_a_call(first)
-        for address in late[1:]:
-            errors = await refusals(address, address.api_key, 400)
-            assert errors[0].code == "rollout_over"
-            assert all("The episode of this key is over" in str(error) for error in errors)
-        await refusals(late[0], late[0].api_key, 401)
-        return 1.0
-
-    await play_without_a_call(second)
+    client.serve()  # keeps the server up while the others' keys go
+    for _ in range(3):
+        await play_without_a_call(first)
+    for address in late[1:]:
+        errors = await refusals(address, address.api_key, 400)
+        assert errors[0].code == "rollout_over"
+        assert all("The episode of this key is over" in str(error) for error in errors)
+    await refusals(late[0], late[0].api_key, 401)

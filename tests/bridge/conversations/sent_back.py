@@ -7,7 +7,6 @@ from evert.bridge.conversations.reading import read_entries
 
 
 def is_sent_back(reply: Reply, message: object) -> bool:
-    """Whether a message of a later request is the reply."""
     try:
         [entry] = read_entries([message], 0, {})
     except openai.BadRequestError:

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
 import pytest
-from tests.bridge.conftest import renderer_named
 from tests.kit import call, calling, play, reward, tool, user
+from tests.kit.renderers import renderer_named
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.types import Trajectory
 
@@ -16,12 +16,11 @@ from evert import AgentClient
 from evert.bridge.env.options import EnvOptions
 
 TOOLS: Any = [tool("edit")]
+Change = Callable[[dict[str, Any], int], str]
 TWO = f"{calling('edit', path='a')}\n{calling('edit', path='b')}\n"
 
 
-def sends_back(
-    change: Callable[[dict[str, Any], int], str],
-) -> Callable[[AgentClient], Awaitable[float]]:
+def sends_back(change: Change) -> Callable[[AgentClient], Awaitable[float]]:
     """An agent that calls tools until there is no call.
 
     ``change`` changes a call, the so many-th of all messages and calls, before it is sent back, and
@@ -44,7 +43,7 @@ def sends_back(
     return agent
 
 
-async def played(agent: Any, *replies: str, **options: Any) -> Trajectory:
+async def episode(agent: Any, *replies: str, **options: Any) -> Trajectory:
     trajectory = await play(agent, *replies, "done", **options)
     assert len(trajectory.transitions) == len(replies) + 1
     assert reward(trajectory) == 1.0
@@ -78,21 +77,21 @@ async def test_completed_arguments_are_kept_where_the_option_or_the_agent_says_s
         (Completing(), {}, 1),
         (sends_back(complete), {}, 4),
     ):
-        trajectory = await played(agent, *edits, **options)
+        trajectory = await episode(agent, *edits, **options)
         metrics = trajectory.transitions[-1].metrics
         assert len(trajectory_to_data(trajectory, 1.0)) == lineages
         expected = {"lineages": lineages, "drift": 3, "drift/completed_arguments": 3}
         assert metrics.items() >= expected.items()
-        told = [turn.logs.get("drift") for turn in trajectory.transitions]
-        assert told == [*["completed_arguments"] * 3, None]
+        causes = [turn.logs.get("drift") for turn in trajectory.transitions]
+        assert causes == [*["completed_arguments"] * 3, None]
 
 
 def renamed(rename: Callable[[str, int], str], answered: str | None = None) -> Any:
     """An agent that sends calls back under other ids, and results for them or for ``answered``."""
 
-    def change(made: dict[str, Any], place: int) -> str:
-        made["id"] = rename(made["id"], place)
-        return answered or made["id"]
+    def change(tool_call: dict[str, Any], place: int) -> str:
+        tool_call["id"] = rename(tool_call["id"], place)
+        return answered or tool_call["id"]
 
     return sends_back(change)
 
@@ -105,27 +104,29 @@ RENAMES: list[Callable[[str, int], str]] = [
 
 
 async def test_a_consistent_renaming_of_ids_is_no_drift_and_ids_are_the_same_each_time() -> None:
-    told: list[str] = []
+    ids: list[str] = []
     for rename in (RENAMES[0], *RENAMES):
-        trajectory = await played(renamed(rename), TWO, calling("edit", path="c"), TWO)
+        trajectory = await episode(renamed(rename), TWO, calling("edit", path="c"), TWO)
         metrics = trajectory.transitions[-1].metrics
         assert len(trajectory_to_data(trajectory, 1.0)) == metrics["lineages"] == 1
         assert metrics["drift"] == metrics.get("drift/retokenised", 0)
         assert "handoffs" not in metrics
-        told.append(str([turn.logs["ids"] for turn in trajectory.transitions]))
-    found = re.findall(r"call_[A-Za-z0-9]{24}\b", told[0])
-    assert len(set(found)) == len(found) == 5
-    assert told[0] == told[1]
+        ids.append(str([turn.logs["ids"] for turn in trajectory.transitions]))
+    unique_ids = re.findall(r"call_[A-Za-z0-9]{24}\b", ids[0])
+    assert len(set(unique_ids)) == len(unique_ids) == 5
+    assert ids[0] == ids[1]
 
 
-async def test_ids_that_say_something_else_are_drift_and_named() -> None:
-    for agent in (renamed(lambda id, place: "mine"), renamed(lambda id, place: "mine", "no such")):
-        trajectory = await played(agent, TWO)
-        first = trajectory.transitions[0]
-        assert first.logs["drift"] == "history"
-        where = r"messages\[1\]\.tool_calls\[0\]\.id of the assistant was "
-        assert re.match(where, str(first.logs["drift_at"]))
-        assert len(trajectory_to_data(trajectory, 1.0)) == 2
+@pytest.mark.parametrize(
+    "agent", [renamed(lambda id, place: "mine"), renamed(lambda id, place: "mine", "no such")]
+)
+async def test_ids_that_say_something_else_are_drift_and_named(agent: Any) -> None:
+    trajectory = await episode(agent, TWO)
+    first = trajectory.transitions[0]
+    assert first.logs["drift"] == "history"
+    where = r"messages\[1\]\.tool_calls\[0\]\.id of the assistant was "
+    assert re.match(where, str(first.logs["drift_at"]))
+    assert len(trajectory_to_data(trajectory, 1.0)) == 2
 
 
 async def test_a_renamed_id_that_the_template_shows_is_drift() -> None:
@@ -135,43 +136,28 @@ async def test_a_renamed_id_that_the_template_shows_is_drift() -> None:
     )
     causes, kimi = list[object](), renderer_named("kimi_k2")
     for rename in RENAMES:
-        trajectory = await played(renamed(rename), called, renderer=kimi)
+        trajectory = await episode(renamed(rename), called, renderer=kimi)
         causes.append(trajectory.transitions[0].logs["drift"])
 
     assert causes == ["retokenised", "history", "history"]
     assert "'functions.edit:0'" in str(trajectory.transitions[0].logs["drift_at"])
 
 
+ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
 CHANGES: list[tuple[Callable[[list[Any]], object], str, str]] = [
-    (
-        lambda sent: sent[1]["tool_calls"][0]["function"].update(arguments='{"path": "z"}'),
-        "history",
-        "messages[1].tool_calls[0].function.arguments.path of the assistant was 'a' and is now "
-        "'z'.",
-    ),
-    (
-        lambda sent: sent[1]["tool_calls"][0]["function"].update(arguments='{"path":"a", "n":1}'),
-        "completed_arguments",
-        "messages[1].tool_calls[0].function.arguments.n of the assistant was 'null' and is now "
-        "'1'.",
-    ),
-    (
-        lambda sent: sent[0].update(content="stop"),
-        "history",
-        "messages[0].content of the user was 'go' and is now 'stop'.",
-    ),
-    (
-        lambda sent: sent.__setitem__(slice(1, 3), [user("And?")]),
-        "history",
-        "messages[1].role of the assistant was 'assistant' and is now 'user'.",
-    ),
-]
+    (lambda sent: sent[1]["tool_calls"][0]["function"].update(arguments='{"path": "z"}'),
+        "history", f"{ARGUMENTS}.path of the assistant was 'a' and is now 'z'."),
+    (lambda sent: sent[1]["tool_calls"][0]["function"].update(arguments='{"path":"a", "n":1}'),
+        "completed_arguments", f"{ARGUMENTS}.n of the assistant was 'null' and is now '1'."),
+    (lambda sent: sent[0].update(content="stop"),
+        "history", "messages[0].content of the user was 'go' and is now 'stop'."),
+    (lambda sent: sent.__setitem__(slice(1, 3), [user("And?")]),
+        "history", "messages[1].role of the assistant was 'assistant' and is now 'user'."),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "cause", "where"), CHANGES)
-async def test_drift_says_which_field_of_which_message_differed(
-    change: Any, cause: str, where: str
-) -> None:
+async def test_drift_names_the_field_and_the_message(change: Any, cause: str, where: str) -> None:
     async def agent(client: AgentClient) -> float:
         message = (await call(client, "go", tools=TOOLS)).choices[0].message
         [made], sent = message.tool_calls, [user("go"), message.model_dump(exclude_none=True)]
@@ -180,6 +166,6 @@ async def test_drift_says_which_field_of_which_message_differed(
         await call(client, *sent, tools=TOOLS)
         return 1.0
 
-    trajectory = await played(agent, calling("edit", path="a"))
+    trajectory = await episode(agent, calling("edit", path="a"))
     logs = trajectory.transitions[0].logs
     assert (logs["drift"], logs["drift_at"]) == (cause, where)

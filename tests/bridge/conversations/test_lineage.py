@@ -14,7 +14,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessage
 from PIL import Image
-from tests.kit import assistant, calling, system, tool, user
+from tests.kit import Patch, assistant, calling, system, tool, user
+from tests.kit.renderers import MakeRenderer
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.renderers.qwen3 import Qwen3VLRenderer
@@ -34,7 +35,6 @@ from evert.bridge.tokens.prompt_limit import PromptLimit
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 from evert.bridge.tokens.token_log import flatten
 
-MakeRenderer = Callable[[str], Renderer]
 Messages = list[Any]
 
 ADD, EDIT = tool("add"), tool("edit")
@@ -70,8 +70,8 @@ class Talk:
     ) -> Conversation:
         request = ChatRequest("policy", list(messages), tools)
         conversation = self.book.observe(request, caller, self.renderer)
-        known = self._known.get(conversation.lineage, [])
-        assert self.prompt(conversation)[: len(known)] == known
+        prefix = self._known.get(conversation.lineage, [])
+        assert self.prompt(conversation)[: len(prefix)] == prefix
         return conversation
 
     def prompt(self, conversation: Conversation) -> list[Any]:
@@ -113,11 +113,11 @@ class Talk:
         conversation = self.ask(messages, **options)
         ids = text if isinstance(text, list) else self.renderer.encode(text)
         reply = self.take(conversation, ids if cut else ids + self.end, cut)
-        sent = completion(reply, id="", model="").choices[0].message.model_dump(exclude_none=True)
-        sent.pop("reasoning_content", None)
-        messages.append({"content": None, **sent})
-        for made in reply.tool_calls:
-            messages.append({"role": "tool", "tool_call_id": made.id, "content": "ok"})
+        echo = completion(reply, id="", model="").choices[0].message.model_dump(exclude_none=True)
+        echo.pop("reasoning_content", None)
+        messages.append({"content": None, **echo})
+        for tool_call in reply.tool_calls:
+            messages.append({"role": "tool", "tool_call_id": tool_call.id, "content": "ok"})
         messages += [] if reply.tool_calls else [user("And?")]
         return conversation
 
@@ -126,21 +126,14 @@ class Talk:
         return [token for character in text for token in self.renderer.encode(character)]
 
 
-# -- the renderer's own prompt ---------------------------------------------------------------------
-
-
 KEEP_HISTORY = {
-    "qwen3_instruct": "{}",
-    "llama3": "{}",
-    "deepseekv3": "{}",
+    **dict.fromkeys(["qwen3_instruct", "llama3", "deepseekv3"], "{}"),
     "qwen3_5_preserve_thinking": "hm\n</think>\n\n{}",
     "nemotron3_preserve_thinking": "hm\n</think>\n{}",
     "kimi_k26_preserve_thinking": "hm</think>{}",
     "glm5_3_low_reasoning": "hm</think>{}",
     # These show a reply without a thought as it was sampled.
-    "qwen3": "{}",
-    "qwen3_8_disable_thinking": "{}",
-    "kimi_k25_disable_thinking": "{}",
+    **dict.fromkeys(["qwen3", "qwen3_8_disable_thinking", "kimi_k25_disable_thinking"], "{}"),
 }
 """Renderers that show history as it was sampled, and what a reply looks like there."""
 
@@ -160,12 +153,10 @@ CUT = ["I wonder", "hm</think>Well, ", 'So <tool_call>\n{"name": "a']
 
 
 @pytest.mark.parametrize("name", KEEP_HISTORY)
-def test_replies_that_come_back_as_they_were_keep_their_tokens(
-    name: str, make_renderer: MakeRenderer
-) -> None:
+def test_replies_that_come_back_keep_their_tokens(name: str, make_renderer: MakeRenderer) -> None:
     renderer, shape = make_renderer(name), KEEP_HISTORY[name]
     tools = None if name == "llama3" else [ADD]  # it has none
-    met = {}
+    outcomes = {}
     for kind, text in [*REPLIES.items(), *((text, text) for text in CUT)]:
         talk, messages, cut = Talk(renderer), [user("Hi")], kind in CUT
         if cut and shape == "{}":
@@ -176,25 +167,19 @@ def test_replies_that_come_back_as_they_were_keep_their_tokens(
             )
         conversation = talk.ask(messages, tools=tools)
         assert kind != "plain" or (talk.is_renderers(conversation) and not talk.book.drift)
-        met[kind] = (talk.book.lineages, talk.book.drift.keys() - {Drift.RETOKENISED})
-    assert met == dict.fromkeys(met, (1, set()))
+        outcomes[kind] = (talk.book.lineages, talk.book.drift.keys() - {Drift.RETOKENISED})
+    assert outcomes == dict.fromkeys(outcomes, (1, set()))
 
 
 # -- sampled tokens --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("name", "reply"),
-    [
-        ("qwen3_instruct", "hello"),
-        ("qwen3", "hello"),
-        ("deepseekv4_1_disable_thinking", "hello"),
-        ("nemotron3_preserve_thinking", "hm\n</think>\nhello"),
-    ],
+    "name",
+    ["qwen3_instruct", "qwen3", "deepseekv4_1_disable_thinking", "nemotron3_preserve_thinking"],
 )
-def test_an_odd_spelling_is_counted_at_the_next_turn_and_at_no_later_one(
-    name: str, reply: str, make_renderer: MakeRenderer
-) -> None:
+def test_an_odd_spelling_is_counted_once(name: str, make_renderer: MakeRenderer) -> None:
+    reply = "hm\n</think>\nhello" if name.startswith("nemotron") else "hello"
     talk, messages = Talk(make_renderer(name)), [user("Say hello")]
     odd = [id for part in reply.split("</think>") for id in [-1, *talk.spell(part)]][1:]
     mark = talk.renderer.encode("</think>")
@@ -207,7 +192,7 @@ def test_an_odd_spelling_is_counted_at_the_next_turn_and_at_no_later_one(
 @pytest.mark.parametrize(
     ("name", "text"), [("qwen3_5", "hello"), ("deepseekv3_thinking", "</think>hello")]
 )
-def test_an_opened_thought_that_is_not_shown_again_is_retokenised(
+def test_an_unshown_thought_is_retokenised(
     name: str, text: str, make_renderer: MakeRenderer
 ) -> None:
     talk, messages, counted = Talk(make_renderer(name)), [user("one?")], list[int]()
@@ -244,8 +229,6 @@ def test_injected_messages_stand_before_the_reply_and_stay(family: Renderer) -> 
 
 
 class Step(NamedTuple):
-    """A request, the reply to it, and what the request meets."""
-
     lineage: int
     messages: Messages
     reply: str
@@ -263,10 +246,10 @@ def on(
 ) -> Step:
     """Texts of the user and the assistant in turn; the last one is the policy's reply."""
     messages: Messages = []
-    for one in said[:-1]:
+    for item in said[:-1]:
         last = messages[-1]["role"] if messages else "system"
         text = user if last in ("system", "assistant") else assistant
-        messages.append(text(one) if isinstance(one, str) else one)
+        messages.append(text(item) if isinstance(item, str) else item)
     return Step(lineage, messages, str(said[-1]), tools, drift, is_handed)
 
 
@@ -294,14 +277,10 @@ SCENES: dict[str, list[Step]] = {
         on(1, BRIEF, "Hi", "Bad.", "And you?", "Fine too.", "Bye", "Bye.", drift=Drift.HISTORY),
         on(1, BRIEF, "Hi", "Bad.", "And you?", "Fine too.", "Bye", "Bye.", "Oh", "So long."),
     ],
-    "no beginning": [
-        *BEGUN,
-        on(1, BRIEF, "And you?", "Fine too.", "Bye", "Bye.", drift=Drift.HISTORY),
-    ],
-    "a summary": [
-        *BEGUN,
-        on(1, BRIEF, "Hi", user("Summary."), user("Bye"), "Bye.", drift=Drift.HISTORY),
-    ],
+    "no beginning":
+        [*BEGUN, on(1, BRIEF, "And you?", "Fine too.", "Bye", "Bye.", drift=Drift.HISTORY)],
+    "a summary":
+        [*BEGUN, on(1, BRIEF, "Hi", user("Summary."), user("Bye"), "Bye.", drift=Drift.HISTORY)],
     "tools that come and go make a lineage each": [
         on(0, "Hi", "1", tools=[ADD]),
         on(1, "Hi", "1", "more", "2", drift=Drift.TOOLS),
@@ -333,7 +312,7 @@ SCENES: dict[str, list[Step]] = {
         on(1, system("It is 12:01."), "Hi", "0", "And now?", "1", is_handed=True),
         on(2, system("It is 12:02."), "Hi", "0", "And now?", "1", "Now?", "2", is_handed=True),
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("scene", SCENES)
@@ -341,16 +320,16 @@ def test_a_request_continues_what_it_holds(scene: str) -> None:
     talk, handoffs = Talk(), 0
     for number, step in enumerate(SCENES[scene]):
         conversation = talk.ask(step.messages, tools=step.tools)
-        met, handoffs = talk.book.latest_drift, handoffs + step.is_handed
-        drift = None if met is None else met.cause
+        latest, handoffs = talk.book.latest_drift, handoffs + step.is_handed
+        drift = None if latest is None else latest.cause
         expected = (step.lineage, step.drift, handoffs)
         assert (conversation.lineage, drift, talk.book.handoffs) == expected, f"step {number}"
         assert talk.is_renderers(conversation), f"step {number}"
-        shown, sent = (
+        in_prompt, requested = (
             [message["content"] for message in messages if message["role"] != "system"]
             for messages in (conversation.messages, step.messages)
         )
-        assert shown == sent, f"step {number}"
+        assert in_prompt == requested, f"step {number}"
         talk.say(conversation, step.reply)
 
 
@@ -369,8 +348,8 @@ def test_a_message_changed_in_place_is_seen() -> None:
         talk.say(talk.ask(messages), "See you.")
         before = talk.book.lineages
         change(message)
-        shown = talk.read(talk.ask([*messages, assistant("See you."), user("Really")]))
-        assert (talk.book.lineages - before, "Awful." in shown) == (1, is_shown)
+        prompt = talk.read(talk.ask([*messages, assistant("See you."), user("Really")]))
+        assert (talk.book.lineages - before, "Awful." in prompt) == (1, is_shown)
 
 
 def test_equal_conversations_of_two_callers_stay_apart() -> None:
@@ -390,17 +369,17 @@ def test_equal_conversations_of_two_callers_stay_apart() -> None:
 @pytest.mark.parametrize(
     "name", ["qwen3_instruct", "qwen3", "qwen3_5", "deepseekv3_thinking", "nemotron3"]
 )
-def test_a_thought_that_the_template_strips_is_template_drift(
-    name: str, make_renderer: MakeRenderer
+@pytest.mark.parametrize("text", ["Hello.", BROKEN])
+def test_a_stripped_thought_is_template_drift(
+    text: str, name: str, make_renderer: MakeRenderer
 ) -> None:
     """The instruct template claims the extension property, and strips thinking all the same."""
-    for text in ("Hello.", BROKEN):
-        talk, messages = Talk(make_renderer(name)), [user("Hi")]
-        opened = talk.read(Talk(make_renderer(name)).ask(messages)).rstrip().endswith("<think>")
-        start = "" if opened else "<think>\n"
-        talk.turn(messages, f"{start}hm\n</think>\n\n{text}")
-        assert talk.is_renderers(talk.ask(messages)), text
-        assert talk.met == (2, {Drift.TEMPLATE: 1}), text
+    talk, messages = Talk(make_renderer(name)), [user("Hi")]
+    opened = talk.read(Talk(make_renderer(name)).ask(messages)).rstrip().endswith("<think>")
+    start = "" if opened else "<think>\n"
+    talk.turn(messages, f"{start}hm\n</think>\n\n{text}")
+    assert talk.is_renderers(talk.ask(messages))
+    assert talk.met == (2, {Drift.TEMPLATE: 1})
 
 
 def test_a_conversation_goes_on_after_template_drift() -> None:
@@ -410,9 +389,7 @@ def test_a_conversation_goes_on_after_template_drift() -> None:
     assert talk.met == (4, {Drift.TEMPLATE: 3})
 
 
-def test_replies_keep_their_thinking_in_another_history_and_before_other_tools(
-    make_renderer: MakeRenderer,
-) -> None:
+def test_replies_keep_thinking_in_other_histories_and_tools(make_renderer: MakeRenderer) -> None:
     renderer = make_renderer("glm5_3_low_reasoning")
     talk, messages = Talk(renderer), [user("Hi")]
     talk.turn(messages, "hm</think>Fine.", tools=[ADD])
@@ -423,8 +400,8 @@ def test_replies_keep_their_thinking_in_another_history_and_before_other_tools(
     for turn in range(3):
         talk.turn(messages, f"thought {turn}</think>answer {turn}")
     messages[2] = user("another question")
-    shown = talk.read(talk.ask(messages))
-    assert [f"thought {turn}" in shown for turn in range(3)] == [True, False, True]
+    prompt = talk.read(talk.ask(messages))
+    assert [f"thought {turn}" in prompt for turn in range(3)] == [True, False, True]
     assert talk.met == (2, {Drift.HISTORY: 1})  # answer 1 was given to the question of before
 
     talk = Talk(renderer)
@@ -433,7 +410,7 @@ def test_replies_keep_their_thinking_in_another_history_and_before_other_tools(
     assert "hm" not in talk.read(talk.ask(by_chance))
 
 
-def test_of_two_equal_replies_the_one_whose_thinking_is_sent_back_goes_on(
+def test_of_equal_replies_the_one_sent_with_its_thinking_goes_on(
     make_renderer: MakeRenderer,
 ) -> None:
     talk = Talk(make_renderer("glm5_3_low_reasoning"))
@@ -455,13 +432,8 @@ def test_a_broken_call_is_in_the_history_that_is_rendered_anew() -> None:
 
 # -- completed arguments ---------------------------------------------------------------------------
 
-SAMPLED = {
-    "path": "a.py",
-    "new": "x = 1  \ny = 2\n",
-    "at": [{"line": 3}],
-    "count": 1,
-    "limit": "20",
-}
+SAMPLED: dict[str, Any] = {"path": "a.py", "new": "x = 1  \ny = 2\n", "count": 1}
+SAMPLED |= {"at": [{"line": 3}], "limit": "20"}
 ADDED = {**SAMPLED, "all": False}
 
 
@@ -470,10 +442,9 @@ def edit(arguments: Any = SAMPLED) -> str:
 
 
 def with_arguments(message: dict[str, Any], arguments: Any) -> dict[str, Any]:
-    """A reply with other arguments in its only tool call."""
-    changed = copy.deepcopy(message)
-    changed["tool_calls"][0]["function"]["arguments"] = json.dumps(arguments)
-    return changed
+    edited = copy.deepcopy(message)
+    edited["tool_calls"][0]["function"]["arguments"] = json.dumps(arguments)
+    return edited
 
 
 def edits(talk: Talk, arguments: Any = ADDED) -> Messages:
@@ -555,9 +526,7 @@ def test_a_branch_after_a_completed_call_shares_what_was_sampled() -> None:
     assert talk.met == (2, {Drift.COMPLETED_ARGUMENTS: 1})
 
 
-def test_a_template_that_strips_thinking_is_named_and_not_what_was_completed(
-    make_renderer: MakeRenderer,
-) -> None:
+def test_a_template_that_strips_thinking_is_the_cause_named(make_renderer: MakeRenderer) -> None:
     talk, messages = Talk(make_renderer("qwen3"), keeps_completed=True), [user("Edit!")]
     talk.turn(messages, f"<think>\nhm\n</think>\n\n{edit()}", tools=[EDIT])
     messages[1] = with_arguments(messages[1], ADDED)
@@ -565,13 +534,8 @@ def test_a_template_that_strips_thinking_is_named_and_not_what_was_completed(
     assert talk.met == (2, {Drift.TEMPLATE: 1})
 
 
-# -- branches --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["qwen3_instruct", "deepseekv4_1_disable_thinking"])
-def test_the_hundredth_branch_shares_tokens_as_the_first_does(
-    name: str, make_renderer: MakeRenderer
-) -> None:
+def test_the_hundredth_branch_shares_all_its_tokens(name: str, make_renderer: MakeRenderer) -> None:
     for ends in ([""] * 100, [str(number) for number in range(100)]):
         talk = Talk(make_renderer(name))
         first = talk.ask([user("Hi")])
@@ -666,9 +630,6 @@ def test_what_cannot_be_compared_is_no_obstacle_and_tools_that_cannot_be_kept_ar
         Talk().ask([user("Well \ud83d")])
 
 
-# -- images ----------------------------------------------------------------------------------------
-
-
 def test_an_image_object_is_known_again_by_its_pixels() -> None:
     tokenizer = copy.deepcopy(default_renderer().tokenizer)
     names = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
@@ -685,12 +646,7 @@ def test_an_image_object_is_known_again_by_its_pixels() -> None:
         assert after.lineage == lineage
 
 
-# -- many conversations ----------------------------------------------------------------------------
-
-
-def test_finding_takes_as_many_comparisons_among_many_as_among_few(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_finding_takes_as_many_comparisons_among_many_as_among_few(monkeypatch: Patch) -> None:
     compared: list[Any] = []
 
     def counted(method: Callable[..., bool]) -> Callable[..., bool]:
@@ -718,9 +674,7 @@ def test_finding_takes_as_many_comparisons_among_many_as_among_few(
     assert counts[:3] == counts[3:]
 
 
-def test_a_request_is_compared_with_the_latest_of_many_equal_replies_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_request_is_compared_with_the_latest_of_equal_replies_only(monkeypatch: Patch) -> None:
     talk, compared, is_within = Talk(), list[Point](), Point.is_within
     for _ in range(3 * RECENT):
         talk.say(talk.ask([HURRY]), "Yes.")

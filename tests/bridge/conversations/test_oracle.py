@@ -13,7 +13,6 @@ tools and edits what was said. After each of its calls:
 import inspect
 import random
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +21,7 @@ import pytest
 import tinker_cookbook.renderers as cookbook
 from openai.types.chat import ChatCompletionMessage
 from tests.kit import assistant, system, tool, user
+from tests.kit.renderers import MakeRenderer
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message, TextPart, ThinkingPart, ToolCall
 
@@ -87,7 +87,7 @@ class Thread:
         """Take the replies that are not among the model's messages for the agent's own words."""
         for index in self.replies():
             said = self.said[index]
-            if said is not None and not any(said.reply.parsed == known for known in messages):
+            if said is not None and not any(said.reply.parsed == parsed for parsed in messages):
                 self.said[index] = replace(said, is_own=False)
 
     def replies(self) -> list[int]:
@@ -152,13 +152,13 @@ class Episode:
         back = self.dice.choice(thread.replies())
         if chance < 0.65:
             return thread.copy(back)
-        other = thread.copy(back + 1)
+        branch = thread.copy(back + 1)
         if chance < 0.85:
-            return self.go_on(other)
+            return self.go_on(branch)
         if chance < 0.92:
-            other.tools = None if other.tools else TOOLS[: self.dice.choice([1, 2])]
-            return self.go_on(other)
-        return self.go_on(self.edited(other))
+            branch.tools = None if branch.tools else TOOLS[: self.dice.choice([1, 2])]
+            return self.go_on(branch)
+        return self.go_on(self.edited(branch))
 
     def edited(self, thread: Thread) -> Thread:
         index = self.dice.randrange(len(thread.messages))
@@ -182,7 +182,6 @@ class Episode:
     # -- the policy --------------------------------------------------------------------------
 
     def action(self, request: Thread) -> tuple[list[int], bool]:
-        """Tokens of a reply, and whether it was cut."""
         margins = self.dice.choice([("", ""), ("", ""), (" ", ""), ("", "\n")])
         text = self.text().join(margins)
         parts: list[Any] = [TextPart(type="text", text=text)]
@@ -208,12 +207,12 @@ class Episode:
         raw = self.renderer.renderer
         try:
             prompt = raw.build_generation_prompt(question).to_ints()
-            whole = raw.build_supervised_example([*question, message])[0].to_ints()
+            tokens = raw.build_supervised_example([*question, message])[0].to_ints()
         except (RendererError, AssertionError, ValueError):
             return None
-        action = whole[len(prompt) :]
+        action = tokens[len(prompt) :]
         ends = [index for index, token in enumerate(action) if token in self.renderer.stop]
-        return action[: ends[0] + 1] if whole[: len(prompt)] == prompt and ends else None
+        return action[: ends[0] + 1] if tokens[: len(prompt)] == prompt and ends else None
 
     # -- one call ----------------------------------------------------------------------------
 
@@ -247,18 +246,18 @@ class Episode:
     def check(
         self, thread: Thread, conversation: Conversation, prompt: FlatPrompt, is_handed: bool
     ) -> None:
-        met = self.book.latest_drift
-        drift = None if met is None else met.cause
+        latest = self.book.latest_drift
+        drift = None if latest is None else latest.cause
         if drift is Drift.HISTORY or is_handed:
             assert not thread.is_as_said()
             thread.forget_all_but(conversation.messages)
-        kept: FlatPrompt = []
+        prefix: FlatPrompt = []
         for said in thread.said:
             if said is not None and prompt[: len(said.tokens)] == said.tokens:
-                kept = said.tokens
+                prefix = said.tokens
         expected = self.read(self.renderer.full(self.own_messages(thread)))
-        if kept:
-            assert expected.endswith(self.read(prompt[len(kept) :]))
+        if prefix:
+            assert expected.endswith(self.read(prompt[len(prefix) :]))
         else:
             assert self.read(prompt) == expected
         if drift is Drift.TOOLS:
@@ -266,7 +265,7 @@ class Episode:
         if drift in (None, Drift.RETOKENISED) and thread.replies() and not is_handed:
             said = thread.said[thread.replies()[-1]]
             assert said is not None
-            assert kept == said.tokens
+            assert prefix == said.tokens
 
     def read(self, prompt: FlatPrompt) -> str:
         return self.renderer.decode([token for token in prompt if isinstance(token, int)])
@@ -289,9 +288,7 @@ class Episode:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(NOT_HERE)])
-def test_every_prompt_of_a_random_episode_is_the_renderers(
-    name: str, seed: int, make_renderer: Callable[[str], cookbook.Renderer]
-) -> None:
+def test_random_prompts_are_its_own(name: str, seed: int, make_renderer: MakeRenderer) -> None:
     episode = Episode(PromptRenderer(make_renderer(name)), random.Random(f"{name} {seed}"))
     for _ in range(30):
         episode.play()

@@ -18,6 +18,7 @@ import numpy as np
 import openai
 import pytest
 from tests.kit import (
+    Logs,
     ask,
     ask_blocking,
     asks,
@@ -29,12 +30,13 @@ from tests.kit import (
     policy_of,
     reward,
     rewards,
+    start,
     talker,
     tokens_of,
     tool,
     user,
 )
-from tinker_cookbook.completers import TokensWithLogprobs
+from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
@@ -63,25 +65,14 @@ TOOL_CALL = calling("add")
 BROKEN_CALL = '<tool_call>\n{"name": oops}\n</tool_call>'
 
 
-async def started(agent: Any, **options: Any) -> tuple[ChatAgentEnv, Any]:
-    """An env whose agent waits for its first reply, and what is to be sampled."""
-    env = ChatAgentEnv(agent, **options)
-    first = await env.initial_observation()
-    assert not isinstance(first, InitialObservationOverflow)
-    return env, first[0]
-
-
-# -- tokens ----------------------------------------------------------------------------------------
-
-
-class Speller:
+class Speller(TokenCompleter):
     """A policy that spells each reply letter by letter, with logprobs that tell tokens apart."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
 
-    async def __call__(self, prompt: Any, stop: Any, **_: Any) -> TokensWithLogprobs:
+    async def __call__(self, *_: Any, **options: Any) -> TokensWithLogprobs:
         renderer = prompt_renderer(None)
         letters = f"word {len(self.tokens)}"
         tokens = [t for letter in letters for t in renderer.encode(letter)] + renderer.end_tokens
@@ -93,8 +84,8 @@ class Speller:
 
 async def test_a_hundred_turns_are_one_datum_of_exactly_what_was_sampled() -> None:
     """And observations that were handed out do not change later."""
-    policy: Any = Speller()
-    trajectory = await do_single_rollout(policy, ChatAgentEnv(talker(100)))
+    policy = Speller()
+    trajectory = await play(talker(100), policy)
     assert len(trajectory.transitions) == 100
     (datum,) = trajectory_to_data(trajectory, 1.0)
     mask = np.array(datum.loss_fn_inputs["mask"].data) > 0
@@ -106,18 +97,15 @@ async def test_a_hundred_turns_are_one_datum_of_exactly_what_was_sampled() -> No
 
 async def test_an_action_that_ends_in_its_middle_is_delivered_and_the_agent_may_go_on() -> None:
     async def agent(client: AgentClient) -> float:
-        said = await ask(client)
-        return float("Hel" in said and await ask(client, "Hi", assistant(said), "and?") == "Yes.")
+        reply = await ask(client)
+        return float("Hel" in reply and await ask(client, "Hi", assistant(reply), "and?") == "Yes.")
 
-    env, _ = await started(agent)
+    env = await start(agent)
     between = await env.step([*tokens_of("Hel"), *tokens_of("lo")])
     assert between.metrics["parse_error"] == 1.0
     assert between.logs["drift"] == "template"
     result = await env.step(tokens_of("Yes."))
     assert (result.episode_done, result.reward) == (True, 1.0)
-
-
-# -- rewards ---------------------------------------------------------------------------------------
 
 
 async def test_a_reward_belongs_to_the_transition_just_taken_or_to_the_first() -> None:
@@ -230,11 +218,11 @@ async def test_the_agents_own_max_tokens_is_kept_beside_the_runs() -> None:
         return [len(transition.ac.tokens) for transition in trajectory.transitions]
 
     replies = ["a b c d e f g"] * 3
-    own = await play(agent, *replies)
-    assert lengths(own) == [2, 3, len(tokens_of(replies[0]))]
+    by_env = await play(agent, *replies)
+    assert lengths(by_env) == [2, 3, len(tokens_of(replies[0]))]
     limits = RolloutLimits(max_turns=5)  # a runner's own limits leave the agent's in force
     runners = await run_rollout(policy_of(*replies), ChatAgentEnv(agent), limits=limits)
-    for trajectory in (own, runners):
+    for trajectory in (by_env, runners):
         ends = [transition.logs["end"] for transition in trajectory.transitions]
         assert ends == ["length", "length", "stop"]
         assert [turn.metrics["stop/length"] for turn in trajectory.transitions] == [1.0, 1.0, 0.0]
@@ -301,10 +289,10 @@ async def tool_user(client: AgentClient) -> float:
         if not message.tool_calls:
             return float(ran)
         messages.append(message)
-        for made in message.tool_calls:
+        for tool_call in message.tool_calls:
             ran += 1
             client.metric("ran", ran)
-            messages.append({"role": "tool", "tool_call_id": made.id, "content": "1"})
+            messages.append({"role": "tool", "tool_call_id": tool_call.id, "content": "1"})
 
 
 async def test_the_tighter_of_two_tool_call_caps_cuts_a_batch_and_ends_the_episode() -> None:
@@ -312,9 +300,9 @@ async def test_the_tighter_of_two_tool_call_caps_cuts_a_batch_and_ends_the_episo
     trajectory = await play(tool_user, three, three, limits=RolloutLimits(max_tool_calls=4))
     assert trajectory.stop_reason == StopReason.MAX_TOOL_CALLS
     assert trajectory.transitions[-1].metrics["ran"] == 4
-    own = ChatAgentEnv(tool_user, limits=RolloutLimits(max_tool_calls=1))
-    own.set_max_tool_calls(5)
-    for env, limits in ((own, None), (ChatAgentEnv(tool_user), RolloutLimits(max_tool_calls=1))):
+    capped = ChatAgentEnv(tool_user, limits=RolloutLimits(max_tool_calls=1))
+    capped.set_max_tool_calls(5)
+    for env, limits in ((capped, None), (ChatAgentEnv(tool_user), RolloutLimits(max_tool_calls=1))):
         trajectory = await run_rollout(policy_of(*[TOOL_CALL] * 5), env, limits=limits)
         assert len(trajectory.transitions) == 2
         assert trajectory.stop_reason == StopReason.MAX_TOOL_CALLS
@@ -327,10 +315,10 @@ async def test_without_a_call_to_give_a_reply_simply_stops() -> None:
     async def agent(client: AgentClient, choices: list[str]) -> float:
         messages: list[Any] = [user("Add!")]
         for choice in choices:
-            [given] = (await call(client, *messages, tools=[ADD], tool_choice=choice)).choices
-            made = given.message.tool_calls
-            seen.append((given.finish_reason, given.message.content, made and len(made)))
-            messages += [given.message, user("And again!")]
+            [reply] = (await call(client, *messages, tools=[ADD], tool_choice=choice)).choices
+            calls = reply.message.tool_calls
+            seen.append((reply.finish_reason, reply.message.content, calls and len(calls)))
+            messages += [reply.message, user("And again!")]
         return 1.0
 
     two = [f"Well. {TOOL_CALL}\n{TOOL_CALL}"] * 2
@@ -353,7 +341,7 @@ async def test_retries_count_as_turns_and_keep_to_the_token_budget() -> None:
     assert len((await play(wants_json)).transitions) == 3
 
     limits = RolloutLimits(max_trajectory_tokens=150)
-    env, _ = await started(wants_json, limits=limits, format_retries=99)
+    env = await start(wants_json, limits=limits, format_retries=99)
     prompts = []
     while not (result := await env.step(tokens_of("no json"))).episode_done:
         prompts.append(result.next_observation.length)
@@ -396,9 +384,7 @@ async def test_broken_framing_under_a_policy_ends_as_in_the_cookbook() -> None:
     assert other.metrics.items() <= own.metrics.items()
 
 
-async def test_broken_tool_calls_under_a_policy_are_asked_again_and_too_many_end_the_episode() -> (
-    None
-):
+async def test_broken_tool_calls_under_a_policy_are_retried_and_too_many_end_it() -> None:
     policy = policy_of(BROKEN_CALL, BROKEN_CALL, TOOL_CALL, "done")
     template = "A formatting issue: {details}. Mind the braces {{}}."
     errors = ParseErrorPolicy(
@@ -441,12 +427,7 @@ async def test_an_agents_stop_string_stops_the_reply_and_is_left_out() -> None:
     assert seen == ["1 2 ", "4"]
 
 
-# -- seams -----------------------------------------------------------------------------------------
-
-
 class Hurry(RolloutHooks):
-    """Injects a reminder before the second turn."""
-
     async def on_turn_begin(self, state: RolloutState) -> list[Message] | None:
         return [Message(role="user", content="Hurry!")] if state.turn_index == 1 else None
 
@@ -459,12 +440,13 @@ async def test_a_hooks_messages_are_injected_before_the_call() -> None:
 
 
 async def test_messages_that_cannot_be_injected_leave_the_observation_as_it_was() -> None:
-    env, prompt = await started(talker(1))
+    env = ChatAgentEnv(talker(1))
+    first: Any = await env.initial_observation()
     image: Any = {"role": "user", "content": [{"type": "image", "image": "x"}]}
     with pytest.raises(ValueError, match="image"):
         await env.inject_messages([image])
     assert env.conversation is not None
-    assert env.conversation.prompt().to_ints() == prompt.to_ints()
+    assert env.conversation.prompt().to_ints() == first[0].to_ints()
     assert (await env.step(tokens_of("x"))).episode_done
 
 
@@ -477,9 +459,7 @@ def blocking_talker(client: BlockingAgentClient) -> float:
     return 1.0
 
 
-async def test_an_agent_that_ignores_its_close_is_reported(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_agent_that_ignores_its_close_is_reported(caplog: Logs) -> None:
     release = asyncio.Event()
 
     async def agent(client: AgentClient) -> float:
@@ -491,7 +471,7 @@ async def test_an_agent_that_ignores_its_close_is_reported(
                     await release.wait()
         return 1.0
 
-    env, _ = await started(agent, close_timeout=0.02)
+    env = await start(agent, close_timeout=0.02)
     await env.close()
     assert "did not end within" in caplog.text
     release.set()
@@ -501,19 +481,19 @@ async def test_an_agent_that_ignores_its_close_is_reported(
 
 async def test_a_finally_block_of_some_seconds_is_left_to_finish() -> None:
     """The default patience: one cancellation, then seconds before the second."""
-    done: list[str] = []
+    steps: list[str] = []
 
     async def agent(client: AgentClient) -> float:
         try:
             await ask(client)
         finally:
             await asyncio.sleep(1.5)
-            done.append("cleaned up")
+            steps.append("cleaned up")
         return 1.0
 
-    env, _ = await started(agent)
+    env = await start(agent)
     await env.close()
-    assert done == ["cleaned up"]
+    assert steps == ["cleaned up"]
 
 
 async def test_what_an_agent_that_ended_meanwhile_held_is_let_go_by_close() -> None:
@@ -523,7 +503,7 @@ async def test_what_an_agent_that_ended_meanwhile_held_is_let_go_by_close() -> N
             await asyncio.wait_for(ask(client), 0.02)
         return 0.0
 
-    env, _ = await started(agent)
+    env = await start(agent)
     await asyncio.sleep(0.5)  # the trainer samples, and the agent gives up
     assert not env.is_running
     assert server._servers
@@ -532,13 +512,13 @@ async def test_what_an_agent_that_ended_meanwhile_held_is_let_go_by_close() -> N
 
 
 def test_an_env_that_is_dropped_with_its_loop_frees_its_thread_and_warns() -> None:
-    async def start() -> None:
-        _env = await started(blocking_talker)
+    async def start_and_drop() -> None:
+        _env = await start(blocking_talker)
         await asyncio.sleep(0)
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        asyncio.run(start())
+        asyncio.run(start_and_drop())
         gc.collect()
     assert any("call close()" in str(w.message) for w in caught)
     for thread in threading.enumerate():
@@ -575,7 +555,7 @@ async def test_two_hundred_blocking_agents_at_once_do_not_deadlock() -> None:
     def agent(client: BlockingAgentClient, task: str) -> bool:
         return ask_blocking(client) == task
 
-    envs = [(await started(agent, task=str(number)))[0] for number in range(200)]
+    envs = [await start(agent, str(number)) for number in range(200)]
     ends = [await env.step(tokens_of(str(number))) for number, env in enumerate(envs)]
     assert [end.reward for end in ends] == [1.0] * 200
 

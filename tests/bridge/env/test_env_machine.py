@@ -36,7 +36,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.kit import tool, user
+from tests.kit import Patch, tool, user
 from tinker_cookbook.rl.types import (
     PARSE_ERROR_MASKED_METRIC_KEY,
     InitialObservationOverflow,
@@ -177,7 +177,6 @@ class EnvMachine(RuleBasedStateMachine):
         self.loop.run_until_complete(wait())
 
     def result(self, task: "asyncio.Task[Any]") -> Any:
-        """What a task gave or raised, as soon as it has."""
         self.until(task.done, repr(task))
         try:
             return task.result()
@@ -185,7 +184,6 @@ class EnvMachine(RuleBasedStateMachine):
             return error
 
     def does(self, moment: Coroutine[Any, Any, Any]) -> Any:
-        """What the Env gives or raises."""
         return self.result(self.loop.create_task(moment))
 
     def ends(self, call: Call) -> None:
@@ -279,9 +277,9 @@ class EnvMachine(RuleBasedStateMachine):
         assert conversation is not None
         assert self.env.request is not None
         assert conversation.prompt().to_ints() == prompt
-        known = self.lineages.get(conversation.lineage, [])
-        assert prompt[: len(known)] == known, (
-            self.renderer.decode(known),
+        prefix = self.lineages.get(conversation.lineage, [])
+        assert prompt[: len(prefix)] == prefix, (
+            self.renderer.decode(prefix),
             self.renderer.decode(prompt),
         )
 
@@ -454,18 +452,18 @@ class EnvMachine(RuleBasedStateMachine):
 
     def _continued(self, history: list[Any], way: str) -> list[Any]:
         *before, reply = history
-        sent: dict[str, Any] = reply.model_dump(exclude_none=True)
+        message: dict[str, Any] = reply.model_dump(exclude_none=True)
         if way == "shorter":
             return before[:-1] if len(before) > 1 else before
-        if way == "strip" and sent.get("content"):
-            sent["content"] = sent["content"].strip()
+        if way == "strip" and message.get("content"):
+            message["content"] = message["content"].strip()
         if way == "edit":
             before = [user("something else"), *before[1:]]
         results = [
             {"role": "tool", "tool_call_id": call.id, "content": "1"}
             for call in reply.tool_calls or ()
         ]
-        return [*before, reply if way == "on" else sent, *results]
+        return [*before, reply if way == "on" else message, *results]
 
     @precondition(lambda self: self.life == "running" and self.may_be_odd)
     @rule(messages=st.sampled_from(BAD), by_thread=st.booleans())
@@ -542,8 +540,8 @@ class EnvMachine(RuleBasedStateMachine):
                     call.thread.join(PATIENCE)
                     assert not call.thread.is_alive()
             self.until(lambda: True, "")
-            left = asyncio.all_tasks(self.loop)
-            assert not left, left
+            tasks = asyncio.all_tasks(self.loop)
+            assert not tasks, tasks
         finally:
             self.loop.run_until_complete(self.loop.shutdown_default_executor())
             self.loop.close()
@@ -565,7 +563,7 @@ def play(runs: int, *, same: bool) -> None:
 
 
 @pytest.mark.timeout(0)
-def test_an_env_does_what_its_model_does_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_env_does_what_its_model_does_in_any_order(monkeypatch: Patch) -> None:
     monkeypatch.setattr(refusals, "LONGEST_PAUSE", 0.01)  # it would take most of the time
     EnvMachine.played = 0
     play(RUNS, same=STEPS == 0)

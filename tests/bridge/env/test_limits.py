@@ -8,7 +8,6 @@ import pytest
 from tests.kit import ask, asks, assistant, play, reward, user
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
-from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import StopReason
 
 from evert import AgentClient, ChatAgentEnv, sequences
@@ -21,8 +20,6 @@ LONG = "long " * 200
 
 
 class Talkative(TokenCompleter):
-    """Says as much as it may."""
-
     def __init__(self) -> None:
         self.asked: list[int | None] = []
 
@@ -35,7 +32,7 @@ class Talkative(TokenCompleter):
         return TokensWithLogprobs(tokens, [0.0] * count, "length")
 
 
-async def capped(*texts: str, own: int | None = None, **options: Any) -> list[int | None]:
+async def caps(*texts: str, own: int | None = None, **options: Any) -> list[int | None]:
     """What replies to these texts may be of tokens."""
 
     async def agent(client: AgentClient) -> float:
@@ -44,7 +41,7 @@ async def capped(*texts: str, own: int | None = None, **options: Any) -> list[in
         return 1.0
 
     policy = Talkative()
-    await do_single_rollout(policy, ChatAgentEnv(agent, **options))
+    await play(agent, policy, **options)
     return policy.asked
 
 
@@ -117,8 +114,8 @@ IN_EACH = SequenceLimits(max_response_tokens=50)
 async def test_an_agent_that_does_not_cope_ends_with_the_cookbooks_stop_reason(
     agent: Any, options: Any, reason: StopReason, earned: float
 ) -> None:
-    own = {} if earned == -0.1 else {"context_overflow_reward": earned}
-    trajectory = await play(agent, **options, **own)
+    reward_option = {} if earned == -0.1 else {"context_overflow_reward": earned}
+    trajectory = await play(agent, **options, **reward_option)
 
     assert trajectory.stop_reason == reason
     *_, last = trajectory.transitions
@@ -127,19 +124,19 @@ async def test_an_agent_that_does_not_cope_ends_with_the_cookbooks_stop_reason(
         assert last.metrics["context_overflow"] == 1.0
         assert "maximum context length" in str(last.logs["context_overflow"])
     if agent is talks_without_end:
-        [found] = sequences(trajectory)
-        assert 20 < len(found.response_ids) <= 50
+        [sequence] = sequences(trajectory)
+        assert 20 < len(sequence.response_ids) <= 50
 
 
 async def test_a_reply_ends_where_the_context_its_sequences_budget_or_its_own_cap_does() -> None:
     length = default_renderer().build_generation_prompt([user("Hi")]).length  # type: ignore[list-item]
-    for own, cap in ((None, CONTEXT - length), (5, 5), (500, CONTEXT - length)):
-        assert await capped("Hi", own=own, context_length=CONTEXT) == [cap]
-    assert await capped("Hi") == [None], "of no known context"
-    assert await capped("Hi", context_length=length + 2) == [2], "the longest leaves two tokens"
-    assert await capped("Hi", context_length=length + 1) == []
+    for cap_of_agent, cap in ((None, CONTEXT - length), (5, 5), (500, CONTEXT - length)):
+        assert await caps("Hi", own=cap_of_agent, context_length=CONTEXT) == [cap]
+    assert await caps("Hi") == [None], "of no known context"
+    assert await caps("Hi", context_length=length + 2) == [2], "the longest leaves two tokens"
+    assert await caps("Hi", context_length=length + 1) == []
     limits = SequenceLimits(max_response_tokens=7)
-    assert await capped("Hi", "so it goes " * 5, limits=limits) == [7, 7]
+    assert await caps("Hi", "so it goes " * 5, limits=limits) == [7, 7]
 
 
 def test_a_context_that_holds_nothing_is_refused() -> None:
@@ -172,9 +169,7 @@ async def talk_on(client: AgentClient, opening: str = "Hi") -> int:
 
 
 @pytest.mark.parametrize("context_length", [None, CONTEXT])
-async def test_each_sequence_has_the_whole_budget_after_its_first_prompt(
-    context_length: int | None,
-) -> None:
+async def test_each_sequence_has_the_budget_after_its_prompt(context_length: int | None) -> None:
     async def agent(client: AgentClient) -> float:
         counts = [await talk_on(client), await talk_on(client, "so it goes " * 10)]
         return float(counts[0] == counts[1] > 1)
@@ -184,8 +179,8 @@ async def test_each_sequence_has_the_whole_budget_after_its_first_prompt(
 
     if context_length is None:
         assert reward(trajectory) == 1.0
-    found = sequences(trajectory)
-    assert len(found) == 2
-    for sequence in found:
-        rest = 10**6 if context_length is None else context_length - len(sequence.prompt_ids)
-        assert min(80, rest) - 30 < len(sequence.response_ids) <= min(80, rest)
+    found_sequences = sequences(trajectory)
+    assert len(found_sequences) == 2
+    for sequence in found_sequences:
+        remaining = 10**6 if context_length is None else context_length - len(sequence.prompt_ids)
+        assert min(80, remaining) - 30 < len(sequence.response_ids) <= min(80, remaining)

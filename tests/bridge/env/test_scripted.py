@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import tinker
-from tests.bridge.conftest import FAMILIES
+from tests.kit import assert_says
+from tests.kit.renderers import FAMILIES
 from tinker_cookbook.completers import TokenCompleter
 
 from evert import ScriptedPolicy
@@ -35,10 +36,7 @@ async def test_it_says_its_texts_in_order_each_with_an_end_and_keeps_what_was_as
         assert first.logprobs == [-0.25] * len(first.tokens)
     with pytest.raises(IndexError) as caught:
         await policy(prompt("c"), [])
-    assert str(caught.value) == (
-        "The script has 2 replies, and the agent made call 3. Give more replies, or a function "
-        "from the prompt to the reply."
-    )
+    assert_says(caught.value, "2 replies", "call 3", "Give more replies, or a function")
 
 
 async def test_replies_that_are_no_texts_are_refused() -> None:
@@ -49,26 +47,26 @@ async def test_replies_that_are_no_texts_are_refused() -> None:
 
 
 async def test_replies_may_come_from_an_async_function() -> None:
-    async def echo(asked: str) -> str:
-        return f"{asked}!"
+    async def echo(question: str) -> str:
+        return f"{question}!"
 
     assert (await ScriptedPolicy(echo)(prompt("a"), [])).tokens == OUR.encode("a!") + END
 
 
 async def test_a_text_over_the_token_cap_is_cut_and_says_so() -> None:
-    whole = OUR.encode("A longer text.") + END
-    for cap in range(1, len(whole) + 1):
-        said = await ScriptedPolicy(["A longer text."])(prompt("a"), [], max_tokens=cap)
-        assert said.tokens == whole[:cap]
-        assert said.stop_reason == ("length" if cap < len(whole) else "stop")
-        assert len(said.logprobs) == cap
+    tokens = OUR.encode("A longer text.") + END
+    for cap in range(1, len(tokens) + 1):
+        action = await ScriptedPolicy(["A longer text."])(prompt("a"), [], max_tokens=cap)
+        assert action.tokens == tokens[:cap]
+        assert action.stop_reason == ("length" if cap < len(tokens) else "stop")
+        assert len(action.logprobs) == cap
 
 
-async def test_it_ends_as_the_renderer_of_its_env_ends(make_renderer: Any) -> None:
-    for name in FAMILIES:
-        renderer = make_renderer(name)
-        ends = prompt_renderer(renderer).end_tokens[:1]
-        said = await ScriptedPolicy(["One."], renderer)(prompt("a"), [])
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_it_ends_as_the_renderer_of_its_env_ends(name: str, make_renderer: Any) -> None:
+    renderer = make_renderer(name)
+    ends = prompt_renderer(renderer).end_tokens[:1]
+    action = await ScriptedPolicy(["One."], renderer)(prompt("a"), [])
 
-        assert said.tokens == prompt_renderer(renderer).encode("One.") + ends, name
-        assert said.stop_reason == "stop"
+    assert action.tokens == prompt_renderer(renderer).encode("One.") + ends, name
+    assert action.stop_reason == "stop"

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from tests.kit import (
+    Patch,
     ask,
     ask_blocking,
     assistant,
     call,
+    play_group,
     policy_of,
     rewards,
     system,
@@ -50,13 +52,13 @@ ROUNDS = 3
 
 async def duel(client: AgentClient) -> dict[str, float]:
     player, judge = client.seat("player"), client.seat("judge")
-    said, heard = [user("Play.")], [system("Judge.")]
+    of_player, of_judge = [user("Play.")], [system("Judge.")]
     for _ in range(ROUNDS):
-        move = await ask(player, *said)
-        heard.append(user(move))
-        verdict = await ask(judge, *heard)
-        heard.append(assistant(verdict))
-        said += [assistant(move), user(verdict)]
+        move = await ask(player, *of_player)
+        of_judge.append(user(move))
+        verdict = await ask(judge, *of_judge)
+        of_judge.append(assistant(verdict))
+        of_player += [assistant(move), user(verdict)]
     return {"player": 1.0, "judge": -1.0}
 
 
@@ -88,14 +90,17 @@ async def test_each_role_is_played_through_its_own_env_and_groups_play_several_e
     renderer = prompt_renderer(None)
     for trajectory, word in zip(await play(duel), ("a move", "a verdict"), strict=True):
         assert len(trajectory_to_data(trajectory, 1.0)) == 1
-        said = [renderer.decode(turn.ac.tokens) for turn in trajectory.transitions]
-        assert said == [f"{word}<|im_end|>"] * ROUNDS
+        texts = [renderer.decode(turn.ac.tokens) for turn in trajectory.transitions]
+        assert texts == [f"{word}<|im_end|>"] * ROUNDS
 
     builder = ChatAgentGroupBuilder(duel, group_size=3, seats=SEATS)
     for _ in range(2):  # one group after the other
         group = await do_group_rollout(builder, policy())
         metrics = zip(group.metrics_G, SEATS * 3, strict=True)
-        assert [noted[f"seat/{seat}/reward"] for noted, seat in metrics] == [1.0, -1.0] * 3
+        assert [seat_metrics[f"seat/{seat}/reward"] for seat_metrics, seat in metrics] == [
+            1.0,
+            -1.0,
+        ] * 3
         assert [len(t.transitions) for t in group.trajectories_G] == [ROUNDS] * 6
 
 
@@ -151,8 +156,7 @@ async def test_a_seat_that_is_never_called_is_idle_and_gets_its_reward_all_the_s
     assert "no_llm_call" not in waiting.metrics
 
     models = {"evert/player": lambda messages: "yes"}  # also where a frozen one was called alone
-    builder = ChatAgentGroupBuilder(agent, group_size=1, seats=("judge",), models=models)
-    group = await do_group_rollout(builder, policy())
+    group = await play_group(agent, 1, policy(), seats=("judge",), models=models)
     assert group.metrics_G[0]["seat/judge/idle"] == 1.0
 
 
@@ -174,8 +178,8 @@ async def test_a_seat_that_waits_or_is_being_sampled_is_told_when_another_is_clo
     waiting = asyncio.create_task(judge.initial_observation())
     await player.initial_observation()
     await player.close()
-    told: Any = await asyncio.wait_for(waiting, 5)
-    assert told.metrics["stop/peer_stopped"] == 1.0
+    overflow: Any = await asyncio.wait_for(waiting, 5)
+    assert overflow.metrics["stop/peer_stopped"] == 1.0
     assert not judge.is_running
 
     player, judge = seat_envs(at_once, SEATS)
@@ -224,16 +228,14 @@ async def test_an_episode_that_is_given_up_before_it_began_ends_for_who_waits() 
         await asyncio.wait_for(waiting, 50)
 
 
-async def test_seats_are_told_at_once_when_the_agent_cannot_be_started(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_seats_are_told_at_once_when_the_agent_cannot_be_started(monkeypatch: Patch) -> None:
     def fails(env: SeatEnv, roles: object, seed: object) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(SeatEnv, "_start", fails)
     envs = seat_envs(duel, ["a", "b"], agent_timeout=100.0)
-    told = asyncio.gather(*(env.initial_observation() for env in envs), return_exceptions=True)
-    first, last = await asyncio.wait_for(told, 50)
+    outcomes = asyncio.gather(*(env.initial_observation() for env in envs), return_exceptions=True)
+    first, last = await asyncio.wait_for(outcomes, 50)
     assert isinstance(first, EnvClosedError)
     assert "could not be started when the last seat was taken. RuntimeError: can't" in str(first)
     assert isinstance(last, RuntimeError)
@@ -255,8 +257,8 @@ def fails_once() -> Any:
 
 @pytest.mark.parametrize("group_size", [1, 2])
 async def test_a_failed_episode_is_played_again_at_all_of_its_seats(group_size: int) -> None:
-    builder = ChatAgentGroupBuilder(fails_once(), group_size=group_size, seats=SEATS)
-    rollout = do_group_rollout(builder, policy(), RetryOnFailure(max_retries=2))
+    strategy = RetryOnFailure(max_retries=2)
+    rollout = play_group(fails_once(), group_size, policy(), strategy=strategy, seats=SEATS)
     group = await asyncio.wait_for(rollout, 30)
 
     assert len(group.trajectories_G) == 2 * group_size
@@ -266,13 +268,11 @@ async def test_a_failed_episode_is_played_again_at_all_of_its_seats(group_size: 
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_seat_that_is_played_again_without_the_others_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_seat_that_is_played_again_without_the_others_is_told(monkeypatch: Patch) -> None:
     """Three of four is enough for this strategy, so it plays one seat again and not the other."""
     monkeypatch.setattr(seats, "LONE_SEAT_PATIENCE", 0.05)
-    builder = ChatAgentGroupBuilder(fails_once(), group_size=2, seats=SEATS)
-    rollout = do_group_rollout(builder, policy(), MinViableGroup(min_successful=3, max_retries=1))
+    strategy = MinViableGroup(min_successful=3, max_retries=1)
+    rollout = play_group(fails_once(), 2, policy(), strategy=strategy, seats=SEATS)
 
     with pytest.raises(AllTrajectoriesFailedError):
         await asyncio.wait_for(rollout, 30)
@@ -283,13 +283,13 @@ async def test_a_seat_that_is_played_again_without_the_others_is_told(
 
 
 async def debate(client: AgentClient, task: str) -> dict[str, float]:
-    said = task
+    text = task
     for seat in SEATS:
-        asked = client.seat(seat)
-        said = await ask(asked, said)
-        asked.reward(0.5)
-        asked.metric("asked", 1.0)
-    return {"player": float(said == "no"), "judge": 0.0}
+        client_of_seat = client.seat(seat)
+        text = await ask(client_of_seat, text)
+        client_of_seat.reward(0.5)
+        client_of_seat.metric("asked", 1.0)
+    return {"player": float(text == "no"), "judge": 0.0}
 
 
 def no(messages: Any) -> str:
@@ -297,26 +297,25 @@ def no(messages: Any) -> str:
 
 
 async def test_a_seat_that_a_model_is_named_for_has_no_env() -> None:
-    heard: list[Any] = []
+    requests: list[Any] = []
 
     def judge(messages: Any) -> str:
-        heard.append([dict(message) for message in messages])
+        requests.append([dict(message) for message in messages])
         return "no"
 
     for model in (judge, policy_of("no", "no")):
         models: Any = {"evert/judge": model}
-        builder = ChatAgentGroupBuilder(debate, "a", 2, seats=["player"], models=models)
-        group = await do_group_rollout(builder, policy_of("yes", "yes"))
+        group = await play_group(debate, 2, "yes", "yes", task="a", seats=["player"], models=models)
 
         decode = prompt_renderer(None).decode
-        said = [
+        texts = [
             [decode(t.ac.tokens) for t in trajectory.transitions]
             for trajectory in group.trajectories_G
         ]
-        assert said == [["yes<|im_end|>"]] * 2
+        assert texts == [["yes<|im_end|>"]] * 2
         assert [metrics["seat/player/reward"] for metrics in group.metrics_G] == [1.5, 1.5]
         assert [metrics["seat/player/asked"] for metrics in group.metrics_G] == [1.0, 1.0]
-    assert heard == [[{"role": "user", "content": "yes"}]] * 2
+    assert requests == [[{"role": "user", "content": "yes"}]] * 2
 
 
 def test_a_seat_is_either_trained_or_frozen_and_one_is_trained() -> None:
@@ -340,22 +339,22 @@ def league(folder: Path, share: float = 0.5) -> League:
 def test_a_league_draws_evenly_among_the_checkpoints_that_came_before(tmp_path: Path) -> None:
     assert League(str(tmp_path), 1.0)(SEATS, 0, 0, 7) == {}
     assert league(tmp_path, 1.0)(SEATS, 10, 0, 7) == {}, "before the first the policy plays all"
-    whole = league(tmp_path)
-    drawn = [whole(SEATS, 25, 0, seed) for seed in range(400)]
+    full_league = league(tmp_path)
+    draws = [full_league(SEATS, 25, 0, seed) for seed in range(400)]
 
-    pairs = [pair for opponents in drawn for pair in opponents.items()]
-    met = Counter((seat, model.model_path) for seat, model in pairs)  # type: ignore[union-attr]
-    assert set(met) == {(s, f"tinker://x/{n}") for s in SEATS for n in (10, 20)}
-    assert 160 < sum(met.values()) < 240
-    assert min(met.values()) > 30
-    one = next(model for opponents in drawn for model in opponents.values())
+    pairs = [pair for opponents in draws for pair in opponents.items()]
+    counts = Counter((seat, model.model_path) for seat, model in pairs)  # type: ignore[union-attr]
+    assert set(counts) == {(s, f"tinker://x/{n}") for s in SEATS for n in (10, 20)}
+    assert 160 < sum(counts.values()) < 240
+    assert min(counts.values()) > 30
+    one = next(model for opponents in draws for model in opponents.values())
     assert isinstance(one, TinkerModel)
     assert (one.max_tokens, one.temperature) == (2, 1.0)
 
     checkpoints = tmp_path / "checkpoints.jsonl"
     checkpoints.write_text("".join(checkpoints.read_text().splitlines(keepends=True)[:-1]))
-    again = [whole(SEATS, 25, 0, seed) for seed in range(50)]
-    assert again == drawn[:50], "whatever was saved later, a resumed run draws the same"
+    redrawn = [full_league(SEATS, 25, 0, seed) for seed in range(50)]
+    assert redrawn == draws[:50], "whatever was saved later, a resumed run draws the same"
 
 
 async def test_all_episodes_of_a_group_meet_one_opponent_and_seats_take_turns() -> None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from tests.kit import asks
+from tests.kit import asks, assert_says
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert import (
@@ -131,41 +131,43 @@ FORMS_THAT_ARE_AGENTS: list[tuple[Any, object, bool, tuple[str, ...]]] = [
 ]
 
 
-def test_every_form_of_agent_is_told_apart() -> None:
-    for agent, task, is_async, roles in FORMS_THAT_ARE_AGENTS:
-        assert inspect_agent(agent, task) == AgentForm(agent_name(agent), is_async, roles), agent
+@pytest.mark.parametrize(("agent", "task", "is_async", "roles"), FORMS_THAT_ARE_AGENTS)
+def test_every_form_of_agent_is_told_apart(
+    agent: Any, task: Any, is_async: Any, roles: Any
+) -> None:
+    assert inspect_agent(agent, task) == AgentForm(agent_name(agent), is_async, roles), agent
 
 
-def told(*arguments: object, **options: object) -> tuple[tuple[object, ...], dict[str, object]]:
+def echo(*arguments: object, **options: object) -> tuple[tuple[object, ...], dict[str, object]]:
     """What an agent was called with."""
     return arguments, options
 
 
 CALLED: list[tuple[Any, object, tuple[object, ...]]] = [
-    (lambda client: told(client), NO_TASK, ("C",)),
-    (lambda client, question: told(client, question), 7, ("C", 7)),
-    (lambda question, client: told(question, client), 7, (7, "C")),
-    (lambda question, *, client: told(question, client), 7, (7, "C")),
-    (lambda client, *, task: told(client, task), 7, ("C", 7)),
-    (lambda *, client, task: told(client, task), 7, ("C", 7)),
-    (lambda question, *, name="policy": told(question, name), 7, (7, "policy")),
-    (lambda question, name="policy": told(question, name), 7, (7, "policy")),
-    (lambda client, hint="none", task=0: told(client, hint, task), 7, ("C", "none", 7)),
-    (lambda hint="none", client=None: told(hint, client), NO_TASK, ("none", "C")),
-    (lambda name="policy": told(name), NO_TASK, ("policy",)),
-    (lambda: told(), NO_TASK, ()),
-    (told, 7, ("C", 7)),
-    (lambda *rest, client: told(*rest, client), 7, (7, "C")),
-    (partial(lambda client, task, tone: told(client, task, tone), tone="x"), 7, ("C", 7, "x")),
-    (partial(lambda client, task: told(client, task), client="mine"), 7, ("mine", 7)),
-    (partial(lambda task, *, client: told(task, client), client="mine"), 7, (7, "mine")),
-    (partial(lambda client, task: told(client, task), task=5), NO_TASK, ("C", 5)),
+    (lambda client: echo(client), NO_TASK, ("C",)),
+    (lambda client, question: echo(client, question), 7, ("C", 7)),
+    (lambda question, client: echo(question, client), 7, (7, "C")),
+    (lambda question, *, client: echo(question, client), 7, (7, "C")),
+    (lambda client, *, task: echo(client, task), 7, ("C", 7)),
+    (lambda *, client, task: echo(client, task), 7, ("C", 7)),
+    (lambda question, *, name="policy": echo(question, name), 7, (7, "policy")),
+    (lambda question, name="policy": echo(question, name), 7, (7, "policy")),
+    (lambda client, hint="none", task=0: echo(client, hint, task), 7, ("C", "none", 7)),
+    (lambda hint="none", client=None: echo(hint, client), NO_TASK, ("none", "C")),
+    (lambda name="policy": echo(name), NO_TASK, ("policy",)),
+    (lambda: echo(), NO_TASK, ()),
+    (echo, 7, ("C", 7)),
+    (lambda *rest, client: echo(*rest, client), 7, (7, "C")),
+    (partial(lambda client, task, tone: echo(client, task, tone), tone="x"), 7, ("C", 7, "x")),
+    (partial(lambda client, task: echo(client, task), client="mine"), 7, ("mine", 7)),
+    (partial(lambda task, *, client: echo(task, client), client="mine"), 7, (7, "mine")),
+    (partial(lambda client, task: echo(client, task), task=5), NO_TASK, ("C", 5)),
 ]
 
 
 def test_the_client_goes_to_the_parameter_of_that_name_and_the_task_to_the_first_other() -> None:
-    for row, (agent, task, got) in enumerate(CALLED):
-        assert inspect_agent(agent, task).bound(agent, "C", task)() == (got, {}), row
+    for row, (agent, task, expected) in enumerate(CALLED):
+        assert inspect_agent(agent, task).bound(agent, "C", task)() == (expected, {}), row
 
 
 def test_an_agents_name_says_where_to_find_it() -> None:
@@ -186,32 +188,18 @@ YIELDS = "is a generator function; an agent runs to its end and returns its rewa
 NO_TASK_GIVEN = f"{FORMS} Pass task=... if it needs one."
 NO_PARAMETER = "it has no parameter for the task"
 REFUSED: list[tuple[Any, object, list[str]]] = [
-    *[
-        (thing, NO_TASK, [NO_CALLABLE.format(thing, type(thing).__name__), FORMS])
-        for thing in (None, 1.0, "agent", {"agent": 1}, [with_client])
-    ],
+    *[(thing, NO_TASK, [NO_CALLABLE.format(thing, type(thing).__name__), FORMS]) for thing in (None,
+        1.0, "agent", {"agent": 1}, [with_client])],
     (AsyncCallable, NO_TASK, [A_CLASS]),
     (AsyncCallable, 7, [A_CLASS]),
     (partial(AsyncCallable), NO_TASK, ["got the class"]),
-    *[
-        (agent, NO_TASK, [f"The agent {agent_name(agent)} {YIELDS}"])
-        for agent in (
-            generator,
-            async_generator,
-            GeneratorCallable(),
-            partial(generator),
-            partial(GeneratorCallable()),
-        )
-    ],
-    *[
-        (agent, NO_TASK, [f"{agent_name(agent)}(", f" cannot be called with {called}: ", problem])
-        for called, problem, agents in (
-            ("(client)", "missing a required argument", [with_task, Agents().method]),
-            ("(client)", NO_TASK_GIVEN, [BlockingCallable(), with_options]),
-            ("()", NO_TASK_GIVEN, [with_its_task_alone, divmod, len]),
-        )
-        for agent in agents
-    ],
+    *[(agent, NO_TASK, [f"The agent {agent_name(agent)} {YIELDS}"]) for agent in (generator,
+        async_generator, GeneratorCallable(), partial(generator), partial(GeneratorCallable()))],
+    *[(agent, NO_TASK, [f"{agent_name(agent)}(", f" cannot be called with {called}: ",
+        problem]) for called, problem, agents in (("(client)", "missing a required argument",
+        [with_task, Agents().method]), ("(client)", NO_TASK_GIVEN, [BlockingCallable(),
+        with_options]), ("()", NO_TASK_GIVEN, [with_its_task_alone, divmod,
+        len])) for agent in agents],
     (with_options, NO_TASK, ["(client: Any, task: Any, *, tone: str = 'dry') -> float", "'task'"]),
     (without_client, 7, [f"cannot be called with (): {NO_PARAMETER}", FORMS]),
     (with_client, 7, [f"cannot be called with (client): {NO_PARAMETER}", FORMS]),
@@ -219,13 +207,11 @@ REFUSED: list[tuple[Any, object, list[str]]] = [
     (partial(with_task, task=7), 7, [NO_PARAMETER]),
     (with_required_option, 7, ["missing a required argument: 'tone'", FORMS]),
     (lambda chat, question: 1.0, 7, ["missing a required argument: 'question'"]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("agent", "task", "said"), REFUSED, ids=range(len(REFUSED)))
-def test_what_is_no_agent_is_refused_with_what_it_is_and_what_one_would_be(
-    agent: Any, task: object, said: list[str]
-) -> None:
+def test_what_is_no_agent_is_described(agent: Any, task: object, said: list[str]) -> None:
     with pytest.raises(InvalidAgentError) as caught:
         inspect_agent(agent, task)
     assert [text for text in said if text not in str(caught.value)] == []
@@ -241,8 +227,8 @@ def test_every_kind_of_finite_number_is_a_reward() -> None:
 
 def test_what_is_no_finite_number_is_no_reward() -> None:
     beyond = [math.nan, math.inf, -math.inf, np.float32("nan"), 10**400, Fraction(10**400)]
-    others = [1j, "1.0", b"1", [1.0], {"reward": 1.0}, np.array([1.0]), object, Decimal("0.5")]
-    for value in (*beyond, *others):
+    values = [1j, "1.0", b"1", [1.0], {"reward": 1.0}, np.array([1.0]), object, Decimal("0.5")]
+    for value in (*beyond, *values):
         kind = type(value).__name__
         with pytest.raises(RewardError) as caught:
             outcome_of(value, "some.agent", rewarded=True)
@@ -265,10 +251,8 @@ def test_none_is_no_reward_unless_the_client_was_given_one() -> None:
     for value in (None, silent):
         with pytest.raises(RewardError) as caught:
             outcome_of(value, "some.agent", rewarded=False)
-        assert str(caught.value) == (
-            f"The agent some.agent ended without a reward: it returned {value!r} and never called "
-            "client.reward(x). Return a number (0.0 if that is meant) or call client.reward."
-        )
+        assert_says(caught.value, f"some.agent ended without a reward: it returned {value!r}")
+        assert_says(caught.value, "never called client.reward(x)", "Return a number (0.0 if")
     assert outcome_of(None, "some.agent", rewarded=True) == Outcome(None)
     assert outcome_of(silent, "some.agent", rewarded=True) == silent
 
@@ -288,10 +272,7 @@ async def test_a_returned_awaitable_is_refused_and_a_coroutine_closed() -> None:
             outcome_of(coroutine, "some.agent", rewarded=True)
         assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
         del coroutine
-    assert str(caught.value) == (
-        "The agent some.agent returned an awaitable, not a reward: it is a plain function that "
-        "calls an async one. Declare it `async def` and `return await ...`."
-    )
+    assert_says(caught.value, "some.agent returned an awaitable", "Declare it `async def`")
     future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     with pytest.raises(RewardError, match="returned an awaitable, not a reward"):
         outcome_of(future, "some.agent", rewarded=True)
@@ -341,9 +322,9 @@ class Wrong(Demanding):
 async def test_an_agent_may_bring_options_of_its_own_after_those_that_a_user_passes() -> None:
     brought: Any = await ChatAgentEnv(Demanding()).initial_observation()
     passed = ChatAgentEnv(Demanding(), policy_names="gpt-6").renewed()
-    given: Any = await passed.initial_observation()
+    overridden: Any = await passed.initial_observation()
 
-    assert (brought.reward, given.reward) == (1.0, 0.0)
+    assert (brought.reward, overridden.reward) == (1.0, 0.0)
     assert options_with_own(functools.partial(Demanding()), {}) == Demanding.env_options
 
 

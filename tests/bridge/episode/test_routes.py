@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from tests.kit import ask, play, reward
+from tests.kit import ask, assert_says, play, reward
 
 from evert import (
     AgentClient,
@@ -47,17 +47,14 @@ async def test_beside_a_frozen_model_an_unknown_name_is_a_400_with_the_nearest_o
     assert not any(map(routes.knows, unknown))
     with pytest.raises(openai.BadRequestError) as caught:
         routes.find("jugde")
-    assert str(caught.value) == (
-        "There is no model 'jugde' in this episode. Did you mean 'judge'? Models: policy, judge. "
-        "Call one of them (an agent with seats: with client.seat(name)), or give the policy that "
-        "name: policy_names='jugde'."
-    )
+    assert_says(caught.value, "no model 'jugde' in this episode. Did you mean 'judge'?")
+    assert_says(caught.value, "Models: policy, judge.", "client.seat(name)", "policy_names='jugde'")
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError, match=r"episode\. Models: policy, judge\."):
         routes.find("xyz")  # like no other: no guess
-    for names, asked in (("*", "gpt-5"), ("gpt-*", "gpt-5"), (("small", "*-mini"), "5-mini")):
+    for names, name in (("*", "gpt-5"), ("gpt-*", "gpt-5"), (("small", "*-mini"), "5-mini")):
         routes = Routes(dict.fromkeys(read_policy_names(names), policy), {"judge": judge})
-        assert routes.find(asked) is policy, "a pattern takes what no frozen model has"
+        assert routes.find(name) is policy, "a pattern takes what no frozen model has"
         assert routes.find("judge") is judge
         assert "*" not in "".join(routes.names)
         assert routes.knows("GPT-5") == (names == "*")
@@ -81,12 +78,12 @@ def test_names_of_the_policy_are_read_and_checked() -> None:
 @pytest.mark.parametrize("names", [("gpt-5.2", "o9-large"), "*"])
 async def test_a_policy_is_called_by_any_of_its_names_and_taken_over_by_each(names: Any) -> None:
     async def agent(client: AgentClient) -> float:
-        said: list[str] = []
-        async with openai.AsyncOpenAI(api_key="x") as own:
-            for handle in (own, client, client.openai):
+        texts: list[str] = []
+        async with openai.AsyncOpenAI(api_key="x") as sdk:
+            for handle in (sdk, client, client.openai):
                 models = ("gpt-5.2", "o9-large", "judge")
-                said += [await ask(handle, model=model) for model in models]  # type: ignore[arg-type]
-        return float(said == ["Fine.", "Fine.", "Judged."] * 3)
+                texts += [await ask(handle, model=model) for model in models]  # type: ignore[arg-type]
+        return float(texts == ["Fine.", "Fine.", "Judged."] * 3)
 
     trajectory = await play(agent, policy_names=names, models={"judge": judges})
 
@@ -108,8 +105,8 @@ STRANGER = (
 async def asks_elsewhere() -> float:
     # Nobody listens there: the call is not the policy's, and goes where it would have gone.
     url = "http://127.0.0.1:9/v1"
-    async with openai.AsyncOpenAI(api_key="x", base_url=url, max_retries=0) as own:
-        await ask(own, model="gpt-5.2")  # type: ignore[arg-type]
+    async with openai.AsyncOpenAI(api_key="x", base_url=url, max_retries=0) as sdk:
+        await ask(sdk, model="gpt-5.2")  # type: ignore[arg-type]
     return 1.0
 
 

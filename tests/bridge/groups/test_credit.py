@@ -37,17 +37,19 @@ def turn(reward: float) -> Transition:
 
 
 def group_of(*episodes: list[float], final: list[float] | None = None) -> Group:
-    played = [Trajectory([*map(turn, episode)], tinker.ModelInput.empty()) for episode in episodes]
+    trajectories = [
+        Trajectory([*map(turn, episode)], tinker.ModelInput.empty()) for episode in episodes
+    ]
     order = [range(len(episode)) for episode in episodes]
-    return Group("a task", played, order, final or [0.0] * len(episodes))
+    return Group("a task", trajectories, order, final or [0.0] * len(episodes))
 
 
 def of_turns(group: Group, *how: Any) -> list[list[Any]]:
     """The advantages, checked to be those of every token of a turn."""
-    found = token_advantages(group, *how)
-    assert [[len(tokens) for tokens in episode] for episode in found] == group.tokens
-    assert all(len(set(tokens)) == 1 for episode in found for tokens in episode)
-    return [[pytest.approx(tokens[0]) for tokens in episode] for episode in found]
+    advantages = token_advantages(group, *how)
+    assert [[len(tokens) for tokens in episode] for episode in advantages] == group.tokens
+    assert all(len(set(tokens)) == 1 for episode in advantages for tokens in episode)
+    return [[pytest.approx(tokens[0]) for tokens in episode] for episode in advantages]
 
 
 def test_rewards_and_returns_are_by_episode_and_by_turn() -> None:
@@ -60,9 +62,7 @@ def test_rewards_and_returns_are_by_episode_and_by_turn() -> None:
     np.testing.assert_equal(group.returns(0.0), group.turn_rewards)
 
 
-def test_a_token_has_its_episodes_reward_less_the_mean_or_its_turns_return_less_that_turns() -> (
-    None
-):
+def test_a_token_has_its_episodes_reward_or_its_turns_return_less_the_mean() -> None:
     assert of_turns(group_of([1.0, 0.0, 2.0], [1.0])) == [[1.0, 1.0, 1.0], [-1.0]]
     group = group_of([1.0, 0.0, 2.0], [0.0, 1.0])
     assert of_turns(group, "group", 0.0) == [[0.5, -0.5, 0.0], [-0.5, 0.5]]
@@ -96,9 +96,9 @@ def test_a_function_gives_numbers_of_any_depth(given: Any) -> None:
 
 
 def test_tokens_of_a_turn_may_differ() -> None:
-    found = token_advantages(group_of([1.0], [0.0]), lambda _: [[[1, 2]], [[3, 4]]])
+    advantages = token_advantages(group_of([1.0], [0.0]), lambda _: [[[1, 2]], [[3, 4]]])
 
-    assert found == [[[1.0, 2.0]], [[3.0, 4.0]]]
+    assert advantages == [[[1.0, 2.0]], [[3.0, 4.0]]]
 
 
 EXPECTED = r"expected \[G\] = \(2,\), by episode, \[G, T\] = \(2, 3\), by turn, or \[G, T, N\] "
@@ -138,29 +138,28 @@ SEATS = ("player", "judge")
 TURNS = 3
 
 
-async def go_on(client: Any, said: list[dict[str, Any]]) -> int:
-    """How many letters were said."""
-    said.append(user("go on"))
-    said.append(assistant(await ask(client, *said)))
-    return len(said[-1]["content"])
+async def go_on(client: Any, messages: list[dict[str, Any]]) -> int:
+    messages.append(user("go on"))
+    messages.append(assistant(await ask(client, *messages)))
+    return len(messages[-1]["content"])
 
 
 async def two_speakers(client: Any, task: str) -> float:
     """Two conversations that alternate; each turn of the first earns the letters it said."""
-    one, two = [system("one")], [system("two")]
+    first, second = [system("one")], [system("two")]
     for _ in range(TURNS):
-        client.reward(await go_on(client, one))
+        client.reward(await go_on(client, first))
         client.metric("asked", 1)
-        await go_on(client, two)
+        await go_on(client, second)
     return 5.0
 
 
 async def duel(client: Any, task: str) -> dict[str, float]:
-    said: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     player, judge = client.seat("player"), client.seat("judge")
     for _ in range(TURNS):
-        player.reward(await go_on(player, said))
-        await go_on(judge, [system(said[-1]["content"])])
+        player.reward(await go_on(player, messages))
+        await go_on(judge, [system(messages[-1]["content"])])
     player.metric("seen", 1)
     judge.metric("seen", 3)
     return {"player": 0.0, "judge": 0.5}
@@ -183,67 +182,65 @@ def as_ever(group: Group) -> Any:
     return [0.0] * len(group.rewards)
 
 
-async def played(agent: Any, **options: Any) -> TrajectoryGroup:
+async def play_three(agent: Any, **options: Any) -> TrajectoryGroup:
     builder = ChatAgentGroupBuilder(agent, "task", group_size=3, **options)
     policy: ScriptedPolicy = policy_of(lambda prompt: "x" * (len(policy.actions) % 7 + 1))
     return await do_group_rollout(builder, policy)
 
 
-def trained(group: TrajectoryGroup) -> Counter[tuple[tuple[int, ...], int, float, float]]:
+def token_counts(group: TrajectoryGroup) -> Counter[tuple[tuple[int, ...], int, float, float]]:
     """Each token that is trained on: what stands before it, itself, its log-prob, its advantage."""
     data: list[tinker.Datum]
     data, _ = assemble_training_data([group], compute_advantages([group]))
-    found = Counter[tuple[tuple[int, ...], int, float, float]]()
+    counts = Counter[tuple[tuple[int, ...], int, float, float]]()
     for datum in data:
         inputs = {name: tensor.tolist() for name, tensor in datum.loss_fn_inputs.items()}
         before = datum.model_input.to_ints()
         for at, mask in enumerate(inputs["mask"]):
             if mask:
-                rest = inputs["logprobs"][at], round(inputs["advantages"][at], 4)
-                found[tuple(before[: at + 1]), inputs["target_tokens"][at], *rest] += 1
-    return found
+                values = inputs["logprobs"][at], round(inputs["advantages"][at], 4)
+                counts[tuple(before[: at + 1]), inputs["target_tokens"][at], *values] += 1
+    return counts
 
 
 @pytest.mark.parametrize("how", [by_token, by_turn])
 async def test_each_token_is_trained_on_once_with_its_advantage(how: Any) -> None:
-    asked: list[Group] = []
+    groups: list[Group] = []
 
     def advantages(group: Group) -> Any:
-        asked.append(group)
+        groups.append(group)
         return how(group)
 
-    whole = trained(await played(two_speakers))
-    cut = trained(await played(two_speakers, advantages=advantages))
+    reference = token_counts(await play_three(two_speakers))
+    cut = token_counts(await play_three(two_speakers, advantages=advantages))
 
     assert Counter(key[:3] for key in cut.elements()) == Counter(
-        key[:3] for key in whole.elements()
+        key[:3] for key in reference.elements()
     )
-    [group] = asked
+    [group] = groups
     expected = Counter[float]()
     for episode, turns in zip(how(group), group.tokens, strict=True):
         for turn, count in zip(episode, turns, strict=False):
             expected.update(turn if isinstance(turn, list) else [round(float(turn), 4)] * count)
     assert Counter(key[3] for key in cut.elements()) == expected
 
-    by_gamma = {key[3] for key in trained(await played(two_speakers, gamma=0.0))}
+    by_gamma = {key[3] for key in token_counts(await play_three(two_speakers, gamma=0.0))}
     assert 0.0 in by_gamma  # every turn of the second speaker
     assert len(by_gamma) > 3
 
 
 @pytest.mark.parametrize("early", [True, False])
-async def test_the_cookbook_gives_an_episode_one_advantage_wherever_its_reward_was_given(
-    early: bool,
-) -> None:
+async def test_the_cookbook_gives_one_advantage_wherever_the_reward_came(early: bool) -> None:
     async def two_turns(client: Any, task: str) -> float:
         earned = float(await ask(client, "Which?") == "yes")
         client.reward(earned if early else 0.0)
         await ask(client, "And?")
         return 0.0 if early else earned
 
-    said = iter(["yes", "no"])
-    policy = policy_of(lambda prompt: next(said) if "Which?" in prompt else "yes")
+    replies = iter(["yes", "no"])
+    policy = policy_of(lambda prompt: next(replies) if "Which?" in prompt else "yes")
     group = await do_group_rollout(ChatAgentGroupBuilder(two_turns, 1, group_size=2), policy)
-    advantages = Counter(key[3] for key in trained(group).elements())
+    advantages = Counter(key[3] for key in token_counts(group).elements())
 
     assert sorted(advantages) == [-0.5, 0.5]
     assert advantages.total() == sum(
@@ -254,20 +251,18 @@ async def test_the_cookbook_gives_an_episode_one_advantage_wherever_its_reward_w
 
 
 async def test_means_of_rewards_and_turns_stay_what_they_were() -> None:
-    whole = compute_trajectory_metrics([await played(two_speakers)], [[]])
+    expected = compute_trajectory_metrics([await play_three(two_speakers)], [[]])
     for options in ({"advantages": by_token}, {"gamma": 1.0}):
-        cut = compute_trajectory_metrics([await played(two_speakers, **options)], [[]])
+        cut = compute_trajectory_metrics([await play_three(two_speakers, **options)], [[]])
         for name in ("reward/total", "turns_per_episode", "asked", "lineages", "total_ac_tokens"):
-            assert cut[f"env/all/{name}"] == pytest.approx(whole[f"env/all/{name}"]), name
+            assert cut[f"env/all/{name}"] == pytest.approx(expected[f"env/all/{name}"]), name
 
 
 @pytest.mark.parametrize("options", [{}, {"gamma": 0.9}], ids=["whole", "in pieces"])
-async def test_a_judge_of_constant_reward_has_no_advantage_and_a_curve_of_its_own(
-    options: Any,
-) -> None:
-    group = await played(duel, seats=SEATS, **options)
+async def test_a_judge_of_constant_reward_has_no_advantage_and_its_own_curve(options: Any) -> None:
+    group = await play_three(duel, seats=SEATS, **options)
     metrics = compute_trajectory_metrics([group], [[]])
-    player = [key for key in trained(group).elements() if key[3] != 0]
+    player = [key for key in token_counts(group).elements() if key[3] != 0]
 
     assert metrics["env/all/seat/judge/reward"] == 0.5 != metrics["env/all/seat/player/reward"]
     assert metrics["env/all/seat/judge/seen"] == 3.0
@@ -278,7 +273,7 @@ async def test_a_judge_of_constant_reward_has_no_advantage_and_a_curve_of_its_ow
 
 @pytest.mark.parametrize("options", [{}, {"advantages": as_ever}])
 async def test_a_group_whose_advantages_are_none_or_all_the_same_stays_whole(options: Any) -> None:
-    group = await played(two_speakers, **options)
+    group = await play_three(two_speakers, **options)
 
     assert [len(trajectory.transitions) for trajectory in group.trajectories_G] == [2 * TURNS] * 3
     if options:  # as the Cookbook finds groups to leave out

@@ -57,15 +57,15 @@ def half_each(trajectories: list[Trajectory]) -> list[float]:
     shuffle=st.booleans(),
     seed=st.integers(),
 )
-def test_every_task_comes_once_an_epoch(
+def test_each_task_comes_once_an_epoch(
     count: int, batch_size: int, epochs: int, shuffle: bool, seed: int
 ) -> None:
-    whole = dataset(range(count), batch_size=batch_size, epochs=epochs, shuffle=shuffle, seed=seed)
-    batches = dealt(whole)
+    data = dataset(range(count), batch_size=batch_size, epochs=epochs, shuffle=shuffle, seed=seed)
+    batches = dealt(data)
     an_epoch = -(-count // batch_size)  # the short batch is kept
 
-    assert len(whole) == an_epoch * epochs
-    for first in range(0, len(whole), an_epoch):
+    assert len(data) == an_epoch * epochs
+    for first in range(0, len(data), an_epoch):
         epoch = [task for batch in batches[first : first + an_epoch] for task in batch]
         assert sorted(epoch) == list(range(count))
         assert shuffle or epoch == list(range(count))
@@ -116,17 +116,15 @@ def test_any_sequence_holds_tasks_and_there_is_no_batch_out_of_bounds() -> None:
         ({"group_reward": "evert:nothing"}, InvalidDatasetError, "No group reward at 'evert:no"),
     ],
 )
-async def test_what_makes_no_dataset_is_refused_when_it_is_built(
-    options: Any, error: type[Exception], said: str
-) -> None:
+async def test_bad_datasets_are_refused(options: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         await built(**options)
 
 
 async def test_a_command_line_is_enough_for_a_builder() -> None:
     def from_argv(*arguments: str) -> AgentDatasetBuilder:
-        given = [f"agent={AGENT}", f"train_tasks={PATH}TRAIN_TASKS", *arguments]
-        return chz.Blueprint(AgentDatasetBuilder).make_from_argv(given)
+        arguments_given = [f"agent={AGENT}", f"train_tasks={PATH}TRAIN_TASKS", *arguments]
+        return chz.Blueprint(AgentDatasetBuilder).make_from_argv(arguments_given)
 
     train, test = await from_argv(
         f"test_tasks={PATH}TEST_TASKS", "batch_size=16", "group_size=4", "epochs=2", "seed=3"
@@ -175,19 +173,14 @@ async def test_in_training_a_group_knows_its_batch_and_in_tests_it_is_in_none() 
     assert pickle.loads(pickle.dumps(groups(train, 1)[0])).batch == BatchPosition(1, 2)
 
 
-# -- seeds -----------------------------------------------------------------------------------------
-
-
 async def draws(client: Any, task: object = None) -> Outcome:
-    """Notes its seed and the first number that it draws."""
     await ask(client)
     return Outcome(1.0, {"seed": client.seed, "drawn": client.rng.random()})
 
 
-async def noted(group: EnvGroupBuilder, name: str = "seed", strategy: Any = None) -> list[Any]:
-    """What the episodes of a group noted."""
-    played = await do_group_rollout(group, policy_of(), strategy)
-    return [trajectory.transitions[-1].metrics[name] for trajectory in played.trajectories_G]
+async def notes(group: EnvGroupBuilder, name: str = "seed", strategy: Any = None) -> list[Any]:
+    group_played = await do_group_rollout(group, policy_of(), strategy)
+    return [trajectory.transitions[-1].metrics[name] for trajectory in group_played.trajectories_G]
 
 
 def drawing(tasks: Any = "abcd", **options: Any) -> AgentDataset:
@@ -196,36 +189,34 @@ def drawing(tasks: Any = "abcd", **options: Any) -> AgentDataset:
 
 async def noted_by(seed: int) -> list[list[list[Any]]]:
     """What the episodes of each batch and group of a dataset noted."""
-    whole = drawing(seed=seed)
-    return [[await noted(group) for group in whole.get_batch(i)] for i in range(len(whole))]
+    data = drawing(seed=seed)
+    return [[await notes(group) for group in data.get_batch(i)] for i in range(len(data))]
 
 
 async def test_the_same_run_gives_the_same_seeds_and_another_gives_others() -> None:
-    first, again, other = [await noted_by(seed) for seed in (1, 1, 2)]
+    first, repeated, different = [await noted_by(seed) for seed in (1, 1, 2)]
 
-    assert first == again
+    assert first == repeated
     flat = np.ravel(first).tolist()
-    assert not {*flat} & {*np.ravel(other).tolist()}
+    assert not {*flat} & {*np.ravel(different).tolist()}
     assert len({*flat}) == len(flat) == 16, "members, tasks and steps all differ"
     assert all(0 <= seed < 2**32 for seed in flat)
     resumed = drawing(seed=1).get_batch(3)
-    assert [await noted(group) for group in resumed] == first[3], "also of a resumed run"
+    assert [await notes(group) for group in resumed] == first[3], "also of a resumed run"
     assert seed_of(0, 0, "a") == 3418887292, "on every machine"
 
 
-def test_a_seed_does_not_depend_on_its_place_in_a_batch_and_those_of_tests_not_on_the_step() -> (
-    None
-):
-    alone, together = [drawing("ab", batch_size=size, shuffle=False) for size in (1, 2)]
-    assert alone.get_batch(0)[0].seed == together.get_batch(0)[0].seed
-    assert alone.get_batch(1)[0].seed != together.get_batch(0)[1].seed, "it is another step"
+def test_a_seed_does_not_depend_on_its_place_nor_a_tests_on_the_step() -> None:
+    alone, joint = [drawing("ab", batch_size=size, shuffle=False) for size in (1, 2)]
+    assert alone.get_batch(0)[0].seed == joint.get_batch(0)[0].seed
+    assert alone.get_batch(1)[0].seed != joint.get_batch(0)[1].seed, "it is another step"
     held_out = [drawing("ab", held_out=True).get_batch(0)[0].seed for _ in range(2)]
-    assert held_out[0] == held_out[1] != together.get_batch(0)[0].seed
+    assert held_out[0] == held_out[1] != joint.get_batch(0)[0].seed
 
 
 async def test_a_group_elsewhere_has_the_same_seeds_and_an_episode_played_again_its_own() -> None:
     group = ChatAgentGroupBuilder(draws, group_size=3, seed=5)
-    assert await noted(pickle.loads(pickle.dumps(group))) == await noted(group)
+    assert await notes(pickle.loads(pickle.dumps(group))) == await notes(group)
 
     async def fails_at_first(client: Any) -> Outcome:
         if client.seed == seed_of(5, 0):
@@ -233,7 +224,7 @@ async def test_a_group_elsewhere_has_the_same_seeds_and_an_episode_played_again_
         return await draws(client)
 
     group = ChatAgentGroupBuilder(fails_at_first, group_size=2, seed=5)
-    seeds = await noted(group, strategy=RetryOnFailure(max_retries=1))
+    seeds = await notes(group, strategy=RetryOnFailure(max_retries=1))
     assert {*seeds} == {seed_of(5, 1), seed_of(5, 2)}
 
 
@@ -243,22 +234,22 @@ async def test_all_clients_of_an_episode_share_its_seed_and_its_generator() -> N
         await asyncio.gather(ask(player), ask(judge))
         assert client.rng is player.rng is judge.rng is client.blocking.rng
         assert client.seed == player.seed == judge.seed
-        drawn = [player.rng.random(), judge.rng.random()]
+        numbers = [player.rng.random(), judge.rng.random()]
         return {
-            "player": Outcome(1.0, {"drawn": drawn[0]}),
-            "judge": Outcome(1.0, {"drawn": drawn[1]}),
+            "player": Outcome(1.0, {"drawn": numbers[0]}),
+            "judge": Outcome(1.0, {"drawn": numbers[1]}),
         }
 
     group = ChatAgentGroupBuilder(agent, seats=("player", "judge"), seed=3)
     expected = random.Random(seed_of(3, 0))
-    assert await noted(group, "drawn") == [expected.random(), expected.random()]
+    assert await notes(group, "drawn") == [expected.random(), expected.random()]
 
 
 async def test_an_env_draws_a_seed_unless_it_has_one_and_made_anew_it_has_the_same() -> None:
-    async def played(env: ChatAgentEnv) -> tuple[float, float]:
+    async def play_env(env: ChatAgentEnv) -> tuple[float, float]:
         metrics = (await do_single_rollout(policy_of(), env)).transitions[-1].metrics
         return metrics["seed"], metrics["drawn"]
 
-    assert len({await played(ChatAgentEnv(draws)) for _ in range(3)}) == 3
+    assert len({await play_env(ChatAgentEnv(draws)) for _ in range(3)}) == 3
     env = ChatAgentEnv(draws, seed=9)
-    assert await played(env) == await played(env.renewed()) == (9, random.Random(9).random())
+    assert await play_env(env) == await play_env(env.renewed()) == (9, random.Random(9).random())

@@ -11,7 +11,7 @@ import pytest
 import tinker
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit import ask, ask_blocking, asks, assistant, policy_of, user
+from tests.kit import Logs, ask, ask_blocking, asks, assistant, play_group, policy_of, user
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError as AllFailed
 from tinker_cookbook.rl.data_processing import trajectory_to_data
@@ -73,9 +73,7 @@ async def test_cleanup_closes_all_envs_of_all_rounds_the_running_ones_too(agent:
     assert len(await builder.make_envs()) == 2
 
 
-async def test_cleanup_logs_what_fails_and_closes_the_rest(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_cleanup_logs_what_fails_and_closes_the_rest(caplog: Logs) -> None:
     class CannotClose(ChatAgentEnv):
         async def close(self) -> None:
             raise OSError("stuck")
@@ -133,8 +131,7 @@ async def test_a_builder_pickles_whole_and_running_episodes_stay() -> None:
 
 
 async def test_two_alternating_sub_agents_of_three_turns_give_two_datums() -> None:
-    builder = ChatAgentGroupBuilder(two_sub_agents, group_size=2)
-    group = await do_group_rollout(builder, policy_of(lambda prompt: f"Yes, {len(prompt)}."))
+    group = await play_group(two_sub_agents, 2, lambda prompt: f"Yes, {len(prompt)}.")
 
     for trajectory in group.trajectories_G:
         turns = trajectory.transitions
@@ -159,14 +156,14 @@ async def test_the_transition_that_ends_the_episode_is_the_last_in_lineage_order
     """The Cookbook's recipes and its evaluations read ``transitions[-1].metrics``."""
     group = await do_group_rollout(ChatAgentGroupBuilder(main_and_sub_agent), policy_of())
     [trajectory] = group.trajectories_G
-    *others, last = trajectory.transitions
+    *earlier, last = trajectory.transitions
 
     assert [transition.logs["lineage"] for transition in trajectory.transitions] == [1, 0, 0]
     expected = {"calls": 3, "call 2": 1, "solved": 1.0, "stop/completed": 1.0, "lineages": 2}
     assert last.metrics.items() >= expected.items()
     assert last.logs["answer"] == "x"
     assert [turn.episode_done for turn in trajectory.transitions] == [False, False, True]
-    assert [turn.metrics for turn in others] == [
+    assert [turn.metrics for turn in earlier] == [
         {"calls": 2, "call 1": 1, "stop/length": 0},
         {"calls": 1, "call 0": 1, "stop/length": 0},
     ]
@@ -183,9 +180,7 @@ def transition(number: int) -> Transition:
 
 
 @given(lineages=st.lists(st.integers(0, 3), max_size=8), not_kept=st.lists(st.just(4), max_size=2))
-def test_the_sort_is_in_place_by_lineage_and_what_ends_last_stays_last(
-    lineages: list[int], not_kept: list[int]
-) -> None:
+def test_the_sort_is_by_lineage_then_by_end(lineages: list[int], not_kept: list[int]) -> None:
     turns = [transition(number) for number in range(len(lineages))]
     trajectory = Trajectory(turns, tinker.ModelInput.empty())
     order = sort_by_lineage(trajectory, [*lineages, *not_kept])  # the runner may keep fewer
@@ -261,15 +256,13 @@ async def test_an_episode_that_the_runner_ends_reports_its_drift_too() -> None:
         while True:
             messages = [user("Hi"), assistant(f"{await ask(client, *messages)}!"), user("and?")]
 
-    builder = ChatAgentGroupBuilder(
-        rewrites_its_history, group_size=2, limits=RolloutLimits(max_sampled_tokens=12)
-    )
-    group = await do_group_rollout(builder, policy_of(lambda prompt: "x y"))
+    limits = RolloutLimits(max_sampled_tokens=12)
+    group = await play_group(rewrites_its_history, 2, lambda prompt: "x y", limits=limits)
 
     assert {t.stop_reason for t in group.trajectories_G} == {"max_sampled_tokens"}
     for trajectory in group.trajectories_G:
-        *others, last = [transition.metrics for transition in trajectory.transitions]
+        *earlier, last = [transition.metrics for transition in trajectory.transitions]
         assert last["lineages"] > 1
         assert last["drift"] > 0
-        assert not any("lineages" in metrics for metrics in others)
+        assert not any("lineages" in metrics for metrics in earlier)
     assert group.metrics_G == [{}, {}]

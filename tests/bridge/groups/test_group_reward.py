@@ -9,11 +9,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.kit import ask, asks, assistant, policy_of, user
+from tests.kit import ask, asks, assistant, play_group, user
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
-from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import Outcome, PlayedGroup, RewardError
@@ -38,13 +37,11 @@ async def seated(client: Any, task: object) -> float:
     return 0.0
 
 
-async def rewarded(reward: GroupReward | None, agent: Any, task: Any, **options: Any) -> Any:
-    builder = ChatAgentGroupBuilder(agent, task, 2, group_reward=reward, **options)
-    return await do_group_rollout(builder, policy_of("I am 7", *["I am 7"] * 20))
+async def play_with(reward: GroupReward | None, agent: Any, task: Any, **options: Any) -> Any:
+    return await play_group(agent, 2, *["I am 7"] * 21, task=task, group_reward=reward, **options)
 
 
-async def seen(agent: Any = identity_agent, task: Any = 7, **options: Any) -> PlayedGroup:
-    """What a group reward is given."""
+async def input_of(agent: Any = identity_agent, task: Any = 7, **options: Any) -> PlayedGroup:
     groups: list[PlayedGroup] = []
 
     def keep(group: PlayedGroup) -> list[float]:
@@ -52,19 +49,19 @@ async def seen(agent: Any = identity_agent, task: Any = 7, **options: Any) -> Pl
         assert len(group.transcripts) == len(group)  # as they were played: here, not later
         return [0.0 for _ in group]
 
-    await rewarded(keep, agent, task, **options)
+    await play_with(keep, agent, task, **options)
     [group] = groups
     return group
 
 
 async def test_it_is_given_the_trajectories_their_task_and_their_seats() -> None:
-    group = await seen()
+    group = await input_of()
     assert [type(trajectory) for trajectory in group] == [Trajectory, Trajectory]
     assert group.task == 7
     assert (group.seats, group.episodes) == ([None, None], [0, 1])
     assert group.renderer is default_renderer()
-    assert (await seen(asks, NO_TASK)).task is NO_TASK
-    group = await seen(seated, seats=SEATS)
+    assert (await input_of(asks, NO_TASK)).task is NO_TASK
+    group = await input_of(seated, seats=SEATS)
     assert group.seats == ["player", "judge", "player", "judge"]
     assert group.episodes == [0, 0, 1, 1]
     assert "You are judge." in group.transcripts[1]
@@ -77,7 +74,7 @@ async def test_metrics_are_the_latest_of_each_name_and_the_report_is_among_them(
             client.metric("calls", number + 1)
         return 1.0
 
-    group = await seen(agent, NO_TASK)
+    group = await input_of(agent, NO_TASK)
     assert [metrics["calls"] for metrics in group.metrics] == [2, 2]
     assert group.metrics[0]["stop/completed"] == 1.0
     assert group.metrics[0]["lineages"] == 2
@@ -86,7 +83,7 @@ async def test_metrics_are_the_latest_of_each_name_and_the_report_is_among_them(
         while True:
             await ask(client)
 
-    cut = await seen(endless, NO_TASK, limits=RolloutLimits(max_turns=2))
+    cut = await input_of(endless, NO_TASK, limits=RolloutLimits(max_turns=2))
     assert cut.metrics[0]["lineages"] == 2, "also where the episode was stopped"
 
 
@@ -98,7 +95,7 @@ async def test_a_transcript_says_what_was_told_and_said_once() -> None:
                 messages += [assistant(await ask(client, *messages)), user("More.")]
         return 1.0
 
-    [text, _] = (await seen(alternates, NO_TASK)).transcripts
+    [text, _] = (await input_of(alternates, NO_TASK)).transcripts
 
     assert [text.count(part) for part in ("I am A.", "I am B.", "More.", "I am 7")] == [1, 1, 2, 4]
     assert text.index("I am A.") < text.index("I am 7") < text.index("More.")
@@ -106,22 +103,22 @@ async def test_a_transcript_says_what_was_told_and_said_once() -> None:
 
 
 async def test_it_is_added_to_what_the_trajectories_earned_with_the_metrics_of_an_outcome() -> None:
-    group = await rewarded(lambda group: [Outcome(0.5, {"rank": 1}), 0.25], identity_agent, 7)
+    group = await play_with(lambda group: [Outcome(0.5, {"rank": 1}), 0.25], identity_agent, 7)
     assert group.get_total_rewards() == [1.5, 1.25]
     assert group.metrics_G == [{"rank": 1.0}, {}]
 
-    group = await rewarded(None, identity_agent, 7)
+    group = await play_with(None, identity_agent, 7)
     assert (group.final_rewards_G, group.get_total_rewards()) == ([0.0, 0.0], [1.0, 1.0])
 
 
 async def test_it_may_be_async_and_other_groups_go_on_meanwhile() -> None:
-    both = asyncio.Barrier(2)
+    barrier = asyncio.Barrier(2)
 
     async def waits_for_both(group: PlayedGroup) -> list[float]:
-        await both.wait()
+        await barrier.wait()
         return [float(len(group)) for _ in group]
 
-    playing = asyncio.gather(*(rewarded(waits_for_both, identity_agent, task) for task in (7, 8)))
+    playing = asyncio.gather(*(play_with(waits_for_both, identity_agent, task) for task in (7, 8)))
     groups = await asyncio.wait_for(playing, 30)
 
     assert [group.get_total_rewards() for group in groups] == [[3.0, 3.0], [2.0, 2.0]]
@@ -130,12 +127,12 @@ async def test_it_may_be_async_and_other_groups_go_on_meanwhile() -> None:
 async def test_an_outcome_without_a_reward_or_with_a_metric_of_nan_is_an_error() -> None:
     """What else is none is in the table of ``tests/faults/groups.py``."""
     with pytest.raises(RewardError, match=r"A reward of .* is None"):
-        await rewarded(lambda group: [Outcome(), 1.0], identity_agent, 7)
+        await play_with(lambda group: [Outcome(), 1.0], identity_agent, 7)
     with pytest.raises(RewardError, match=r"The metric 'x' of .* is nan"):
-        await rewarded(lambda group: [Outcome(1.0, {"x": math.nan}), 1.0], identity_agent, 7)
+        await play_with(lambda group: [Outcome(1.0, {"x": math.nan}), 1.0], identity_agent, 7)
     nothing: Any = None
     with pytest.raises(RewardError, match=r"The metrics of .* are None; expected a dict"):
-        await rewarded(lambda group: [Outcome(1.0, nothing), 1.0], identity_agent, 7)
+        await play_with(lambda group: [Outcome(1.0, nothing), 1.0], identity_agent, 7)
 
 
 # -- a frozen model judges -------------------------------------------------------------------------
@@ -161,24 +158,23 @@ async def tell(client: Any, task: str) -> float:
     return float(await ask(client, f"Tell me of {task}.") == "")
 
 
-async def judged(model: Any, says: str, **options: Any) -> Any:
+async def rank(model: Any, says: str, **options: Any) -> Any:
     """The group's further rewards, and whether each could not be judged."""
     reward = judge_group(model, options.pop("rubric", "The longest."), **options)
-    builder = ChatAgentGroupBuilder(tell, "cats", len(says), group_reward=reward)
-    group = await do_group_rollout(builder, policy_of(*says))
+    group = await play_group(tell, len(says), *says, task="cats", group_reward=reward)
     return group.final_rewards_G, [metrics["judge/failed"] for metrics in group.metrics_G]
 
 
 async def test_rewards_follow_the_ranking_by_a_rubric_that_may_be_of_the_task() -> None:
     judge = Judge("Let me see.\n2, 3, 1", "2,1")
 
-    assert await judged(judge, "abc") == ([0.0, 1.0, 0.5], [0.0, 0.0, 0.0])
-    told, prompt = judge.asked[0]
-    assert "material to judge" in str(told["content"])
+    assert await rank(judge, "abc") == ([0.0, 1.0, 0.5], [0.0, 0.0, 0.0])
+    instruction, prompt = judge.asked[0]
+    assert "material to judge" in str(instruction["content"])
     assert "The longest." in str(prompt["content"])
     assert str(prompt["content"]).count("Tell me of cats.") == 3
     options = {"weight": 0.2, "rubric": lambda task: f"They are about {task}."}
-    assert (await judged(judge, "ab", **options))[0] == [0.0, 0.2]
+    assert (await rank(judge, "ab", **options))[0] == [0.0, 0.2]
     assert "They are about cats." in str(judge.asked[1][-1]["content"])
 
 
@@ -192,8 +188,7 @@ async def test_each_seat_is_ranked_by_itself() -> None:
         return "1, 2" if "player" in prompt else "2, 1"
 
     reward = judge_group(Judge(by_seat, by_seat), "Any.")
-    builder = ChatAgentGroupBuilder(seated, "x", 2, group_reward=reward, seats=("player", "judge"))
-    group = await do_group_rollout(builder, policy_of("p0", "p1", "j0", "j1"))
+    group = await play_group(seated, 2, *"abcd", task="x", group_reward=reward, seats=SEATS)
 
     assert [metrics["seat/player/reward"] for metrics in group.metrics_G[::2]] == [1.0, 0.0]
     assert [metrics["seat/judge/reward"] for metrics in group.metrics_G[1::2]] == [0.0, 1.0]
@@ -201,34 +196,34 @@ async def test_each_seat_is_ranked_by_itself() -> None:
 
 async def test_attempts_that_are_alike_are_one_and_one_is_not_ranked() -> None:
     judge = Judge("2, 1")
-    rewards, _ = await judged(judge, "aba")
+    rewards, _ = await rank(judge, "aba")
 
     assert rewards == [0.0, 1.0, 0.0]
     assert "Attempt 3" not in str(judge.asked[0][-1]["content"])
     for says in ("a", "aa"):
-        assert await judged(Judge(), says) == ([0.5] * len(says), [0.0] * len(says))
+        assert await rank(Judge(), says) == ([0.5] * len(says), [0.0] * len(says))
 
 
 async def test_a_reply_that_is_no_ranking_is_asked_for_again() -> None:
     judge = Judge("Both are fine.", "2, 1")
 
-    assert await judged(judge, "ab") == ([0.0, 1.0], [0.0, 0.0])
+    assert await rank(judge, "ab") == ([0.0, 1.0], [0.0, 0.0])
     assert [message["role"] for message in judge.asked[1][-2:]] == ["assistant", "user"]
     assert "does not end with a ranking of the 2" in str(judge.asked[1][-1]["content"])
 
 
-async def test_without_a_ranking_all_get_the_same_and_it_is_counted() -> None:
-    for retries in (0, 1, 3):
-        judge = Judge(*["Both are fine."] * (retries + 1))
-        assert await judged(judge, "ab", retries=retries) == ([0.5, 0.5], [1.0, 1.0])
-        assert judge.replies == [], "all were asked for"
+@pytest.mark.parametrize("retries", [0, 1, 3])
+async def test_without_a_ranking_all_get_the_same_and_it_is_counted(retries: int) -> None:
+    judge = Judge(*["Both are fine."] * (retries + 1))
+    assert await rank(judge, "ab", retries=retries) == ([0.5, 0.5], [1.0, 1.0])
+    assert judge.replies == [], "all were asked for"
 
 
 def test_a_ranking_is_the_last_line_and_has_each_number_once() -> None:
     def read(text: str, *, truncated: bool = False) -> Any:
-        said = Message(role="assistant", content=text)
+        message = Message(role="assistant", content=text)
         counts: Any = {"prompt_tokens": 0, "completion_tokens": 0}
-        return read_ranking(read_reply(said, truncated=truncated, call_ids="call", **counts), 3)
+        return read_ranking(read_reply(message, truncated=truncated, call_ids="call", **counts), 3)
 
     assert read("2, 1, 3") == read("So:\n\n**Ranking: 2 > 1 > 3**\n") == [1, 0, 2]
     assert read("[3,2,1]") == [2, 1, 0]
@@ -257,22 +252,20 @@ def held_back() -> Exception:
     return error
 
 
-async def test_a_judge_that_cannot_answer_now_is_counted_and_one_that_never_will_ends_the_run() -> (
-    None
-):
+async def test_a_judge_that_cannot_answer_now_is_counted_and_a_broken_one_ends_it() -> None:
     busy = [refusal(429), refusal(503), refusal(400, "context_length_exceeded")]
     for error in (*busy, openai.APITimeoutError(REQUEST)):
-        assert await judged(Judge(error), "ab") == ([0.5, 0.5], [1.0, 1.0]), error
+        assert await rank(Judge(error), "ab") == ([0.5, 0.5], [1.0, 1.0]), error
     for error in (refusal(401, "bad_key"), refusal(404), held_back(), KeyError("own")):
         with pytest.raises(type(error)):
-            await judged(Judge(error), "ab")
+            await rank(Judge(error), "ab")
 
 
 async def test_weights_of_the_engine_in_use_may_judge(tmp_path: Any) -> None:
     """The tiny base ranks nothing: what it says is counted as what it is."""
     with embedded_engine(tmp_path):
         model = TinkerModel("evert-tiny", max_tokens=8, temperature=0)
-        assert await judged(model, "ab") == ([0.5, 0.5], [1.0, 1.0])
+        assert await rank(model, "ab") == ([0.5, 0.5], [1.0, 1.0])
 
 
 def test_a_judge_pickles_and_needs_a_model() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import openai
 import pytest
-from tests.bridge.conftest import Elsewhere
 from tests.kit import (
+    Patch,
+    as_agent,
     ask,
     ask_blocking,
     call,
@@ -19,6 +20,7 @@ from tests.kit import (
     tool,
     user,
 )
+from tests.kit.serving import Elsewhere
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.renderers.base import Message
 
@@ -52,11 +54,11 @@ async def test_a_message_completer_answers_beside_the_policy_and_is_no_transitio
 
     async def agent(client: AgentClient) -> float:
         names = ["policy", "judge", "policy", "judge"]
-        said = await asyncio.gather(*(ask(client, *HELLO, model=name) for name in names))
+        texts = await asyncio.gather(*(ask(client, *HELLO, model=name) for name in names))
         assert [model.id async for model in client.openai.models.list()] == ["policy", "judge"]
         with pytest.raises(openai.BadRequestError, match="takes no tools. Give the Env a Token"):
             await hello(client, tools=[ADD])
-        return float(said == ["Fine.", "HELLO?"] * 2)
+        return float(texts == ["Fine.", "HELLO?"] * 2)
 
     trajectory = await play(agent, models={"judge": judge})
 
@@ -66,30 +68,30 @@ async def test_a_message_completer_answers_beside_the_policy_and_is_no_transitio
 
 async def test_a_token_completer_is_read_with_the_envs_renderer_and_told_the_format() -> None:
     helper = ScriptedPolicy([CALL, "One. Two.", "Long enough to be cut.", CALL, "{}"])
-    judge, got = Judge(), list[Any]()
+    judge, completions = Judge(), list[Any]()
 
     async def agent(client: AgentClient) -> float:
         with_tools = {"tools": [ADD]}
         for fields in (with_tools, {"stop": "Two"}, {"max_tokens": 2}, with_tools, AS_OBJECT):
-            got.append(await hello(client, "other", **fields))
+            completions.append(await hello(client, "other", **fields))
         await hello(client, **AS_OBJECT)
         return 1.0
 
     await play_without_a_call(agent, models={"other": helper, "judge": judge})
 
-    called, stopped, cut, again, _ = (completion.choices[0] for completion in got)
+    called, stopped, cut, second_call, _ = (completion.choices[0] for completion in completions)
     assert called.message.tool_calls[0].function.name == "add"
-    assert called.message.tool_calls[0].id != again.message.tool_calls[0].id
-    assert got[0].model == "other"
+    assert called.message.tool_calls[0].id != second_call.message.tool_calls[0].id
+    assert completions[0].model == "other"
     assert stopped.message.content == "One. "
     assert cut.finish_reason == "length"
-    assert [completion.usage.completion_tokens for completion in got] == [
+    assert [completion.usage.completion_tokens for completion in completions] == [
         len(a) for a in helper.actions
     ]
     assert "# Tools" in helper.prompts[0]
-    told = "Answer with one JSON object and nothing else."
-    assert told in helper.prompts[-1]
-    assert judge.asked[0][-1]["content"] == told
+    instruction = "Answer with one JSON object and nothing else."
+    assert instruction in helper.prompts[-1]
+    assert judge.asked[0][-1]["content"] == instruction
 
 
 async def test_a_function_of_the_messages_answers_and_may_be_async() -> None:
@@ -100,8 +102,8 @@ async def test_a_function_of_the_messages_answers_and_may_be_async() -> None:
         return now(messages)
 
     async def agent(client: AgentClient) -> float:
-        said = [await ask(client, *HELLO, model=name) for name in ("now", "soon")]
-        return float(said == ["HELLO?"] * 2)
+        texts = [await ask(client, *HELLO, model=name) for name in ("now", "soon")]
+        return float(texts == ["HELLO?"] * 2)
 
     await play_without_a_call(agent, models={"now": now, "soon": soon})
 
@@ -110,32 +112,28 @@ SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 
 
 def as_schema(name: str) -> Any:
-    wanted = {"name": name, "schema": SCHEMA}
-    return {"response_format": {"type": "json_schema", "json_schema": wanted}}
+    schema = {"name": name, "schema": SCHEMA}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
 @pytest.fixture
-def models(elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The server, as the model "judge"."""
+def models(elsewhere: Elsewhere, monkeypatch: Patch) -> dict[str, Any]:
     monkeypatch.setenv("JUDGE_KEY", "secret")
     return {"judge": RemoteModel("gpt-judge", elsewhere.url, "JUDGE_KEY")}
 
 
-async def test_a_remote_model_gives_the_log_probabilities_of_its_endpoint_as_they_are(
-    elsewhere: Elsewhere,
-    models: dict[str, Any],
-) -> None:
+async def test_log_probabilities_are_the_endpoints(elsewhere: Elsewhere, models: Any) -> None:
     tokens = [("A", [65]), ("bytes:\\xf0\\x9f", [0xF0, 0x9F]), ("<|im_end|>", None)]
-    given = [
+    logprobs = [
         {"token": text, "bytes": raw, "logprob": -0.5, "top_logprobs": []} for text, raw in tokens
     ]
 
     async def agent(client: AgentClient) -> float:
         with pytest.raises(openai.BadRequestError, match="endpoint of this model gave none"):
             await hello(client, logprobs=True)
-        elsewhere.choice["logprobs"] = {"content": given, "refusal": None}
-        found = (await hello(client, logprobs=True)).choices[0].logprobs
-        return float([token.model_dump() for token in found.content] == given)
+        elsewhere.choice["logprobs"] = {"content": logprobs, "refusal": None}
+        result = (await hello(client, logprobs=True)).choices[0].logprobs
+        return float([token.model_dump() for token in result.content] == logprobs)
 
     await play_without_a_call(agent, models=models)
     assert [body["logprobs"] for *_, body in elsewhere.asked] == [True, True]
@@ -144,23 +142,17 @@ async def test_a_remote_model_gives_the_log_probabilities_of_its_endpoint_as_the
 BOTH = {"tools": [ADD, tool("look")]}
 NAMED = {"type": "function", "function": {"name": "add"}}
 FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    (
-        {"tools": [ADD], "max_tokens": 7, "stop": "END", "temperature": 0.5, "seed": 1},
-        {"tools": [ADD], "max_completion_tokens": 7, "stop": ["END"]},
-    ),
+    ({"tools": [ADD], "max_tokens": 7, "stop": "END", "temperature": 0.5, "seed": 1},
+        {"tools": [ADD], "max_completion_tokens": 7, "stop": ["END"]}),
     (AS_OBJECT, AS_OBJECT),
     (as_schema("s"), as_schema("reply")),
-    *(
-        ({**BOTH, "tool_choice": choice}, {**BOTH, "tool_choice": choice})
-        for choice in (NAMED, "required")
-    ),
+    *(({**BOTH, "tool_choice": choice}, {**BOTH, "tool_choice": choice}) for choice in (NAMED,
+        "required")),
     ({"tools": [ADD], "tool_choice": "auto"}, {"tools": [ADD]}),
-]
+]  # fmt: skip
 
 
-async def test_a_remote_model_is_asked_with_the_fields_that_count(
-    elsewhere: Elsewhere, models: dict[str, Any]
-) -> None:
+async def test_an_endpoint_gets_the_fields_that_count(elsewhere: Elsewhere, models: Any) -> None:
     async def agent(client: AgentClient) -> float:
         for fields, expected in FIELDS:
             completion = await hello(client, **fields)
@@ -176,23 +168,21 @@ async def test_a_remote_model_is_asked_with_the_fields_that_count(
     assert "secret" not in repr(models)
 
 
-async def test_calls_in_the_text_of_a_remote_model_are_read_if_tools_were_offered(
-    elsewhere: Elsewhere, models: dict[str, Any]
+async def test_calls_in_the_text_are_read_if_tools_were_offered(
+    elsewhere: Elsewhere, models: Any
 ) -> None:
     text = 'Well.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
     async def agent(client: AgentClient) -> float:
         elsewhere.choice["message"] = {"role": "assistant", "content": text}
-        said = (await hello(client, tools=[ADD])).choices[0].message
-        assert (said.content, said.tool_calls[0].function.name) == ("Well.", "add")
+        message = (await hello(client, tools=[ADD])).choices[0].message
+        assert (message.content, message.tool_calls[0].function.name) == ("Well.", "add")
         return float((await hello(client)).choices[0].message.content == text)
 
     await play_without_a_call(agent, models=models)
 
 
-async def test_the_tool_calls_and_the_reasoning_of_a_remote_model_are_kept(
-    elsewhere: Elsewhere, models: dict[str, Any]
-) -> None:
+async def test_the_calls_and_the_reasoning_are_kept(elsewhere: Elsewhere, models: Any) -> None:
     made = {"id": "c7", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     said = {"role": "assistant", "content": None, "tool_calls": [made], "reasoning_content": "Hm."}
     elsewhere.choice["message"] = said
@@ -210,9 +200,7 @@ async def test_the_tool_calls_and_the_reasoning_of_a_remote_model_are_kept(
     assert elsewhere.asked[1][2]["messages"][1]["tool_calls"] == [made]
 
 
-async def test_a_remote_models_own_refusal_reaches_the_agent(
-    elsewhere: Elsewhere, models: dict[str, Any]
-) -> None:
+async def test_a_refusal_reaches_the_agent(elsewhere: Elsewhere, models: Any) -> None:
     refusals = {401: openai.AuthenticationError, 404: openai.NotFoundError}
 
     async def agent(client: AgentClient) -> float:
@@ -226,9 +214,7 @@ async def test_a_remote_models_own_refusal_reaches_the_agent(
     await play_without_a_call(agent, models=models)
 
 
-async def test_a_model_that_says_nothing_that_can_be_read_is_named(
-    elsewhere: Elsewhere, models: dict[str, Any]
-) -> None:
+async def test_a_model_that_cannot_be_read_is_named(elsewhere: Elsewhere, models: Any) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{bad"}}
     broken = {"message": {"role": "assistant", "content": None, "tool_calls": [call]}}
     rows: list[tuple[str, dict[str, Any], str]] = [
@@ -238,13 +224,13 @@ async def test_a_model_that_says_nothing_that_can_be_read_is_named(
     ]
 
     async def agent(client: AgentClient) -> float:
-        for name, elsewhere.choice, told in rows:
-            with pytest.raises((openai.BadRequestError, InvalidModelError), match=told):
+        for name, elsewhere.choice, message in rows:
+            with pytest.raises((openai.BadRequestError, InvalidModelError), match=message):
                 await hello(client, name)
         return 1.0
 
-    others: Any = {"none": lambda messages: None}
-    await play_without_a_call(agent, models={**models, **others})
+    functions: Any = {"none": lambda messages: None}
+    await play_without_a_call(agent, models={**models, **functions})
 
 
 async def over_responses(client: AgentClient) -> str:
@@ -262,22 +248,18 @@ def own_client() -> str:
         return ask_blocking(sdk, *HELLO, model="judge")  # type: ignore[arg-type]
 
 
-async def test_a_frozen_model_answers_from_everywhere() -> None:
+@as_agent(models={"judge": Judge()})
+async def test_a_frozen_model_answers_from_everywhere(client: AgentClient) -> None:
     def blocking(client: AgentClient) -> str:
         return ask_blocking(client.blocking, *HELLO, model="judge")
 
-    async def agent(client: AgentClient) -> float:
-        said = [await ask(client, *HELLO, model="judge")]
-        said += [await asyncio.to_thread(blocking, client), await asyncio.to_thread(own_client)]
-        said += [await over_responses(client), await over_anthropic(client)]
-        return float(said == ["HELLO?"] * 5)
-
-    await play_without_a_call(agent, models={"judge": Judge()})
+    texts = [await ask(client, *HELLO, model="judge")]
+    texts += [await asyncio.to_thread(blocking, client), await asyncio.to_thread(own_client)]
+    texts += [await over_responses(client), await over_anthropic(client)]
+    assert texts == ["HELLO?"] * 5
 
 
 class Stuck(MessageCompleter):
-    """Never answers."""
-
     def __init__(self) -> None:
         self.asked = asyncio.Event()
 

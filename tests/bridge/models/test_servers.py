@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tinker
+from tests.kit import Patch
 from tinker.lib.internal_client_holder import InternalClientHolder
 from tinker.proto import tinker_public_pb2 as wire
 
@@ -88,7 +89,7 @@ def server() -> Iterator[StandIn]:
 
 
 @pytest.fixture(autouse=True)
-def _clients_are_closed_and_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _clients_are_closed_and_as_they_were(monkeypatch: Patch) -> Iterator[None]:
     """Else their heartbeats go on, complain of a server that is gone, and draw random numbers."""
     monkeypatch.setenv("TINKER_API_KEY", "tml-of-a-test")
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
@@ -129,10 +130,10 @@ def test_a_server_that_sends_no_ids_is_sampled_once_somebody_names_it(server: St
     with pytest.raises(AssertionError, match="sample_sequence_ids"):
         sampled_ids(client)
 
-    sent = pickle.loads(pickle.dumps(client))  # as to a worker, which knows no other address
-    complete_client(f"{address_of(sent)}/")
+    received = pickle.loads(pickle.dumps(client))  # as to a worker, which knows no other address
+    complete_client(f"{address_of(received)}/")
     complete_client(server.url)
-    assert sampled_ids(client) == sampled_ids(sent) == ["promised-0", "promised-1"]
+    assert sampled_ids(client) == sampled_ids(received) == ["promised-0", "promised-1"]
 
     server.answers["asample"] = {"request_id": "promised", "sample_sequence_ids": ["a", "b"]}
     assert sampled_ids(client_of(server)) == ["a", "b"], "what it sends stays as it is"
@@ -161,11 +162,11 @@ def test_the_hosted_service_is_never_touched(server: StandIn) -> None:
 @pytest.fixture
 def loaded(server: StandIn) -> list[dict[str, Any]]:
     """The states that the server was asked to load; it loads them for a client that is there."""
-    asked: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     def load(body: bytes) -> tuple[int, dict[str, Any]]:
-        asked.append(json.loads(body))
-        if "model_id" in asked[-1]:
+        requests.append(json.loads(body))
+        if "model_id" in requests[-1]:
             return 200, {"request_id": "load_weights"}
         return 422, {"detail": "model_id: required"}
 
@@ -180,7 +181,7 @@ def loaded(server: StandIn) -> list[dict[str, Any]]:
         "retrieve_future": retrieve,
         "get_info": info,
     }
-    return asked
+    return requests
 
 
 @pytest.mark.parametrize("optimizer", [True, False])

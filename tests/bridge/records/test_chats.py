@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bridge.conftest import FAMILIES, renderer_named
-from tests.bridge.records.test_recording import recorded
-from tests.kit import ask, assistant, call, tool, user
-from tests.trainers.conftest import make_tokenizer
+from tests.kit import ask, assistant, call, play_recorded, tool, user
+from tests.kit.renderers import FAMILIES, renderer_named
+from tests.trainers.kit import make_tokenizer
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.renderers.base import Message, Renderer, ToolCall
 from tinker_cookbook.rl.rollouts import do_single_rollout
@@ -47,13 +46,13 @@ class AsTheRenderer(TokenCompleter):
 
     async def __call__(self, model_input: Any, stop: Any, **options: Any) -> TokensWithLogprobs:
         """The next reply."""
-        said = Message(role="assistant", content=self.replies.pop(0))
-        if said["content"] == "CALL":
+        message = Message(role="assistant", content=self.replies.pop(0))
+        if message["content"] == "CALL":
             body = ToolCall.FunctionBody(name="look", arguments='{"at": "x"}')
             call = ToolCall(id="functions.look:0", function=body)
-            said = Message(role="assistant", content="", tool_calls=[call])
+            message = Message(role="assistant", content="", tool_calls=[call])
         before = [Message(role="user", content="?")]
-        whole = self.renderer.build_supervised_example([*before, said])[0].to_ints()
+        whole = self.renderer.build_supervised_example([*before, message])[0].to_ints()
         tokens = whole[self.renderer.build_generation_prompt(before).length :]
         return TokensWithLogprobs(tokens, [-0.5] * len(tokens), "stop")
 
@@ -63,10 +62,10 @@ async def converses(client: Any) -> None:
     messages: list[Any] = [{"role": "developer", "content": "Be brief."}, user("Look.")]
     for _ in range(3):
         completion = await call(client, *messages, **client.options)
-        said = completion.choices[0].message
-        messages.append(said)
-        results = [{"role": "tool", "tool_call_id": one.id, "content": "ok"}
-                   for one in said.tool_calls or ()]  # fmt: skip
+        message = completion.choices[0].message
+        messages.append(message)
+        results = [{"role": "tool", "tool_call_id": tool_call.id, "content": "ok"}
+                   for tool_call in message.tool_calls or ()]  # fmt: skip
         messages += results or [user("And now?")]
 
 
@@ -78,7 +77,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-async def played(path: Path, renderer: Renderer, case: str) -> RolloutRecord:
+async def record_of(path: Path, renderer: Renderer, case: str) -> RolloutRecord:
     options, replies = CASES[case]
 
     async def agent(client: Any) -> float:
@@ -86,15 +85,11 @@ async def played(path: Path, renderer: Renderer, case: str) -> RolloutRecord:
         await converses(client)
         return 1.0
 
-    recorder = Recorder(path / f"{case}.jsonl")
-    env = recorder.watch(ChatAgentEnv(agent, renderer=renderer))
-    trajectory = await do_single_rollout(AsTheRenderer(renderer, *replies), env)
-    recorder.add([trajectory], [env])
-    [record] = read_records(recorder.path)
-    return record
+    policy = AsTheRenderer(renderer, *replies)
+    return (await play_recorded(path, agent, policy, renderer=renderer))[0]
 
 
-def rendered(row: dict[str, Any], renderer: Renderer) -> list[int]:
+def tokens_of(row: dict[str, Any], renderer: Renderer) -> list[int]:
     """The prompt of the last reply, by the run's renderer or chat template."""
     *messages, _ = row["messages"]
     if "tools" not in row:
@@ -129,19 +124,17 @@ PLAYED = [
 
 @pytest.mark.filterwarnings("ignore:use_system_prompt")
 @pytest.mark.parametrize(("name", "case"), PLAYED)
-async def test_an_exported_conversation_renders_to_the_sampled_prompt(
-    tmp_path: Path, name: str, case: str
-) -> None:
+async def test_exports_render_to_the_sampled_prompt(tmp_path: Path, name: str, case: str) -> None:
     renderer = template_renderer() if name == "template" else renderer_named(name)
-    record, left_out = await played(tmp_path, renderer, case), list[str]()
+    record, left_out = await record_of(tmp_path, renderer, case), list[str]()
     rows = [*FORMATS["sft"]([record], left_out.append)]
 
     assert bool(left_out) == (name in LEFT_OUT[case])
-    assert [rendered(row, renderer) for row in rows] == [record.prompts[-1]] * (not left_out)
+    assert [tokens_of(row, renderer) for row in rows] == [record.prompts[-1]] * (not left_out)
 
 
 async def test_tools_and_calls_are_fields_for_readers_of_the_chat_template(tmp_path: Path) -> None:
-    record = await played(tmp_path, template_renderer(), "tools")
+    record = await record_of(tmp_path, template_renderer(), "tools")
     [row] = FORMATS["sft"]([record], print)
 
     called, result = row["messages"][2:4]
@@ -179,29 +172,26 @@ async def test_a_prefill_and_a_hooks_message_are_in_the_conversation(tmp_path: P
     assert prompt.to_ints() == record.prompts[0]
 
 
-async def test_a_call_that_was_given_up_is_in_no_conversation_but_a_marked_trajectory(
-    tmp_path: Path,
-) -> None:
+async def test_a_given_up_call_is_in_no_chat_but_a_marked_trajectory(tmp_path: Path) -> None:
     async def agent(client: Any) -> float:
-        said = await ask(client, "One?")
-        await ask(client, user("One?"), assistant(said), user("Two?"))
+        reply = await ask(client, "One?")
+        await ask(client, user("One?"), assistant(reply), user("Two?"))
         return 1.0
 
-    whole, _ = await recorded(tmp_path, agent, ["1", "2"])
-    [given_up] = FORMATS["sft"]([whole], print)
-    whole.row["steps"][1]["metrics"][GIVEN_UP] = 1.0
-    whole.row["steps"][1]["reply"] = None
-    record = RolloutRecord(whole.row)
+    record_kept, _ = await play_recorded(tmp_path, agent, "1", "2")
+    [given_up] = FORMATS["sft"]([record_kept], print)
+    record_kept.row["steps"][1]["metrics"][GIVEN_UP] = 1.0
+    record_kept.row["steps"][1]["reply"] = None
+    record = RolloutRecord(record_kept.row)
 
     assert [len(row["messages"]) for row in (given_up, *FORMATS["sft"]([record], print))] == [4, 2]
-    extras = [
-        [step.get("extra") for step in row["steps"]] for row in FORMATS["atif"]([record], print)
-    ]
+    rows = FORMATS["atif"]([record], print)
+    extras = [[step.get("extra") for step in row["steps"]] for row in rows]
     assert extras == [[None, None], [None, None, None, {"given_up": True}]]
 
 
 async def test_a_trajectory_has_the_replies_that_were_asked_for_again(tmp_path: Path) -> None:
-    record = await played(tmp_path, template_renderer(), "format")
+    record = await record_of(tmp_path, template_renderer(), "format")
     [row] = FORMATS["atif"]([record], print)
 
     sampled = [step for step in row["steps"] if "metrics" in step]
@@ -211,6 +201,6 @@ async def test_a_trajectory_has_the_replies_that_were_asked_for_again(tmp_path: 
     assert [step.get("extra") for step in sampled] == [
         None, {"format_error": True}, {"format_error": True}, None, None,
     ]  # fmt: skip
-    told = [step["message"] for step in row["steps"] if step["source"] == "user"]
-    assert told[1] == "Answer with one JSON object and nothing else."
-    assert told[3].startswith("Your answer is not JSON")
+    texts = [step["message"] for step in row["steps"] if step["source"] == "user"]
+    assert texts[1] == "Answer with one JSON object and nothing else."
+    assert texts[3].startswith("Your answer is not JSON")

@@ -5,10 +5,9 @@ import io
 import unicodedata
 from typing import Any
 
-import pytest
 import tinker
 from rich.console import Console
-from tests.kit import ask, assistant, play, policy_of, system, talker, tool, user
+from tests.kit import Patch, Shown, ask, assistant, play, policy_of, system, talker, tool, user
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import Trajectory
 
@@ -21,7 +20,7 @@ def explained(trajectory: Trajectory, width: int = 200) -> str:
     return out.getvalue()
 
 
-async def shown(agent: Any, *replies: str) -> str:
+async def explanation(agent: Any, *replies: str) -> str:
     return explained(await play(agent, *replies))
 
 
@@ -34,7 +33,7 @@ async def test_a_linear_conversation_reads_from_top_to_bottom() -> None:
             client.metric("tries", len(messages) // 2)
         return 1.0
 
-    text = await shown(agent, "512", "777")
+    text = await explanation(agent, "512", "777")
 
     assert "turn 0  called by evert agent" in text
     assert "lineage 0" in text
@@ -51,13 +50,13 @@ async def test_a_linear_conversation_reads_from_top_to_bottom() -> None:
 async def test_forks_handoffs_sub_agents_and_broken_calls_are_told() -> None:
     async def forks(client: AgentClient) -> float:
         look = [tool("look")]
-        said = await ask(client, "Guess.", tools=look)
-        await ask(client, user("Guess."), assistant(f"Say {said}"), user("Again."), tools=look)
+        reply = await ask(client, "Guess.", tools=look)
+        await ask(client, user("Guess."), assistant(f"Say {reply}"), user("Again."), tools=look)
         return 0.0
 
     async def hands_off(client: AgentClient) -> float:
-        said = await ask(client, system("You write."), user("A poem."))
-        await ask(client, system("You criticise."), user("A poem."), assistant(said))
+        reply = await ask(client, system("You write."), user("A poem."))
+        await ask(client, system("You criticise."), user("A poem."), assistant(reply))
         return 0.0
 
     async def has_sub_agents(client: AgentClient) -> float:
@@ -66,16 +65,16 @@ async def test_forks_handoffs_sub_agents_and_broken_calls_are_told() -> None:
                 group.create_task(ask(client, name), name=name)
         return 0.0
 
-    text = await shown(forks, "512", '<tool_call>\n{"name": \n</tool_call>')
+    text = await explanation(forks, "512", '<tool_call>\n{"name": \n</tool_call>')
     assert "begins a new sequence (drift: history); its first " in text
     assert "tokens are those of turn 0" in text
     assert "2 data, drift/history 1" in text
     assert "parse_error=1" in text
     assert "tools/calls_unparsed 1" in text
-    text = await shown(hands_off, "Roses.", "Bad.")
+    text = await explanation(hands_off, "Roses.", "Bad.")
     assert text.rstrip().endswith("2 turns, reward 0, completed; 2 data, handoffs 1")
     assert "handoffs=1" not in text
-    text = await shown(has_sub_agents, "a", "b")
+    text = await explanation(has_sub_agents, "a", "b")
     assert "called by writer" in text
     assert "called by critic" in text
 
@@ -88,7 +87,7 @@ async def test_nobodys_words_are_markup_or_steer_the_terminal() -> None:
         client.log(note=f"a{clear}b")
         return 1.0
 
-    text = await shown(agent, f"[red]Yes[/red]{clear}")
+    text = await explanation(agent, f"[red]Yes[/red]{clear}")
 
     assert not any(unicodedata.category(letter) == "Cc" for letter in text if letter != "\n")
     assert text.count("\N{SYMBOL FOR ESCAPE}[2J") == 3  # of the prompt, the reply and the log
@@ -96,9 +95,7 @@ async def test_nobodys_words_are_markup_or_steer_the_terminal() -> None:
     assert "[red]Yes[/red]" in text
 
 
-async def test_a_long_line_is_one_line_in_a_pipe_and_wraps_in_a_console_of_ones_own(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_long_line_wraps_only_in_a_console(capsys: Shown, monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
     async def agent(client: AgentClient) -> float:

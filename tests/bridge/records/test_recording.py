@@ -1,16 +1,28 @@
 """What is written down of a rollout, and what is read of it."""
 
 import pickle
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tinker
-from tests.kit import ask, assistant, call, calling, policy_of, system, tool, user
+from tests.kit import (
+    Logs,
+    Patch,
+    ask,
+    assistant,
+    call,
+    calling,
+    play_group,
+    play_recorded,
+    policy_of,
+    system,
+    tool,
+    user,
+)
 from tinker_cookbook.rl.rollout_logging import serialize_rollout_summaries
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
-from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup
+from tinker_cookbook.rl.types import TrajectoryGroup
 
 from evert import (
     AgentClient,
@@ -23,7 +35,6 @@ from evert import (
     read_records,
     replay,
 )
-from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.errors import RecordError
 
 ADD = tool("add")
@@ -44,38 +55,25 @@ async def chat(client: Any, task: Any) -> float:
 
 
 async def calls_a_tool(client: Any) -> float:
-    said = (await call(client, "1 + 1?", tools=[ADD])).choices[0].message
-    [made] = said.tool_calls
-    result = {"role": "tool", "tool_call_id": made.id, "content": "2"}
-    await call(client, user("1 + 1?"), said, result, tools=[ADD])
+    message = (await call(client, "1 + 1?", tools=[ADD])).choices[0].message
+    [tool_call] = message.tool_calls
+    result = {"role": "tool", "tool_call_id": tool_call.id, "content": "2"}
+    await call(client, user("1 + 1?"), message, result, tools=[ADD])
     return 1.0
 
 
 async def compacts(client: Any) -> float:
     """Asks, begins anew, and goes on from its first question in another way."""
-    said = await ask(client, "one")
+    reply = await ask(client, "one")
     await ask(client, "anew")
     for word in ("left", "right"):
-        await ask(client, user("one"), assistant(said), user(word))
+        await ask(client, user("one"), assistant(reply), user(word))
     return 0.0
 
 
-async def recorded(
-    path: Path, agent: Agent, replies: Sequence[str], task: object = NO_TASK, **options: Any
-) -> tuple[RolloutRecord, Trajectory]:
-    """A rollout of an agent, and its record."""
-    recorder = Recorder(path / "rollouts.jsonl")
-    env = recorder.watch(ChatAgentEnv(agent, task, **options))
-    trajectory = await do_single_rollout(ScriptedPolicy(replies), env)
-    recorder.add([trajectory], [env])
-    return [*read_records(path)][-1], trajectory
-
-
-async def test_a_row_begins_with_the_cookbooks_summary_and_writes_a_conversation_once(
-    tmp_path: Path,
-) -> None:
-    record, played = await recorded(tmp_path, chat, THREE, {"a": 1})
-    group = TrajectoryGroup([played], [0.0], [{}])
+async def test_a_row_has_the_cookbooks_summary_and_each_conversation_once(tmp_path: Path) -> None:
+    record, trajectory = await play_recorded(tmp_path, chat, *THREE, task={"a": 1})
+    group = TrajectoryGroup([trajectory], [0.0], [{}])
     [summary] = serialize_rollout_summaries(
         split="train", iteration=0, trajectory_groups_P=[group], taglist_P=[[]]
     )
@@ -89,7 +87,7 @@ async def test_a_row_begins_with_the_cookbooks_summary_and_writes_a_conversation
     assert {*record.row["versions"]} == {"evert", "tinker-cookbook"}
     assert [step["prompt"]["after"] for step in steps] == [None, 0, 1]
     new = sum(len(step["prompt"]["tokens"]) + len(step["tokens"]) for step in steps)
-    last = played.transitions[-1]
+    last = trajectory.transitions[-1]
     assert new == last.ob.length + len(last.ac.tokens)
     assert [len(step["call"]["messages"]) for step in steps] == [2, 1, 1]
 
@@ -98,60 +96,56 @@ async def test_an_env_that_is_watched_holds_no_message_twice() -> None:
     env = Recorder("nowhere.jsonl").watch(ChatAgentEnv(chat, {"a": 1}))
     await do_single_rollout(ScriptedPolicy(THREE), env)
     assert env.transcript is not None
-    assert [len(asked.messages) for asked in env.transcript.calls] == [2, 1, 1]
-    assert not any(asked.request.messages for asked in env.transcript.calls)
+    assert [len(call.messages) for call in env.transcript.calls] == [2, 1, 1]
+    assert not any(call.request.messages for call in env.transcript.calls)
 
 
 async def test_an_image_in_a_prompt_comes_back(tmp_path: Path) -> None:
     image = tinker.types.ImageChunk(data=b"\x89PNG", format="png", expected_tokens=3)
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     env = recorder.watch(ChatAgentEnv(chat, {"a": 1}))
-    played = await do_single_rollout(ScriptedPolicy(THREE), env)
-    text = played.transitions[0].ob
-    played.transitions[0].ob = tinker.ModelInput(chunks=[*text.chunks, image])
-    recorder.add([played], [env])
+    trajectory = await do_single_rollout(ScriptedPolicy(THREE), env)
+    text = trajectory.transitions[0].ob
+    trajectory.transitions[0].ob = tinker.ModelInput(chunks=[*text.chunks, image])
+    recorder.add([trajectory], [env])
     [record] = read_records(tmp_path)
 
     assert record.prompts[0] == [*text.to_ints(), image]
 
 
 async def test_tool_calls_come_back_both_ways(tmp_path: Path) -> None:
-    record, _ = await recorded(tmp_path, calls_a_tool, [CALL, "2"])
-    asked, called, result, said = record.messages()
+    record, _ = await play_recorded(tmp_path, calls_a_tool, CALL, "2")
+    question, called, result, answer = record.messages()
     prefix, first, sampled, *_ = record.sampled_messages(1)
 
     assert called["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
     assert result["tool_call_id"] == called["tool_calls"][0]["id"]
-    assert said == assistant("2")
+    assert answer == assistant("2")
     assert record.tools(1) == [ADD]
     assert prefix["role"] == "system"
     assert '"name": "add"' in prefix["content"]
-    assert (first, sampled) == (asked, assistant(CALL))
+    assert (first, sampled) == (question, assistant(CALL))
 
 
-async def test_conversations_come_back_as_the_agent_had_them_each_to_where_no_other_goes_on(
-    tmp_path: Path,
-) -> None:
-    record, _ = await recorded(tmp_path, chat, THREE, {"a": 1})
-    said = [[user(f"1 + {n}?"), assistant(word)] for n, word in enumerate(THREE)]
-    assert record.messages() == [system("Add."), *said[0], *said[1], *said[2]]
+async def test_conversations_come_back_as_the_agent_had_them_each_once(tmp_path: Path) -> None:
+    record, _ = await play_recorded(tmp_path, chat, *THREE, task={"a": 1})
+    turns = [[user(f"1 + {n}?"), assistant(word)] for n, word in enumerate(THREE)]
+    assert record.messages() == [system("Add."), *turns[0], *turns[1], *turns[2]]
     assert record.messages(0) == record.messages()[:3]
     assert record.asked(1) == record.messages()[:4]
 
-    record, _ = await recorded(tmp_path, compacts, ["first", "second", "third", "fourth"])
+    record, _ = await play_recorded(tmp_path, compacts, "first", "second", "third", "fourth")
     assert record.last_turns() == [1, 2, 3]
     assert [m["content"] for m in record.messages(2)] == ["one", "first", "left", "third"]
     assert [m["content"] for m in record.messages(3)] == ["one", "first", "right", "fourth"]
 
 
-async def test_a_reply_that_is_asked_for_again_is_no_part_of_the_conversation(
-    tmp_path: Path,
-) -> None:
+async def test_a_reply_that_is_retried_is_not_part_of_the_conversation(tmp_path: Path) -> None:
     async def as_json(client: Any) -> float:
         await ask(client, "JSON?", response_format={"type": "json_object"})
         return 1.0
 
-    record, _ = await recorded(tmp_path, as_json, ["no", "{}"])
+    record, _ = await play_recorded(tmp_path, as_json, "no", "{}")
 
     assert record.turns == 2
     assert record.row["steps"][0]["reply"] is None
@@ -173,31 +167,29 @@ async def test_what_was_not_kept_is_said(tmp_path: Path) -> None:
     assert record.trajectory().transitions[2].ac == trajectory.transitions[2].ac
     with pytest.raises(RecordError, match=r"Turn 2 .* has no messages.*recorder\.watch\(env\)"):
         record.messages()
-    record, _ = await recorded(tmp_path, chat, THREE, {"a": Path("x")})
+    record, _ = await play_recorded(tmp_path, chat, *THREE, task={"a": Path("x")})
     with pytest.raises(RecordError, match=r"The task of this record is \{'a': .*task=.*task_repr"):
         _ = record.task
-    record, _ = await recorded(tmp_path, idle, [])
+    record, _ = await play_recorded(tmp_path, idle)
     assert (record.turns, record.text, record.reward) == (0, "", 1.0)
 
 
-async def test_a_torn_last_line_is_left_out_and_written_behind(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_torn_last_line_is_skipped_and_written_behind(tmp_path: Path, caplog: Logs) -> None:
     file = tmp_path / "rollouts.jsonl"
-    await recorded(tmp_path, chat, THREE, {"a": 1})
-    whole = file.read_bytes()
-    file.write_bytes(whole + whole[:-200])
+    await play_recorded(tmp_path, chat, *THREE, task={"a": 1})
+    content = file.read_bytes()
+    file.write_bytes(content + content[:-200])
 
     assert len([*read_records(tmp_path)]) == 1
     assert "1 lines are skipped" in caplog.text
-    record, _ = await recorded(tmp_path, chat, THREE, {"a": 2})
+    record, _ = await play_recorded(tmp_path, chat, *THREE, task={"a": 2})
     assert len([*read_records(tmp_path)]) == 2
     assert record.task == {"a": 2}
 
 
-async def test_a_secret_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_secret_is_not_written(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "hunter2-hunter2")
-    await recorded(tmp_path, chat, THREE, {"a": "hunter2-hunter2"})
+    await play_recorded(tmp_path, chat, *THREE, task={"a": "hunter2-hunter2"})
 
     assert "hunter2" not in (tmp_path / "rollouts.jsonl").read_text()
 
@@ -222,8 +214,7 @@ async def test_groups_are_numbered_on_in_a_file_and_anew_in_a_folder(tmp_path: P
         for groups in (2, 1):  # the second time as a process that does the batch again
             recorder = Recorder(place)
             for _ in range(groups):
-                builder = ChatAgentGroupBuilder(chat, {"a": 1}, record=recorder)
-                await do_group_rollout(builder, policy_of())
+                await play_group(chat, 1, task={"a": 1}, record=recorder)
 
         assert [record.row["group_idx"] for record in read_records(place)] == numbers
 
@@ -234,7 +225,7 @@ async def test_a_task_that_is_a_literal_of_python_comes_back(tmp_path: Path, tas
         await ask(client)
         return 1.0
 
-    record, _ = await recorded(tmp_path, agent, THREE, task)
+    record, _ = await play_recorded(tmp_path, agent, *THREE, task=task)
     assert record.task == task
     assert type(record.task) is type(task)
     record = RolloutRecord({**record.row, "task_literal": "(" * 1000})
@@ -252,22 +243,21 @@ async def test_each_seat_has_the_seed_that_its_agent_drew_from(tmp_path: Path) -
         return 1.0
 
     recorder = Recorder(tmp_path / "r.jsonl")
-    builder = ChatAgentGroupBuilder(agent, seats=("one", "other"), record=recorder)
-    await do_group_rollout(builder, policy_of())
-    [one, other] = read_records(recorder.path)
-    assert [one.row["seed"], other.row["seed"]] == seen * 2
+    await play_group(agent, 1, seats=("one", "other"), record=recorder)
+    [first, second] = read_records(recorder.path)
+    assert [first.row["seed"], second.row["seed"]] == seen * 2
     with pytest.raises(RecordError, match="is of the seat 'one'.*cannot be replayed"):
-        await replay(one, agent)
+        await replay(first, agent)
     with pytest.raises(RecordError, match="is of the seat 'other'.*branched"):
-        BranchEnv(other, 0, agent)
+        BranchEnv(second, 0, agent)
 
 
 async def test_a_recorder_in_another_process_brings_its_rows_back(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "rollouts.jsonl")
-    there = pickle.loads(pickle.dumps(recorder))
-    await do_group_rollout(ChatAgentGroupBuilder(chat, {"a": 1}, record=there), policy_of())
+    received = pickle.loads(pickle.dumps(recorder))
+    await play_group(chat, 1, task={"a": 1}, record=received)
 
     assert not recorder.path.exists()
-    for rows in there.rows:
+    for rows in received.rows:
         recorder.write(rows)
     assert [record.task for record in read_records(recorder.path)] == [{"a": 1}]

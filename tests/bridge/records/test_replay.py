@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bridge.records.test_recording import CALL, calls_a_tool, chat, compacts, recorded
+from tests.bridge.records.test_recording import CALL, calls_a_tool, chat, compacts
 from tests.bridge.test_parallel import PATIENCE, Together
-from tests.kit import Numbered, ask, assistant, call, policy_of, rewards, user
+from tests.kit import Numbered, ask, assistant, call, play_recorded, policy_of, rewards, user
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
@@ -59,7 +59,10 @@ class Says:
 
 
 async def record_of(path: Path, agent: Any, *replies: str) -> RolloutRecord:
-    return (await recorded(path, agent, replies))[0]
+    return (await play_recorded(path, agent, *replies))[0]
+
+
+play_together = partial(play_recorded, runner=do_parallel_rollout)
 
 
 async def is_cut(client: Any) -> float:
@@ -85,20 +88,18 @@ async def draws(client: Any) -> float:
         (partial(chat, task={"a": 1}), ["one", "two", "three"]),
     ],
 )
-async def test_a_replay_gives_the_transitions_of_the_record(
-    tmp_path: Path, agent: Any, replies: list[str]
-) -> None:
-    record, played = await recorded(tmp_path, agent, replies)
+async def test_a_replay_is_the_same(tmp_path: Path, agent: Any, replies: list[str]) -> None:
+    record, trajectory = await play_recorded(tmp_path, agent, *replies)
 
-    assert facts(await replay(record, agent)) == facts(played) == facts(record.trajectory())
-    assert record.trajectory().stop_reason == played.stop_reason == "completed"
-    for ours, theirs in zip(record.trajectory().transitions, played.transitions, strict=True):
+    assert facts(await replay(record, agent)) == facts(trajectory) == facts(record.trajectory())
+    assert record.trajectory().stop_reason == trajectory.stop_reason == "completed"
+    for ours, theirs in zip(record.trajectory().transitions, trajectory.transitions, strict=True):
         assert ours.logs == theirs.logs
     if agent is is_cut:
-        assert played.transitions[0].ac.stop_reason == "length"
+        assert trajectory.transitions[0].ac.stop_reason == "length"
     if agent is draws:
         branch = await do_single_rollout(ScriptedPolicy(["no"]), BranchEnv(record, 0, draws))
-        assert rewards(branch) == rewards(played)
+        assert rewards(branch) == rewards(trajectory)
 
 
 async def test_calls_made_side_by_side_are_found_in_whatever_order(tmp_path: Path) -> None:
@@ -106,8 +107,8 @@ async def test_calls_made_side_by_side_are_found_in_whatever_order(tmp_path: Pat
 
     async def gathers(client: Any) -> float:
         calls = (ask(client, f"number {number}") for number in order)
-        said = dict(zip(order, await asyncio.gather(*calls), strict=True))
-        return float(said == {0: "a", 1: "b", 2: "c"})
+        replies = dict(zip(order, await asyncio.gather(*calls), strict=True))
+        return float(replies == {0: "a", 1: "b", 2: "c"})
 
     record = await record_of(tmp_path, gathers, "a", "b", "c")
     order.reverse()
@@ -129,7 +130,6 @@ class LaterFirst(ScriptedPolicy):
         return str(re.findall(r"I am (\w+)", prompt)[-1])
 
     async def __call__(self, model_input: Any, stop: Any, **options: Any) -> TokensWithLogprobs:
-        """The next reply; the name ``never`` gets none."""
         name = self._name(base_tokenizer().decode(model_input.to_ints()))
         if name == self._never:
             await asyncio.Event().wait()
@@ -156,56 +156,40 @@ class Meets:
     async def sub(self, client: Any, name: str) -> None:
         messages = [user(f"I am {name}")]
         for _ in range(2):
-            said = await ask(client, *messages)
+            reply = await ask(client, *messages)
             client.reward(ord(name[0]) - 64)
             client.log(who=name)
             client.metric("replies", len(messages))
-            messages += [assistant(said), user(f"I am {name}!")]
+            messages += [assistant(reply), user(f"I am {name}!")]
 
 
 async def test_calls_that_met_are_played_as_they_were_played_or_named(tmp_path: Path) -> None:
-    recorder, agent = Recorder(tmp_path / "rollouts.jsonl"), Meets("A", "B", "C")
-    env = recorder.watch(ChatAgentEnv(agent))
-    played = await do_parallel_rollout(LaterFirst(), env)
-    recorder.add([played], [env])
-    [record] = read_records(tmp_path)
-    again = await replay(record, agent)
+    record, trajectory = await play_together(tmp_path, agent := Meets("A", "B", "C"), LaterFirst())
+    replayed = await replay(record, agent)
 
-    assert played.transitions[0].logs["who"] == "C"
-    assert facts(again) == facts(played)
+    assert trajectory.transitions[0].logs["who"] == "C"
+    assert facts(replayed) == facts(trajectory)
     for name in ("who", "lineage"):
-        ours, theirs = ([t.logs[name] for t in each.transitions] for each in (again, played))
+        ours, theirs = (
+            [t.logs[name] for t in rollout.transitions] for rollout in (replayed, trajectory)
+        )
         assert ours == theirs
-    with pytest.raises(
-        ReplayError,
-        match=r"turn 0: it does not make that call, with 'I am C' within agent_timeout=0\.2 s",
-    ):
+    with pytest.raises(ReplayError, match=r"turn 0: .*'I am C' within agent_timeout=0\.2 s"):
         await replay(record, Meets("A", "B"), agent_timeout=0.2)
     with pytest.raises(ReplayError, match="is now 'I am Bob'"):
         await replay(record, Meets("A", "B", "Bob"), agent_timeout=0.2)
 
 
-async def test_a_runner_that_samples_calls_together_replays_them_in_the_recorded_order(
-    tmp_path: Path,
-) -> None:
-    recorder, agent = Recorder(tmp_path / "rollouts.jsonl"), Meets("A", "B", "C")
-    env = recorder.watch(ChatAgentEnv(agent))
-    played = await do_parallel_rollout(LaterFirst(), env)
-    recorder.add([played], [env])
-    [record] = read_records(tmp_path)
-    again = ChatAgentEnv(agent, seed=record.row["seed"])
+async def test_calls_sampled_together_are_replayed_in_the_recorded_order(tmp_path: Path) -> None:
+    record, trajectory = await play_together(tmp_path, agent := Meets("A", "B", "C"), LaterFirst())
+    env = ChatAgentEnv(agent, seed=record.row["seed"])
 
-    assert facts(await do_parallel_rollout(ReplayPolicy(record, again), again)) == facts(played)
+    assert facts(await do_parallel_rollout(ReplayPolicy(record, env), env)) == facts(trajectory)
 
 
 @pytest.mark.parametrize("play", [do_single_rollout, do_parallel_rollout])
-async def test_a_branch_of_calls_that_met_begins_with_the_turn_it_is_asked_for(
-    tmp_path: Path, play: Any
-) -> None:
-    recorder, agent = Recorder(tmp_path / "rollouts.jsonl"), Meets("A", "B", "C")
-    env = recorder.watch(ChatAgentEnv(agent))
-    recorder.add([await do_parallel_rollout(LaterFirst(), env)], [env])
-    [record] = read_records(tmp_path)
+async def test_a_branch_of_parallel_calls_begins_at_its_turn(tmp_path: Path, play: Any) -> None:
+    record, _ = await play_together(tmp_path, agent := Meets("A", "B", "C"), LaterFirst())
 
     for turn in range(record.turns):
         env = BranchEnv(record, turn, agent)
@@ -223,7 +207,6 @@ class Counts(ScriptedPolicy):
     waiting = most = 0
 
     async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
-        """The next reply, once the others have asked."""
         self.waiting += 1
         self.most = max(self.most, self.waiting)
         for _ in range(50):
@@ -233,10 +216,7 @@ class Counts(ScriptedPolicy):
 
 
 async def test_calls_that_wait_where_a_branch_begins_are_sampled_together(tmp_path: Path) -> None:
-    recorder, agent = Recorder(tmp_path / "rollouts.jsonl"), Meets("A", "B", "C")
-    env = recorder.watch(ChatAgentEnv(agent))
-    recorder.add([await do_parallel_rollout(LaterFirst(), env)], [env])
-    [record] = read_records(tmp_path)
+    record, _ = await play_together(tmp_path, agent := Meets("A", "B", "C"), LaterFirst())
 
     for turn in (0, 1, 2):
         policy = Counts(lambda _: "yes")
@@ -263,11 +243,7 @@ async def test_a_call_of_a_replay_may_wait_longer_than_a_sample_may_take(tmp_pat
         await asyncio.gather(ask(client, "slow"), works())
         return 1.0
 
-    recorder = Recorder(tmp_path / "rollouts.jsonl")
-    env = recorder.watch(ChatAgentEnv(agent))
-    recorder.add([await do_parallel_rollout(ScriptedPolicy(reply), env)], [env])
-    [record] = read_records(tmp_path)
-
+    record, _ = await play_together(tmp_path, agent, ScriptedPolicy(reply))
     limits = RolloutLimits(sampling_turn_timeout_seconds=0.1)
     assert rewards(await replay(record, agent, limits=limits))[-1] == 1.0
     branch = BranchEnv(record, -1, agent, limits=limits)
@@ -277,20 +253,16 @@ async def test_a_call_of_a_replay_may_wait_longer_than_a_sample_may_take(tmp_pat
 async def test_a_call_that_was_given_up_is_given_up_again(tmp_path: Path) -> None:
     async def guarded(client: Any) -> float:
         slow, guard = (asyncio.create_task(ask(client, f"I am {name}")) for name in "AC")
-        said = await guard
+        reply = await guard
         for _ in range(20):  # a framework takes this long to react to its guard
             await asyncio.sleep(0)
         slow.cancel()
-        return float(said == "you are C")
+        return float(reply == "you are C")
 
-    recorder = Recorder(tmp_path / "rollouts.jsonl")
-    env = recorder.watch(ChatAgentEnv(guarded))
-    played = await do_parallel_rollout(LaterFirst(never="A"), env)
-    recorder.add([played], [env])
-    [record] = read_records(tmp_path)
+    record, trajectory = await play_together(tmp_path, guarded, LaterFirst(never="A"))
 
     assert record.turns == 1
-    assert facts(await replay(record, guarded)) == facts(played)
+    assert facts(await replay(record, guarded)) == facts(trajectory)
 
 
 def asks(*texts: str, tools: Any = None) -> Callable[[Any], Awaitable[float]]:
@@ -400,7 +372,7 @@ async def test_an_agent_that_differs_before_the_turn_is_refused(tmp_path: Path) 
 
 async def test_a_batch_of_branches_trains_each_sampled_token_once(tmp_path: Path) -> None:
     for replies in (["one", "two", "three"], ["four", "five", "six"]):
-        await recorded(tmp_path, Says(calls=3), replies)
+        await play_recorded(tmp_path, Says(calls=3), *replies)
     records, recorder = [*read_records(tmp_path)], Recorder(tmp_path / "branches.jsonl")
     sizes: Any = {"batch_size": 2, "group_size": 3}
     dataset = BranchDataset(Says(calls=3), records, turn=lambda record: 1, record=recorder, **sizes)
@@ -416,6 +388,6 @@ async def test_a_batch_of_branches_trains_each_sampled_token_once(tmp_path: Path
 
     assert len(groups) == 2
     assert sampled == Counter(dict.fromkeys(policy.logprobs, 1))
-    again = [*read_records(recorder.path)]
-    assert [record.turns for record in again] == [2] * 6
-    assert [m["content"] for m in again[0].messages(0)][:3] == ["first?", "one", "again?"]
+    branches = [*read_records(recorder.path)]
+    assert [record.turns for record in branches] == [2] * 6
+    assert [m["content"] for m in branches[0].messages(0)][:3] == ["first?", "one", "again?"]

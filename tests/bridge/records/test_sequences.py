@@ -9,7 +9,18 @@ import anthropic
 import openai
 import pytest
 import tinker
-from tests.kit import Numbered, ask, ask_blocking, assistant, play, policy_of, reward, user
+from tests.kit import (
+    Logs,
+    Numbered,
+    Patch,
+    ask,
+    ask_blocking,
+    assistant,
+    play,
+    policy_of,
+    reward,
+    user,
+)
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_single_rollout
@@ -87,16 +98,16 @@ async def test_they_are_the_cookbooks_data_id_by_id(agent: Any, texts: str, coun
 
 
 async def test_each_turn_has_its_reward_and_its_end() -> None:
-    trajectory = await do_single_rollout(Numbered(["1", "2", "3"]), ChatAgentEnv(three_turns))
+    trajectory = await play(three_turns, Numbered(["1", "2", "3"]))
 
-    (found,) = sequences(trajectory)
+    (sequence,) = sequences(trajectory)
 
-    assert found.rewards == [0.0, 1.0, 2.5]
-    for turn, end in zip(trajectory.transitions, found.turn_ends, strict=True):
-        said = turn.ac.tokens
-        assert found.response_ids[end - len(said) : end] == said
-        assert found.response_mask[end - len(said) : end] == [1] * len(said)
-    assert found.turn_ends[-1] == len(found.response_ids)
+    assert sequence.rewards == [0.0, 1.0, 2.5]
+    for turn, end in zip(trajectory.transitions, sequence.turn_ends, strict=True):
+        sampled = turn.ac.tokens
+        assert sequence.response_ids[end - len(sampled) : end] == sampled
+        assert sequence.response_mask[end - len(sampled) : end] == [1] * len(sampled)
+    assert sequence.turn_ends[-1] == len(sequence.response_ids)
     assert sequences(Trajectory([], tinker.ModelInput.empty())) == []
 
 
@@ -108,9 +119,6 @@ def test_images_are_refused_by_name() -> None:
 
     with pytest.raises(UnsupportedPromptError, match="ImageChunk"):
         sequences(trajectory)
-
-
-# -- without weight --------------------------------------------------------------------------------
 
 
 HELLO: Any = [user("Hello?")]
@@ -127,7 +135,7 @@ def is_trained(trajectory: Trajectory) -> list[bool]:
             datum.loss_fn_inputs[name].tolist()[-len(turn.ac.tokens) :]
             for name in ("mask", "advantages")
         )
-        assert advantages == [2.0 * one for one in mask]
+        assert advantages == [2.0 * value for value in mask]
         assert len({*mask}) == 1
         [sequence] = sequences(alone)
         assert {*sequence.response_mask} == {*mask}
@@ -146,13 +154,13 @@ async def test_every_face_can_say_of_a_call_that_it_is_not_to_be_learned_from() 
         async with client.anthropic.messages.stream(**chat, max_tokens=50) as stream:
             assert await stream.get_final_text() == "Fine."
         config: Any = {"http_options": {"extra_body": OUT}}
-        asked = {"model": "policy", "contents": "Hello?"}
-        await client.genai.aio.models.generate_content(**asked, config=config)
+        fields = {"model": "policy", "contents": "Hello?"}
+        await client.genai.aio.models.generate_content(**fields, config=config)
         taken_over = openai.AsyncOpenAI(api_key="mine", base_url="http://elsewhere.invalid/v1")
         await taken_over.chat.completions.create(**chat)
         address = client.serve().root_url
-        async with anthropic.AsyncAnthropic(base_url=address, api_key=client.api_key) as own:
-            await own.messages.create(**chat, max_tokens=50)
+        async with anthropic.AsyncAnthropic(base_url=address, api_key=client.api_key) as sdk:
+            await sdk.messages.create(**chat, max_tokens=50)
         await ask(client, extra_body={"evert": {"train": True}})
         return 1.0
 
@@ -161,20 +169,20 @@ async def test_every_face_can_say_of_a_call_that_it_is_not_to_be_learned_from() 
 
 async def test_a_handle_says_so_of_all_calls_that_are_made_through_it() -> None:
     async def agent(client: AgentClient) -> float:
-        found, said = client.untrained, {"model": "policy", "messages": HELLO}
+        found, fields = client.untrained, {"model": "policy", "messages": HELLO}
         await ask(found, response_format={"type": "json_object"})  # it is asked for again
         await asyncio.to_thread(ask_blocking, client.blocking.untrained)
-        await found.openai.chat.completions.create(**said)
+        await found.openai.chat.completions.create(**fields)
         await found.genai.aio.models.generate_content(model="policy", contents="Hello?")
-        async with openai.AsyncOpenAI(base_url=found.base_url, api_key=found.api_key) as own:
-            await own.chat.completions.create(**said)
+        async with openai.AsyncOpenAI(base_url=found.base_url, api_key=found.api_key) as sdk:
+            await sdk.chat.completions.create(**fields)
         first = await found.openai.responses.create(model="policy", input="Hello?")
         await client.openai.responses.create(
             model="policy", input="And?", previous_response_id=first.id
         )
         await ask(client)
-        async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as own:
-            await own.chat.completions.create(**said)
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as sdk:
+            await sdk.chat.completions.create(**fields)
         return 1.0
 
     trajectory = await play(agent, "no JSON", "{}", *["Fine."] * 8)
@@ -183,8 +191,8 @@ async def test_a_handle_says_so_of_all_calls_that_are_made_through_it() -> None:
 
 async def test_a_seat_of_such_a_handle_is_such_a_handle() -> None:
     async def agent(client: AgentClient) -> float:
-        for one in (client.untrained.seat("a"), client.seat("b").untrained, client.seat("b")):
-            await ask(one)
+        for seat in (client.untrained.seat("a"), client.seat("b").untrained, client.seat("b")):
+            await ask(seat)
         return 1.0
 
     policy, envs = policy_of(), seat_envs(agent, ["a", "b"])
@@ -213,7 +221,7 @@ async def test_a_turn_amid_a_conversation_has_no_weight_and_its_neighbours_have(
         expected[start : start + len(turn.ac.tokens)] = [0.5] * len(turn.ac.tokens)
     assert datum.loss_fn_inputs["target_tokens"].tolist() == tokens
     assert datum.loss_fn_inputs["advantages"].tolist() == expected
-    assert datum.loss_fn_inputs["mask"].tolist() == [float(one > 0) for one in expected]
+    assert datum.loss_fn_inputs["mask"].tolist() == [float(weight > 0) for weight in expected]
     assert [turn.metrics.get("untrained") for turn in trajectory.transitions] == [None, 1.0, None]
 
 
@@ -231,9 +239,7 @@ async def test_a_field_that_says_otherwise_is_refused() -> None:
     assert reward(await play(agent)) == 1.0
 
 
-async def test_an_unknown_field_beside_it_is_let_pass_as_over_the_wire(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unknown_field_beside_it_passes(caplog: Logs, monkeypatch: Patch) -> None:
     monkeypatch.setattr("evert.bridge.chat.fields._warned_names", set())
 
     async def agent(client: AgentClient) -> float:

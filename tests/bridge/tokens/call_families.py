@@ -245,16 +245,11 @@ UNSHOWN: dict[str, tuple[str, str, list[str]]] = {
             "<|end|>",
         ],
     ),
-    "Python after a mark": (
-        _template(""),
-        '<|tool_call_start|>[look_up(q="cats")]<|tool_call_end|>',
-        ["<|tool_list_start|>", "<|tool_call_start|>", "<|tool_call_end|>"],
-    ),
-    "a list after a mark": (
-        _template(""),
-        '<|tool_call|>[{"name": "look_up", "arguments": {"q": "cats"}}]',
-        ["<|tool_call|>"],
-    ),
+    "Python after a mark": (_template(""),
+        '<|tool_call_start|>[look_up(q="cats")]<|tool_call_end|>', ["<|tool_list_start|>",
+        "<|tool_call_start|>", "<|tool_call_end|>"]),
+    "a list after a mark": (_template(""),
+        '<|tool_call|>[{"name": "look_up", "arguments": {"q": "cats"}}]', ["<|tool_call|>"]),
     "names in ids": (
         _template(""),
         '<|tool_calls_section_begin|><|tool_call_begin|>functions.look_up:0<|tool_call_argument_begin|>{"q": "cats"}<|tool_call_end|><|tool_calls_section_end|>',
@@ -266,7 +261,7 @@ UNSHOWN: dict[str, tuple[str, str, list[str]]] = {
             "<|tool_calls_section_end|>",
         ],
     ),
-}
+}  # fmt: skip
 """Families whose calls no rendering shows -> template, a reply with a call, control tokens."""
 
 _MARK = re.compile(r"<\|[^|{}<> ]+\|>|</?tool_call>|</?think>|\[TOOL_CALLS\]|</?arg_(?:key|value)>")
@@ -277,11 +272,11 @@ def tokenizer_of(template: str, *more: str) -> Any:
     """The shipped tokenizer with a template, its control tokens, and ``more`` of them."""
     tokenizer = copy.deepcopy(base_tokenizer())
     marks = dict.fromkeys([*_MARK.findall(template), *more])
-    known = tokenizer.get_vocab()
+    vocabulary = tokenizer.get_vocab()
     new = [
         AddedToken(mark, special=mark[1] == "|", normalized=False)
         for mark in marks
-        if mark not in known
+        if mark not in vocabulary
     ]
     tokenizer.add_tokens(new)
     tokenizer.chat_template, tokenizer.name_or_path = template, "a made-up model"

@@ -84,18 +84,10 @@ TEMPLATES = {
     "Llama 2": """<s>{% for m in messages %}{% if m.role == 'system' %}{% elif m.role == 'user' %}\
 [INST] {% if loop.index0 == 1 and messages[0].role == 'system' %}<<SYS>>\n{{ messages[0].content }}\n<</SYS>>\n\n{% endif %}\
 {{ m.content }} [/INST]{% elif m.role == 'assistant' %} {{ m.content }}</s>{% else %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}""",
-    "Llama 3": _turns(
-        "<|start_header_id|>ROLE<|end_header_id|>\n\n",
-        "<|eot_id|>",
-        "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        "<|begin_of_text|>",
-    ),
-    "Llama 4": _turns(
-        "<|header_start|>ROLE<|header_end|>\n\n",
-        "<|eot|>",
-        "<|header_start|>assistant<|header_end|>\n\n",
-        "<|begin_of_text|>",
-    ),
+    "Llama 3": _turns("<|start_header_id|>ROLE<|end_header_id|>\n\n", "<|eot_id|>",
+        "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|begin_of_text|>"),
+    "Llama 4": _turns("<|header_start|>ROLE<|header_end|>\n\n", "<|eot|>",
+        "<|header_start|>assistant<|header_end|>\n\n", "<|begin_of_text|>"),
     "Gemma": """<s>{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}\
 <start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}
 {{ m.content | trim }}<end_of_turn>
@@ -103,18 +95,11 @@ TEMPLATES = {
 {% endif %}""",
     "Phi 4": _turns("<|im_start|>ROLE<|im_sep|>", "<|im_end|>", "<|im_start|>assistant<|im_sep|>"),
     "Zephyr": _turns("<|ROLE|>\n", "</s>\n", "<|assistant|>\n"),
-    "Granite": _turns(
-        "<|start_of_role|>ROLE<|end_of_role|>",
-        "<|end_of_text|>\n",
-        "<|start_of_role|>assistant<|end_of_role|>",
-    ),
+    "Granite": _turns("<|start_of_role|>ROLE<|end_of_role|>", "<|end_of_text|>\n",
+        "<|start_of_role|>assistant<|end_of_role|>"),
     "OLMo": _turns("<|ROLE|>\n", "<|endoftext|>\n", "<|assistant|>\n", "<|endoftext|>"),
-    "Command": _turns(
-        "<|START_OF_TURN_TOKEN|><|ROLE_TOKEN|>",
-        "<|END_OF_TURN_TOKEN|>",
-        "<|START_OF_TURN_TOKEN|><|assistant_TOKEN|>",
-        "<|BOS|>",
-    ),
+    "Command": _turns("<|START_OF_TURN_TOKEN|><|ROLE_TOKEN|>", "<|END_OF_TURN_TOKEN|>",
+        "<|START_OF_TURN_TOKEN|><|assistant_TOKEN|>", "<|BOS|>"),
     "GLM, which ends no reply": _turns("<|ROLE|>\n", "", "<|assistant|>\n", "<|gmask|>"),
     "DeepSeek R1, which forgets": """<｜begin｜>{% for m in messages %}{% if m.role == 'assistant' %}<｜Assistant｜>\
 {{ m.content.split('</think>')[-1] }}<｜end｜>{% else %}<｜User｜>{{ m.content }}{% endif %}{% endfor %}\
@@ -123,11 +108,8 @@ TEMPLATES = {
     "Hermes": _chatml_with(HERMES),
     "a coder's": _chatml_with(KEYED),
     "names first": _chatml_with(NAMED),
-    "a thinker's": _chatml_with(
-        HERMES,
-        "<think>\n",
-        "<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n",
-    ),
+    "a thinker's": _chatml_with(HERMES, "<think>\n",
+        "<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n"),
     "Mistral": """<s>{% for m in messages %}{% if m.role == 'system' %}[SYSTEM_PROMPT]{{ m.content }}[/SYSTEM_PROMPT]\
 {% elif m.role == 'user' %}{% if tools and loop.last %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}\
 [INST]{{ m.content }}[/INST]{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]{% elif m.tool_calls %}\
@@ -143,7 +125,7 @@ TEMPLATES = {
 {% for part in m.content %}{{ part.text }}{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}""",
-}
+}  # fmt: skip
 
 ADDITIVE = {*TEMPLATES} - {"GLM, which ends no reply", "Mistral"}
 """Those in which each message adds its own tokens."""
@@ -161,7 +143,7 @@ def tokenizer_of(template: str) -> Any:
     )
     if "{{ m.role }}_TOKEN" in template:
         roles = tuple(f"<|{role}_TOKEN|>" for role in ("user", "assistant", "system", "tool"))
-    found = {name for name in CONTROL.findall(template) if "{" not in name}
-    tokenizer.add_special_tokens({"additional_special_tokens": sorted({*found, *roles})})
+    marks = {name for name in CONTROL.findall(template) if "{" not in name}
+    tokenizer.add_special_tokens({"additional_special_tokens": sorted({*marks, *roles})})
     tokenizer.chat_template = template
     return tokenizer

@@ -63,22 +63,22 @@ class Matrix:
         With ``is_read`` also what the prompt says is compared.
         """
         every = slots(SHAPES[dialect][shape])
-        known, refused = len(self.findings), len(self.refused)
+        before, refused = len(self.findings), len(self.refused)
         self._check(dialect, shape, every, text, count, is_read=is_read)
         if len(self.refused) > refused:
             del self.refused[refused:]
             self.try_each(dialect, shape, text, 0)
-        elif len(self.findings) > known:
-            together = self.findings[known:]
-            del self.findings[known:]
+        elif len(self.findings) > before:
+            combined = self.findings[before:]
+            del self.findings[before:]
             self._find(dialect, shape, every, text)
-            self.findings += [] if len(self.findings) > known else together
+            self.findings += [] if len(self.findings) > before else combined
 
     def _find(self, dialect: str, shape: str, every: list[str], text: str) -> None:
         """Where it goes wrong: in one slot, or in two that follow on each other."""
-        known = len(self.findings)
+        before = len(self.findings)
         self.try_each(dialect, shape, text, 0)
-        if len(self.findings) == known:
+        if len(self.findings) == before:
             for pair in itertools.pairwise(every):
                 self._check(dialect, shape, pair, text, 0)
 
@@ -99,12 +99,12 @@ class Matrix:
         self.checked += count * len(where)
         at = "all" if len(where) > 2 else " and ".join(where)
         place = f"{self.name} | {dialect} | {shape} | {at}"
-        found = self.prompt_of(self.name, dialect, filled(body, dict.fromkeys(where, text)))
-        if found is None:
+        prompt = self.prompt_of(self.name, dialect, filled(body, dict.fromkeys(where, text)))
+        if prompt is None:
             self.refused.append(f"{place} | {text!r:.60}")
             return
-        self.compare(f"{place} | {text!r:.60}", found, expected[1])
-        if is_read and self._reading(found, text) != self._reading(expected[0], text):
+        self.compare(f"{place} | {text!r:.60}", prompt, expected[1])
+        if is_read and self._reading(prompt, text) != self._reading(expected[0], text):
             self.findings.append(f"{place} | {text!r:.60} | reads otherwise")
 
     def _with_letters(
@@ -124,9 +124,9 @@ class Matrix:
         has = self.control(found)
         if has == expected:
             return
-        for one, number in self.literals.items():
+        for literal, number in self.literals.items():
             if has[number] != expected[number]:
-                wrong = f"{one} | {has[number]}, expected {expected[number]}"
+                wrong = f"{literal} | {has[number]}, expected {expected[number]}"
                 self.findings.append(f"{place} | {wrong}")
 
     def control(self, prompt: Iterable[int]) -> Counter[int]:
@@ -139,18 +139,18 @@ class Matrix:
         Templates sort and escape what they list, and strip it: none of that changes what is said.
         """
         tokenizer: Any = make_renderer(self.name).tokenizer
-        said = str(tokenizer.decode(prompt))
-        while _ESCAPE.search(said):
-            said = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), said)
-        said = unicodedata.normalize("NFKC", said)
+        text_shown = str(tokenizer.decode(prompt))
+        while _ESCAPE.search(text_shown):
+            text_shown = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), text_shown)
+        text_shown = unicodedata.normalize("NFKC", text_shown)
         pieces = {unicodedata.normalize("NFKC", one) for one in (*self.literals, *text.split())}
         for piece in sorted(pieces, key=len, reverse=True):
-            said = said.replace(piece, innocent(piece))
-        return Counter(_LAYOUT.sub("", said))
+            text_shown = text_shown.replace(piece, innocent(piece))
+        return Counter(_LAYOUT.sub("", text_shown))
 
     def report(self) -> None:
         """Fail with every finding, and where a text was refused that can be said."""
         refused = [place for place in self.refused if "| @pattern |" not in place]
-        if found := [*self.findings, *(f"{place} | refused" for place in refused)]:
-            lines = "\n".join(found)
-            pytest.fail(f"{len(found)} findings\n{lines}", pytrace=False)
+        if findings := [*self.findings, *(f"{place} | refused" for place in refused)]:
+            lines = "\n".join(findings)
+            pytest.fail(f"{len(findings)} findings\n{lines}", pytrace=False)

@@ -62,9 +62,9 @@ def filled(value: Any, texts: Mapping[str, str]) -> Any:
         inner = filled(value.value, texts)
         return _hidden_json(inner) if value.escaped else json.dumps(inner)
     if isinstance(value, list):
-        return [filled(one, texts) for one in value]
+        return [filled(item, texts) for item in value]
     if isinstance(value, dict):
-        return {filled(key, texts): filled(one, texts) for key, one in value.items()}
+        return {filled(key, texts): filled(item, texts) for key, item in value.items()}
     return value
 
 
@@ -79,12 +79,12 @@ def _slots(value: Any) -> Iterator[str]:
     elif isinstance(value, Json):
         yield from _slots(value.value)
     elif isinstance(value, list):
-        for one in value:
-            yield from _slots(one)
+        for item in value:
+            yield from _slots(item)
     elif isinstance(value, dict):
-        for key, one in value.items():
+        for key, item in value.items():
             yield from _slots(key)
-            yield from _slots(one)
+            yield from _slots(item)
 
 
 # -- shapes --------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ for _shape in ANTHROPIC.values():
 
 
 def parts(*texts: Any, role: str = "user") -> dict[str, Any]:
-    written = [{"text": one} if isinstance(one, str) else one for one in texts]
+    written = [{"text": part} if isinstance(part, str) else part for part in texts]
     return {"role": role, "parts": written}
 
 
@@ -347,7 +347,7 @@ GEMINI: dict[str, Any] = {
 def _with_objects(shape: Any) -> Any:
     """Whether a shape has replies that an agent could append as the SDK's objects."""
     replies = [message for message in shape["messages"] if message["role"] == "assistant"]
-    return any(replies) and not any(isinstance(one["content"], list) for one in replies)
+    return any(replies) and not any(isinstance(reply["content"], list) for reply in replies)
 
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -436,8 +436,8 @@ def plain_prompt_of(name: str, dialect: str, body: Any) -> list[int] | None:
 def _messages(request: ChatRequest, renderer: Renderer) -> list[Message]:
     names: dict[str, str] = {}
     messages: list[Message] = []
-    for index, sent in enumerate(request.messages):
-        message = read_message(sent, index, names)
+    for index, message_sent in enumerate(request.messages):
+        message = read_message(message_sent, index, names)
         names |= {call.id or "": call.function.name for call in message.get("tool_calls", ())}
         messages.append(message)
     if request.tools:

@@ -55,28 +55,28 @@ _RENDERERS: dict[str, TemplateRenderer] = {}
 def reply_of(family: str, functions: list[Function], say: str = "") -> str:
     """A reply with calls as the template shows it, after what opens a reply."""
     tokenizer: Any = renderer_of(family).tokenizer
-    asked = {"role": "user", "content": "Go."}
+    question = {"role": "user", "content": "Go."}
     calls = []
     for number, (name, arguments) in enumerate(functions):
         call_id = (
             f"functions.{name}:{number}" if "only in the id" in family else f"abcdefg{number:02}"
         )
-        written: Any = json.dumps(arguments) if "must be text" in family else arguments
-        function = {"name": name, "arguments": written}
+        arguments_shown: Any = json.dumps(arguments) if "must be text" in family else arguments
+        function = {"name": name, "arguments": arguments_shown}
         calls.append({"id": call_id, "type": "function", "function": function})
-    said = {"role": "assistant", "content": say, "tool_calls": calls}
+    reply = {"role": "assistant", "content": say, "tool_calls": calls}
     options = {"tools": TOOLS, "tokenize": False}
-    opened = tokenizer.apply_chat_template([asked], add_generation_prompt=True, **options)
-    whole = tokenizer.apply_chat_template([asked, said], **options)
-    return str(whole[len(opened.removesuffix("</think>")) :])
+    opened = tokenizer.apply_chat_template([question], add_generation_prompt=True, **options)
+    text = tokenizer.apply_chat_template([question, reply], **options)
+    return str(text[len(opened.removesuffix("</think>")) :])
 
 
 def read(family: str, text: str, tools: Any = TOOLS) -> Message:
-    own = renderer_of(family)
-    tokens = own.tokenizer.encode(text, add_special_tokens=False)
-    ends = [at for at, token in enumerate(tokens) if token in own.template.stops]
-    tokens = tokens[: ends[0] + 1] if ends else [*tokens, own.template.stops[0]]
-    return own.parse_response(tokens, tools)[0]
+    renderer = renderer_of(family)
+    tokens = renderer.tokenizer.encode(text, add_special_tokens=False)
+    ends = [at for at, token in enumerate(tokens) if token in renderer.template.stops]
+    tokens = tokens[: ends[0] + 1] if ends else [*tokens, renderer.template.stops[0]]
+    return renderer.parse_response(tokens, tools)[0]
 
 
 def functions_of(message: Message) -> list[Function]:
@@ -99,17 +99,17 @@ def test_calls_of_every_kind_are_read_as_they_were_written(family: str) -> None:
 
 @pytest.mark.parametrize("family", UNSHOWN)
 def test_calls_that_no_rendering_shows_are_read_and_written_into_the_history(family: str) -> None:
-    own, text = renderer_of(family), UNSHOWN[family][1]
+    renderer, text = renderer_of(family), UNSHOWN[family][1]
     message = read(family, text)
     assert functions_of(message) == CALLS["one"]
 
-    shown = own.template.text([Message(role="user", content="Go."), message])
-    assert ("look_up" in shown and '"cats"' in shown) or "'cats'" in shown
+    rendered = renderer.template.text([Message(role="user", content="Go."), message])
+    assert ("look_up" in rendered and '"cats"' in rendered) or "'cats'" in rendered
 
 
 @pytest.mark.parametrize("family", [family for family in UNSHOWN if family != "Harmony"])
 def test_calls_of_every_kind_are_read_as_evert_writes_them_into_the_history(family: str) -> None:
-    own = renderer_of(family)
+    renderer = renderer_of(family)
     user = Message(role="user", content="Go.")
     for kind, functions in CALLS.items():
         bodies = [ToolCall.FunctionBody(name=n, arguments=json.dumps(a)) for n, a in functions]
@@ -117,30 +117,30 @@ def test_calls_of_every_kind_are_read_as_evert_writes_them_into_the_history(fami
             ToolCall(id=f"functions.{body.name}:{number}", function=body)
             for number, body in enumerate(bodies)
         ]
-        said = Message(role="assistant", content=SAY, tool_calls=calls)
-        message = read(family, own.template.reply_to(user, said))
+        reply = Message(role="assistant", content=SAY, tool_calls=calls)
+        message = read(family, renderer.template.reply_to(user, reply))
 
         assert functions_of(message) == functions, kind
         assert get_text_content(message).strip() == SAY, kind
 
 
 async def test_an_agent_gets_past_its_call_where_a_template_demands_ids_of_nine() -> None:
-    own = renderer_of("list of objects with ids of nine")
+    renderer = renderer_of("list of objects with ids of nine")
 
     async def agent(client: AgentClient) -> float:
         messages: list[Any] = [{"role": "user", "content": "Go."}]
         for _ in range(2):
             reply = await client.chat.completions.create(messages=messages, tools=TOOLS)
-            said = reply.choices[0].message
-            messages.append(said.model_dump(exclude_none=True))
+            message = reply.choices[0].message
+            messages.append(message.model_dump(exclude_none=True))
             messages += [
                 {"role": "tool", "tool_call_id": call.id, "content": "42"}
-                for call in said.tool_calls or ()
+                for call in message.tool_calls or ()
             ]
         return float(len(messages))
 
     call = '[TOOL_CALLS][{"name": "look_up", "arguments": {"q": "cats"}, "id": "a1B2c3D4e"}]'
-    trajectory = await play(agent, call, "Done.", renderer=own)
+    trajectory = await play(agent, call, "Done.", renderer=renderer)
 
     assert reward(trajectory) == 4.0
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
@@ -163,7 +163,7 @@ async def test_an_agent_gets_past_its_call_where_a_template_demands_ids_of_nine(
         ("objects, unmarked", '{"answer": 42}', [], '{"answer": 42}'),
     ],
 )  # fmt: skip
-def test_what_models_write_is_read(
+def test_model_text_is_read(
     family: str, text: str, functions: list[Function], content: str
 ) -> None:
     message = read(family, text)
@@ -186,9 +186,7 @@ def test_what_models_write_is_read(
         ('{"name": "look_up", "arguments": {"n": 1}', "expected"),
     ],
 )
-def test_a_call_that_cannot_be_delivered_stays_in_the_text_with_its_error(
-    arguments: str, error: str
-) -> None:
+def test_an_undeliverable_call_stays_in_the_text_with_its_error(arguments: str, error: str) -> None:
     text = f"<tool_call>{arguments}</tool_call>"
     message = read("objects, marked", text)
 
@@ -279,9 +277,11 @@ THOUGHTS = {
 @pytest.mark.parametrize("kind", THOUGHTS)
 def test_a_frame_is_neither_content_nor_thought(kind: str) -> None:
     template, text, thought, content = THOUGHTS[kind]
-    own = TemplateRenderer(tokenizer_of(template, "[THINK]", "[/THINK]", "<think>", "</think>"))
-    tokens = own.tokenizer.encode(text, add_special_tokens=False)
-    message, _ = own.parse_response([*tokens, own.template.stops[0]])
+    renderer = TemplateRenderer(
+        tokenizer_of(template, "[THINK]", "[/THINK]", "<think>", "</think>")
+    )
+    tokens = renderer.tokenizer.encode(text, add_special_tokens=False)
+    message, _ = renderer.parse_response([*tokens, renderer.template.stops[0]])
 
     parts = message["content"] if isinstance(message["content"], list) else []
     assert "".join(p["thinking"] for p in parts if p["type"] == "thinking") == thought
@@ -290,18 +290,18 @@ def test_a_frame_is_neither_content_nor_thought(kind: str) -> None:
 
 def test_a_token_that_also_ends_a_thought_is_no_stop() -> None:
     template = "{% for m in messages %}{% if m.reasoning %}<|begin|>assistant<|think|>{{ m.reasoning }}<|end|>{% endif %}<|begin|>{{ m.role }}<|content|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|begin|>assistant{% endif %}"
-    own = TemplateRenderer(tokenizer_of(template))
+    renderer = TemplateRenderer(tokenizer_of(template))
     text = "<|think|>Hm.<|end|><|begin|>assistant<|content|>Paris."
-    tokens = own.tokenizer.encode(text, add_special_tokens=False)
+    tokens = renderer.tokenizer.encode(text, add_special_tokens=False)
 
-    assert own.tokenizer.convert_tokens_to_ids("<|end|>") not in own.get_stop_sequences()
-    message, _ = own.parse_response([*tokens, own.template.stops[0]])
+    assert renderer.tokenizer.convert_tokens_to_ids("<|end|>") not in renderer.get_stop_sequences()
+    message, _ = renderer.parse_response([*tokens, renderer.template.stops[0]])
     assert get_text_content(message).strip() == "Paris."
 
 
 def test_calls_may_have_a_stop_of_their_own() -> None:
-    own = renderer_of("another stop after calls")
-    names = own.tokenizer.convert_ids_to_tokens(own.get_stop_sequences())
+    renderer = renderer_of("another stop after calls")
+    names = renderer.tokenizer.convert_ids_to_tokens(renderer.get_stop_sequences())
     assert names == ["<|im_end|>", "<|calls_end|>"]
 
 
@@ -324,9 +324,9 @@ VARIABLE = FAMILIES["objects, marked"].replace(
 def test_a_variable_of_the_template_is_set_and_one_that_it_does_not_read_is_refused() -> None:
     tokenizer = tokenizer_of(VARIABLE)
     message = [Message(role="user", content="Go.")]
-    own = TemplateRenderer(tokenizer, chat_template={"enable_thinking": False})
+    renderer = TemplateRenderer(tokenizer, chat_template={"enable_thinking": False})
 
-    assert own.template.text(message, opens=True).endswith("</think>\n\n")
+    assert renderer.template.text(message, opens=True).endswith("</think>\n\n")
     assert not TemplateRenderer(tokenizer).template.text(message, opens=True).endswith("\n\n")
     with pytest.raises(RendererMismatchError, match="Did you mean enable_thinking.*reads: enable_"):
         TemplateRenderer(tokenizer, chat_template={"enable_thinkin": False})
@@ -341,13 +341,15 @@ def test_the_name_of_a_renderer_carries_its_variables_to_another_process() -> No
         with_variables("qwen3", {"a": 1})
     with pytest.raises(RendererMismatchError, match="does not read add_generation"):
         model_renderer(BASE_MODEL, name)
-    own = model_renderer(BASE_MODEL, "template")
-    assert pickle.loads(pickle.dumps(own)).get_stop_sequences() == own.get_stop_sequences()
+    renderer = model_renderer(BASE_MODEL, "template")
+    assert (
+        pickle.loads(pickle.dumps(renderer)).get_stop_sequences() == renderer.get_stop_sequences()
+    )
 
 
 @pytest.mark.parametrize("family", ["objects, marked", "a frame around text", "keyed, pairs"])
 def test_a_prompt_after_another_has_the_tokens_of_the_whole(family: str) -> None:
-    own, rng = renderer_of(family), random.Random(3)
+    renderer, rng = renderer_of(family), random.Random(3)
     words = ["a", " b", "\n", "<|im_", "im_end|>", "<", "tool_call>", "é", " 12"]
     for _ in range(draws(30)):
         last = EMPTY
@@ -357,15 +359,15 @@ def test_a_prompt_after_another_has_the_tokens_of_the_whole(family: str) -> None
                 messages[rng.randrange(len(messages))]["content"] = "other"
             role = "assistant" if turn % 2 else "user"
             messages.append(Message(role=role, content="".join(rng.choices(words, k=6))))
-            last = own.render_after(messages, last)
-            assert last.tokens == own.build_generation_prompt(messages).to_ints()
+            last = renderer.render_after(messages, last)
+            assert last.tokens == renderer.build_generation_prompt(messages).to_ints()
 
 
 def test_a_reply_whose_white_space_joins_the_opening_counts_as_retokenised() -> None:
-    own = TemplateRenderer(tokenizer_of(FAMILIES["objects, marked"], "\n\n"))
-    prompts, encode = PromptRenderer(own), own.tokenizer.encode
+    renderer = TemplateRenderer(tokenizer_of(FAMILIES["objects, marked"], "\n\n"))
+    prompts, encode = PromptRenderer(renderer), renderer.tokenizer.encode
     messages = [Message(role="user", content="Go."), Message(role="assistant", content="\nYes.")]
-    sampled = [*encode("\nYes.", add_special_tokens=False), own.template.stops[0]]
+    sampled = [*encode("\nYes.", add_special_tokens=False), renderer.template.stops[0]]
 
     assert drift_of(prompts.as_history(messages, 1, 0), sampled, prompts) is Drift.RETOKENISED
 
@@ -376,10 +378,10 @@ def test_names_that_a_template_sets_itself_are_not_its_variables() -> None:
 
 
 def test_a_call_of_a_made_up_reply_has_an_id_that_the_template_takes() -> None:
-    own = renderer_of("list of objects with ids of nine")
+    renderer = renderer_of("list of objects with ids of nine")
     body = ToolCall.FunctionBody(name="look_up", arguments="{}")
     for call_id in (None, "call_0123456789abcdef", "abcdefghi"):
-        said = Message(
+        reply = Message(
             role="assistant", content="", tool_calls=[ToolCall(id=call_id, function=body)]
         )
-        assert '"id": "' in own.template.text([Message(role="user", content="Go."), said])
+        assert '"id": "' in renderer.template.text([Message(role="user", content="Go."), reply])

@@ -13,7 +13,7 @@ import tinker
 import tinker_cookbook.renderers as cookbook
 from google import genai
 from PIL import Image
-from tests.kit import ask, play, play_without_a_call, reward
+from tests.kit import Patch, as_agent, ask, play, play_without_a_call, reward
 from tinker_cookbook.renderers.base import Message
 
 from evert import AgentClient, ScriptedPolicy
@@ -40,9 +40,9 @@ def data_url(content: bytes = PNG, kind: str = "image/png") -> str:
 def vision() -> cookbook.Renderer:
     from transformers import Qwen2VLImageProcessor
 
-    made = Qwen2VLImageProcessor()
+    processor = Qwen2VLImageProcessor()
     return cookbook.get_renderer(
-        "qwen3_vl_instruct", base_tokenizer(), image_processor=made, model_name="test"
+        "qwen3_vl_instruct", base_tokenizer(), image_processor=processor, model_name="test"
     )
 
 
@@ -57,21 +57,21 @@ def chunks(observation: tinker.ModelInput) -> list[Any]:
 
 async def refusals(*urls: Any) -> list[str]:
     """What an agent is told that sends each image, and goes on without after each."""
-    told: list[str] = []
+    messages: list[str] = []
 
     async def agent(client: AgentClient) -> float:
         for url in urls:
-            told.append("")
+            messages.append("")
             try:
                 await ask(client, *seen(url))
             except openai.BadRequestError as error:
-                told[-1] = error.message
+                messages[-1] = error.message
             await ask(client)
         return 1.0
 
     trajectory = await play(agent, renderer=vision())
-    assert len(trajectory.transitions) == len(urls) + told.count("")
-    return told
+    assert len(trajectory.transitions) == len(urls) + messages.count("")
+    return messages
 
 
 # -- data ------------------------------------------------------------------------------------------
@@ -83,8 +83,8 @@ async def by_chat(client: AgentClient, url: str) -> str:
 
 async def by_responses(client: AgentClient, url: str) -> str:
     content = [{"type": "input_image", "image_url": url, "detail": "auto"}]
-    asked: Any = [{"role": "user", "content": content}]
-    return (await client.openai.responses.create(model="policy", input=asked)).output_text
+    messages: Any = [{"role": "user", "content": content}]
+    return (await client.openai.responses.create(model="policy", input=messages)).output_text
 
 
 async def by_anthropic(client: AgentClient, url: str) -> str:
@@ -93,11 +93,11 @@ async def by_anthropic(client: AgentClient, url: str) -> str:
         kind, _, data = url.removeprefix("data:").partition(";base64,")
         source = {"type": "base64", "media_type": kind, "data": data}
     content: Any = [{"type": "image", "source": source}]
-    asked: Any = [{"role": "user", "content": content}]
-    said: Any = await client.anthropic.messages.create(
-        model="policy", messages=asked, max_tokens=500
+    messages: Any = [{"role": "user", "content": content}]
+    message: Any = await client.anthropic.messages.create(
+        model="policy", messages=messages, max_tokens=500
     )
-    return str(said.content[0].text)
+    return str(message.content[0].text)
 
 
 async def by_gemini(client: AgentClient, url: str) -> str:
@@ -105,8 +105,8 @@ async def by_gemini(client: AgentClient, url: str) -> str:
     if url.startswith("data:"):
         data = base64.b64decode(url.partition(",")[2])
         part = genai.types.Part.from_bytes(data=data, mime_type="image/png")
-    said = await client.genai.aio.models.generate_content(model="policy", contents=part)
-    return said.text or ""
+    answer = await client.genai.aio.models.generate_content(model="policy", contents=part)
+    return answer.text or ""
 
 
 DIALECTS = [by_chat, by_responses, by_anthropic, by_gemini]
@@ -115,10 +115,10 @@ REFUSED = (openai.BadRequestError, anthropic.BadRequestError, genai.errors.Clien
 
 async def test_data_of_every_dialect_and_an_image_of_pillows_reach_the_policy() -> None:
     async def agent(client: AgentClient) -> float:
-        said = [await by(client, data_url()) for by in DIALECTS]
+        texts = [await by(client, data_url()) for by in DIALECTS]
         image = {"type": "image", "image": Image.new("RGB", (64, 64))}
-        said.append(await ask(client, {"role": "user", "content": [image]}))
-        return float(said == ["Fine."] * 5)
+        texts.append(await ask(client, {"role": "user", "content": [image]}))
+        return float(texts == ["Fine."] * 5)
 
     trajectory = await play(agent, renderer=vision())
     assert reward(trajectory) == 1.0
@@ -140,9 +140,7 @@ async def test_no_dialect_has_an_address_opened() -> None:
     assert len(trajectory.transitions) == len(DIALECTS)
 
 
-async def test_the_usual_formats_are_opened_whatever_their_name_says_and_base64_of_any_form() -> (
-    None
-):
+async def test_the_usual_formats_are_opened_whatever_their_name_and_any_base64() -> None:
     urls = [
         data_url(image_bytes(kind, mode=mode), name)
         for kind in ("PNG", "JPEG", "WEBP", "GIF")
@@ -177,11 +175,11 @@ BROKEN = {
 
 
 async def test_what_is_no_whole_image_is_a_400() -> None:
-    for (url, reason), told in zip(BROKEN.items(), await refusals(*BROKEN), strict=True):
-        assert reason in told, url[:80]
+    for (url, reason), message in zip(BROKEN.items(), await refusals(*BROKEN), strict=True):
+        assert reason in message, url[:80]
 
 
-async def test_too_many_bytes_pixels_or_images_are_a_400(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_bytes_pixels_or_images_are_a_400(monkeypatch: Patch) -> None:
     async def agent(client: AgentClient) -> float:
         with pytest.raises(openai.BadRequestError, match="more than 100 images"):
             await ask(client, *seen(*[data_url(b"none is opened")] * 101))
@@ -190,15 +188,12 @@ async def test_too_many_bytes_pixels_or_images_are_a_400(monkeypatch: pytest.Mon
     await play_without_a_call(agent, renderer=vision())
     bomb = image_bytes(size=(9000, 9000), mode="1")
     assert len(bomb) < 20_000
-    [told] = await refusals(data_url(bomb))
-    assert "has 9000 x 9000 pixels; at most 50000000 are opened" in told
+    [message] = await refusals(data_url(bomb))
+    assert "has 9000 x 9000 pixels; at most 50000000 are opened" in message
 
     monkeypatch.setattr(images, "MOST_BYTES", 50)
-    [told] = await refusals(data_url())
-    assert "has more than 50 bytes" in told
-
-
-# -- no other address ------------------------------------------------------------------------------
+    [message] = await refusals(data_url())
+    assert "has more than 50 bytes" in message
 
 
 ADDRESSES = [
@@ -209,7 +204,7 @@ ADDRESSES = [
 ]
 
 
-async def test_no_other_address_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_other_address_is_opened(monkeypatch: Patch) -> None:
     opened: list[Any] = []
 
     def refuse(*arguments: Any, **options: Any) -> Any:
@@ -218,14 +213,11 @@ async def test_no_other_address_is_opened(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     monkeypatch.setattr("aiohttp.ClientSession.__init__", refuse)
-    for url, told in zip(ADDRESSES, await refusals(*ADDRESSES), strict=True):
-        assert "is not fetched; expected its data. Send it as a data: URL: " in told, url
-        assert "'data:image/png;base64,' + base64.b64encode(content).decode()." in told, url
-        assert "hidden" not in told
+    for url, message in zip(ADDRESSES, await refusals(*ADDRESSES), strict=True):
+        assert "is not fetched; expected its data. Send it as a data: URL: " in message, url
+        assert "'data:image/png;base64,' + base64.b64encode(content).decode()." in message, url
+        assert "hidden" not in message
     assert not opened
-
-
-# -- beside the loop -------------------------------------------------------------------------------
 
 
 def test_no_image_is_opened_on_the_loop_and_none_is_rendered_there_again() -> None:
@@ -241,14 +233,11 @@ def test_no_image_is_opened_on_the_loop_and_none_is_rendered_there_again() -> No
         held.check(text, 10)
 
 
-# -- frozen models ---------------------------------------------------------------------------------
-
-
 async def test_frozen_models_see_images_by_the_same_rules() -> None:
-    shown, old = list[str](), ScriptedPolicy(["Red."], vision())
+    texts, old = list[str](), ScriptedPolicy(["Red."], vision())
 
     def judge(messages: list[Message]) -> str:
-        shown.append(json.dumps(messages[0]["content"]))
+        texts.append(json.dumps(messages[0]["content"]))
         return "Good."
 
     async def agent(client: AgentClient) -> float:
@@ -259,11 +248,14 @@ async def test_frozen_models_see_images_by_the_same_rules() -> None:
         return 1.0
 
     await play_without_a_call(agent, renderer=vision(), models={"judge": judge, "old": old})
-    assert [data_url() in one for one in shown] == [True]
+    assert [data_url() in text for text in texts] == [True]
     assert len(old.prompts) == 1
 
 
-async def test_tokens_are_counted_of_data_and_nothing_is_fetched_for_it() -> None:
+@as_agent(renderer=vision())
+async def test_tokens_are_counted_of_data_and_nothing_is_fetched_for_it(
+    client: AgentClient,
+) -> None:
     async def count(client: AgentClient, url: str) -> int:
         content: Any = [{"type": "image", "source": {"type": "url", "url": url}}]
         counted = await client.anthropic.messages.count_tokens(
@@ -271,9 +263,6 @@ async def test_tokens_are_counted_of_data_and_nothing_is_fetched_for_it() -> Non
         )
         return counted.input_tokens
 
-    async def agent(client: AgentClient) -> float:
-        with pytest.raises(anthropic.BadRequestError, match="is not fetched"):
-            await count(client, "http://127.0.0.1:9/a.png")
-        return float(await count(client, data_url()) > 1)
-
-    await play_without_a_call(agent, renderer=vision())
+    with pytest.raises(anthropic.BadRequestError, match="is not fetched"):
+        await count(client, "http://127.0.0.1:9/a.png")
+    assert await count(client, data_url()) > 1

@@ -78,8 +78,8 @@ def test_innocent_texts_are_tokenised_as_ever(family: str) -> None:
 @st.composite
 def pieces(draw: st.DrawFn, name: str) -> str:
     """A text of pieces of literals, markup and white space."""
-    known = [*literals(name)]
-    literal = st.sampled_from(known)
+    texts = [*literals(name)]
+    literal = st.sampled_from(texts)
     piece = (
         literal.flatmap(lambda one: st.integers(1, len(one)).map(lambda cut: one[:cut]))
         | literal.flatmap(lambda one: st.integers(0, len(one) - 1).map(lambda cut: one[cut:]))
@@ -104,14 +104,14 @@ def test_a_random_text_is_as_ever_or_holds_none(name: str, data: st.DataObject) 
     body = SHAPES[dialect][shape]
     every = slots(body)
     texts = {slot: data.draw(pieces(name)) for slot in data.draw(st.permutations(every))[:4]}
-    found, plain = (of(name, dialect, filled(body, texts)) for of in (prompt_of, plain_prompt_of))
+    prompt, plain = (of(name, dialect, filled(body, texts)) for of in (prompt_of, plain_prompt_of))
     letters = prompt_of(name, dialect, filled(body, dict.fromkeys(every, "a")))
-    if found is None or letters is None or plain is None:
+    if prompt is None or letters is None or plain is None:
         return
     matrix = Matrix(name)
     expected = matrix.control(letters)
-    assert matrix.control(found) == expected
-    said = "".join(texts.values())
+    assert matrix.control(prompt) == expected
+    joined = "".join(texts.values())
     differs = shape in (*WRITTEN_ANEW, "schema") or tokens_of(name).fold
-    if not differs and not any(one in said for one in literals(name)):
-        assert found == plain or matrix.control(plain) != expected
+    if not differs and not any(literal in joined for literal in literals(name)):
+        assert prompt == plain or matrix.control(plain) != expected

@@ -10,23 +10,12 @@ from typing import Any
 import openai
 import pytest
 import tinker
-from tests.kit import ask, call, calling, tool, user
-from tinker_cookbook.completers import (
-    MessageCompleter,
-    TinkerTokenCompleter,
-    TokensWithLogprobs,
-)
+from tests.kit import ask, call, calling, play, start, tool, user
+from tinker_cookbook.completers import MessageCompleter, TinkerTokenCompleter, TokensWithLogprobs
 from tinker_cookbook.renderers.base import Message
-from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from evert import (
-    AgentClient,
-    ChatAgentEnv,
-    SampledTokens,
-    ScriptedPolicy,
-    embedded_engine,
-)
+from evert import AgentClient, SampledTokens, ScriptedPolicy, embedded_engine
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.bridge.tokens.renderer import prompt_renderer
 
@@ -36,13 +25,10 @@ END = "<|im_end|>"
 
 
 def numbers(tokens: Sequence[object]) -> list[float]:
-    """A log-probability of its own for each token."""
     return [-(index + 1) / 8 for index in range(len(tokens))]
 
 
 class Numbered(ScriptedPolicy):
-    """Each token has a log-probability of its own."""
-
     async def __call__(self, *arguments: Any, **options: Any) -> TokensWithLogprobs:
         action = await super().__call__(*arguments, **options)
         logprobs = numbers(action.tokens)
@@ -50,17 +36,17 @@ class Numbered(ScriptedPolicy):
         return TokensWithLogprobs(tokens, logprobs, action.stop_reason)
 
 
-async def played(agent: Any, *replies: str) -> Trajectory:
+async def win(agent: Any, *replies: str) -> Trajectory:
     """Play an episode that must earn 1.0."""
-    trajectory = await do_single_rollout(Numbered(replies), ChatAgentEnv(agent))
+    trajectory = await play(agent, Numbered(replies))
     assert trajectory.transitions[-1].reward == 1.0
     return trajectory
 
 
-def check(listed: Any, said: str = SPEECH + END) -> None:
+def check(listed: Any, text: str = SPEECH + END) -> None:
     """That an SDK lists each token of what was said, decoded by itself, with its number."""
     renderer = prompt_renderer(None)
-    texts = [renderer.decode([token]) for token in renderer.encode(said)]
+    texts = [renderer.decode([token]) for token in renderer.encode(text)]
     assert [one.token for one in listed] == texts
     assert [bytes(one.bytes).decode() for one in listed] == texts
     assert [one.logprob for one in listed] == numbers(texts)
@@ -82,22 +68,21 @@ SAID: list[tuple[str, dict[str, Any]]] = [
 
 async def test_each_sampled_token_is_listed_whatever_becomes_of_it() -> None:
     async def agent(client: AgentClient) -> float:
-        for said, fields in SAID:
-            check((await call(client, logprobs=True, **fields)).choices[0].logprobs.content, said)
+        for reply, fields in SAID:
+            check((await call(client, logprobs=True, **fields)).choices[0].logprobs.content, reply)
         return 1.0
 
-    await played(agent, *(said.removesuffix(END) for said, _ in SAID))
+    await win(agent, *(reply.removesuffix(END) for reply, _ in SAID))
 
 
 async def test_a_reply_that_was_cut_has_those_of_what_is_left() -> None:
     async def agent(client: AgentClient) -> float:
-        said = (await call(client, logprobs=True, max_tokens=3)).choices[0]
-        assert [one.logprob for one in said.logprobs.content] == numbers([1, 2, 3])
+        choice = (await call(client, logprobs=True, max_tokens=3)).choices[0]
+        assert [token.logprob for token in choice.logprobs.content] == numbers([1, 2, 3])
         return 1.0
 
-    await played(agent, SPEECH)
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    await win(agent, SPEECH)
+    env = await start(agent)
     tokens = prompt_renderer(None).encode(SPEECH + END)  # of a loop that knows of no cap
     assert (await env.step(SampledTokens(tokens, numbers(tokens)))).reward == 1.0
 
@@ -109,8 +94,8 @@ async def test_the_handle_and_chat_completions_whole_and_streamed() -> None:
         assert native.refusal is None
         check(native.content)
         fields: Any = {"model": client.model, "messages": HELLO, "logprobs": True}
-        whole = await client.openai.chat.completions.create(**fields)
-        check(whole.choices[0].logprobs.content)
+        completion = await client.openai.chat.completions.create(**fields)
+        check(completion.choices[0].logprobs.content)
         async with client.openai.chat.completions.stream(**fields) as stream:
             events: list[Any] = [event async for event in stream]
         final: Any = await stream.get_final_completion()
@@ -120,7 +105,7 @@ async def test_the_handle_and_chat_completions_whole_and_streamed() -> None:
         check(delta.content)
         return 1.0
 
-    await played(agent, *[SPEECH] * 4)
+    await win(agent, *[SPEECH] * 4)
 
 
 async def test_responses_whole_and_streamed_and_sent_back() -> None:
@@ -131,19 +116,19 @@ async def test_responses_whole_and_streamed_and_sent_back() -> None:
             "include": ["message.output_text.logprobs"],
             "top_logprobs": 0,
         }
-        whole = await client.openai.responses.create(**fields)
-        check(whole.output[0].content[0].logprobs)
-        fields["input"] = [*HELLO, *whole.output, *HELLO]
+        response = await client.openai.responses.create(**fields)
+        check(response.output[0].content[0].logprobs)
+        fields["input"] = [*HELLO, *response.output, *HELLO]
         async with client.openai.responses.stream(**fields) as stream:
             events: list[Any] = [event async for event in stream]
-        [done] = [event for event in events if event.type == "response.output_text.done"]
-        check(done.logprobs)
+        [event_done] = [event for event in events if event.type == "response.output_text.done"]
+        check(event_done.logprobs)
         final: Any = await stream.get_final_response()
         assert final.output_text == SPEECH
         check(final.output[0].content[0].logprobs)
         return 1.0
 
-    assert (await played(agent, SPEECH, SPEECH)).transitions[-1].metrics["lineages"] == 1
+    assert (await win(agent, SPEECH, SPEECH)).transitions[-1].metrics["lineages"] == 1
 
 
 async def test_what_the_cookbooks_own_completer_samples(tmp_path: Path) -> None:
@@ -151,15 +136,15 @@ async def test_what_the_cookbooks_own_completer_samples(tmp_path: Path) -> None:
     seen: list[float] = []
 
     async def agent(client: AgentClient) -> float:
-        said = (await call(client, logprobs=True, max_tokens=8)).choices[0]
-        seen.extend(token.logprob for token in said.logprobs.content)
+        choice = (await call(client, logprobs=True, max_tokens=8)).choices[0]
+        seen.extend(token.logprob for token in choice.logprobs.content)
         return 1.0
 
     with embedded_engine(tmp_path, device="cpu", threads=1):
         service = tinker.ServiceClient()
         sampler = await service.create_sampling_client_async(base_model=BASE_MODEL)
         policy = TinkerTokenCompleter(sampler, max_tokens=8)
-        trajectory = await do_single_rollout(policy, ChatAgentEnv(agent))
+        trajectory = await play(agent, policy)
 
     [transition] = trajectory.transitions
     assert all(logprob < 0 for logprob in seen)
@@ -178,12 +163,11 @@ async def test_who_brings_none_is_told_and_the_agent_may_ask_again_without() -> 
             with pytest.raises(openai.BadRequestError, match=why) as caught:
                 await call(client, model=model, logprobs=True)
             assert (caught.value.code, caught.value.param) == ("logprobs_unavailable", "logprobs")
-            told = "evert.SampledTokens(tokens, logprobs). Or leave the field out."
-            assert told in caught.value.message
+            advice = "evert.SampledTokens(tokens, logprobs). Or leave the field out."
+            assert advice in caught.value.message
         return float(await ask(client) == "Yes")
 
-    env = ChatAgentEnv(agent, models={"judge": Numbered([SPEECH]), "talker": Talker()})
-    await env.initial_observation()
+    env = await start(agent, models={"judge": Numbered([SPEECH]), "talker": Talker()})
     tokens = prompt_renderer(env.renderer).encode("Yes<|im_end|>")
     assert not (await env.step(tokens)).episode_done
     assert (await env.step(tokens)).reward == 1.0
@@ -191,13 +175,13 @@ async def test_who_brings_none_is_told_and_the_agent_may_ask_again_without() -> 
 
 def test_sampled_tokens_are_a_list_with_as_many_log_probabilities_and_travel() -> None:
     for count in (0, 1, 3):
-        told = f"Got {count} log-probabilities for 2 tokens; expected"
-        with pytest.raises(ValueError, match=told):
+        message = f"Got {count} log-probabilities for 2 tokens; expected"
+        with pytest.raises(ValueError, match=message):
             SampledTokens([1, 2], [-1.0] * count)
     tokens = SampledTokens([1, 2], [-1.0, -2.0])
     assert (tokens, tokens[:1], SampledTokens(tokens).logprobs) == ([1, 2], [1], None)
     action = TokensWithLogprobs(tokens, [-1.0, -2.0])
-    there: Any = pickle.loads(pickle.dumps(action)).tokens
-    assert (there, there.logprobs) == ([1, 2], [-1.0, -2.0])
+    received: Any = pickle.loads(pickle.dumps(action)).tokens
+    assert (received, received.logprobs) == ([1, 2], [-1.0, -2.0])
     assert dataclasses.asdict(action)["tokens"] == [1, 2]
     assert json.dumps(action.tokens) == "[1, 2]"

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import openai
@@ -10,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from tests.kit import ask, assistant, play, reward, tool, user
-from tinker_cookbook.renderers import Message, Renderer
+from tests.kit import Patch, ask, assistant, play, reward, start, tool, user
+from tests.kit.renderers import MakeRenderer
+from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.types import InitialObservationOverflow
 
 from evert import AgentClient, ChatAgentEnv
@@ -26,11 +26,13 @@ from evert.bridge.tokens.loop_budget import (
 )
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer, with_tokenizer
 
+Encoded = dict[bool, list[int]]
+
 
 @pytest.fixture
-def encoded(monkeypatch: pytest.MonkeyPatch) -> Mapping[bool, list[int]]:
+def encoded(monkeypatch: Patch) -> Encoded:
     """Lengths of the texts that are encoded from now on: on the loop (True), and in threads."""
-    lengths: dict[bool, list[int]] = {True: [0], False: [0]}
+    lengths: Encoded = {True: [0], False: [0]}
     encode = MarkedTokenizer.encode
 
     def counting(tokenizer: MarkedTokenizer, text: str, **options: Any) -> list[int]:
@@ -64,21 +66,18 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("place", REQUESTS)
-async def test_no_long_text_is_tokenised_on_the_loop_wherever_it_stands(
-    place: str, encoded: Mapping[bool, list[int]]
-) -> None:
+async def test_no_long_text_is_tokenised_on_the_loop(place: str, encoded: Encoded) -> None:
     async def agent(client: AgentClient) -> float:
         await client.chat.completions.create(**REQUESTS[place])
         return 1.0
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     await env.close()
     assert sum(encoded[False]) > LONG_TEXT > sum(encoded[True])
 
 
 async def test_a_long_history_that_the_template_shows_anew_is_tokenised_off_the_loop(
-    make_renderer: Callable[[str], Renderer], encoded: Mapping[bool, list[int]]
+    make_renderer: MakeRenderer, encoded: Encoded
 ) -> None:
     async def agent(client: AgentClient) -> float:
         messages = [user(LONG)]
@@ -86,8 +85,7 @@ async def test_a_long_history_that_the_template_shows_anew_is_tokenised_off_the_
             messages += [assistant(await ask(client, *messages)), user("Go on.")]
         return 1.0
 
-    env = ChatAgentEnv(agent, renderer=make_renderer("qwen3"))
-    await env.initial_observation()
+    env = await start(agent, renderer=make_renderer("qwen3"))
     in_threads = len(encoded[False])
     for _ in range(2):
         await env.step(prompt_renderer(env.renderer).encode("Fine.<|im_end|>"))
@@ -97,9 +95,7 @@ async def test_a_long_history_that_the_template_shows_anew_is_tokenised_off_the_
 
 
 @pytest.mark.parametrize("words", [10, 8_000])
-async def test_a_long_reply_is_read_off_the_loop_and_a_short_one_on_it(
-    words: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_a_long_reply_is_read_off_the_loop(words: int, monkeypatch: Patch) -> None:
     on_loop: set[bool] = set()
     parse = PromptRenderer.parse
 
@@ -117,15 +113,12 @@ async def test_a_long_reply_is_read_off_the_loop_and_a_short_one_on_it(
     assert on_loop == {words == 10}
 
 
-async def test_a_long_correction_or_message_of_a_hook_is_tokenised_off_the_loop(
-    encoded: Mapping[bool, list[int]],
-) -> None:
+async def test_a_long_correction_is_tokenised_off_the_loop(encoded: Encoded) -> None:
     async def agent(client: AgentClient) -> float:
         await ask(client, response_format=LONG_FORMAT)
         return 1.0
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     counts = [len(encoded[False])]
     result = await env.step(prompt_renderer(env.renderer).encode("No JSON.<|im_end|>"))
     counts.append(len(encoded[False]))
@@ -138,8 +131,6 @@ async def test_a_long_correction_or_message_of_a_hook_is_tokenised_off_the_loop(
 
 
 class Said(BaseModel, extra="allow"):
-    """A message as SDKs have it."""
-
     content: str
 
 
@@ -187,9 +178,7 @@ def test_nothing_is_known_of_replies_and_of_renderers_that_may_hide_something() 
     assert least_tokens([assistant("word " * 1000)], prompt_renderer(None)) == 0
 
 
-async def test_what_must_be_too_long_is_refused_before_it_is_encoded(
-    encoded: Mapping[bool, list[int]],
-) -> None:
+async def test_what_is_surely_too_long_is_refused_unencoded(encoded: Encoded) -> None:
     async def agent(client: AgentClient) -> float:
         with pytest.raises(openai.BadRequestError) as refused:
             await ask(client, "word " * 100_000)

@@ -42,9 +42,9 @@ SENSIBLE = {
 }
 
 
-def test_what_a_sensible_reply_holds_passes() -> None:
-    for text in SENSIBLE.values():
-        check_marks(text)
+@pytest.mark.parametrize("text", SENSIBLE.values())
+def test_what_a_sensible_reply_holds_passes(text: Any) -> None:
+    check_marks(text)
 
 
 def test_every_renderer_refuses_what_would_take_ages(family: cookbook.Renderer) -> None:
@@ -58,27 +58,24 @@ def test_every_renderer_refuses_what_would_take_ages(family: cookbook.Renderer) 
 
 
 async def test_the_agent_gets_what_was_said_and_goes_on() -> None:
-    said: list[str] = []
+    replies_read: list[str] = []
 
     async def agent(client: AgentClient) -> float:
         messages = [user("Hi")]
         for _ in range(3):
-            said.append(await ask(client, *messages))
-            messages += [assistant(said[-1]), user("Again.")]
+            replies_read.append(await ask(client, *messages))
+            messages += [assistant(replies_read[-1]), user("Again.")]
         return 1.0
 
     text = "<tool_call>" * 20_000
     trajectory = await play(agent, text, "Well.", text)
-    assert [text in one for one in said] == [True, False, True]
+    assert [text in reply for reply in replies_read] == [True, False, True]
     assert [turn.metrics.get("parse_error") for turn in trajectory.transitions] == [1.0, None, 1.0]
 
 
 def test_a_long_path_is_read_once() -> None:
     assert method_of("/models/" * 100_000) is None
     assert (method_of("/models/" * 100_000 + "a:countTokens") or "")[2] == "countTokens"
-
-
-# -- counts ----------------------------------------------------------------------------------------
 
 
 TOOLS = [tool("look"), tool("take")]

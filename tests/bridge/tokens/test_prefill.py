@@ -5,7 +5,7 @@ from typing import Any
 import anthropic
 import pytest
 import tinker_cookbook.renderers as cookbook
-from tests.kit import assert_extends, assistant, play, play_without_a_call, reward, user
+from tests.kit import as_agent, assert_extends, assistant, play, user
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 
@@ -26,8 +26,6 @@ async def create(client: AgentClient, messages: Any, **fields: Any) -> anthropic
 
 
 async def observed(messages: Any, **options: Any) -> list[int]:
-    """The prompt of an agent's first request."""
-
     async def agent(client: AgentClient) -> float:
         await create(client, messages, tools=[TOOL] if "renderer" not in options else [])
         return 1.0
@@ -44,15 +42,13 @@ def texts(reply: anthropic.types.Message) -> list[str]:
 
 
 async def test_the_prompt_is_the_renderers_own_with_this_prefill(family: cookbook.Renderer) -> None:
-    whole = family.build_generation_prompt(
+    prompt = family.build_generation_prompt(
         [Message(role="user", content=ASKED["content"])], prefill=BEGUN
     )
-    assert await observed([ASKED, assistant(BEGUN)], renderer=family) == whole.to_ints()
+    assert await observed([ASKED, assistant(BEGUN)], renderer=family) == prompt.to_ints()
 
 
-async def test_what_cannot_begin_a_reply_is_a_finished_message_and_control_tokens_are_text() -> (
-    None
-):
+async def test_what_cannot_begin_a_reply_is_a_whole_message_and_control_tokens_text() -> None:
     call = {"type": "tool_use", "id": "1", "name": "add", "input": {}}
     for messages in ([assistant("alone")], [ASKED, {"role": "assistant", "content": [call]}]):
         text = str(default_renderer().tokenizer.decode(await observed(messages)))
@@ -63,34 +59,32 @@ async def test_what_cannot_begin_a_reply_is_a_finished_message_and_control_token
 
 
 async def test_the_agent_gets_what_follows_whole_and_streamed_and_of_a_frozen_model() -> None:
-    got: list[anthropic.types.Message] = []
+    messages_got: list[anthropic.types.Message] = []
 
     async def agent(client: AgentClient) -> float:
-        begun: Any = [ASKED, assistant(BEGUN)]
-        got.append(await create(client, begun))
+        prefilled: Any = [ASKED, assistant(BEGUN)]
+        messages_got.append(await create(client, prefilled))
         async with client.anthropic.messages.stream(
-            model="policy", max_tokens=50, messages=begun
+            model="policy", max_tokens=50, messages=prefilled
         ) as stream:
-            got.append(await stream.get_final_message())
-        assert texts(await create(client, begun, model="judge")) == [" pear."]
+            messages_got.append(await stream.get_final_message())
+        assert texts(await create(client, prefilled, model="judge")) == [" pear."]
         return 1.0
 
     for said in (" apple.", "apple", "", "."):
         trajectory = await play(agent, said, said, models={"judge": ScriptedPolicy([" pear."])})
-        for reply, turn in zip(got, trajectory.transitions, strict=True):
+        for reply, turn in zip(messages_got, trajectory.transitions, strict=True):
             assert texts(reply) == [said]
             assert reply.usage.input_tokens == turn.ob.length
             assert reply.usage.output_tokens == len(turn.ac.tokens)
-        got.clear()
+        messages_got.clear()
 
 
-async def test_a_stop_sequence_in_the_prefill_cuts_nothing() -> None:
-    async def agent(client: AgentClient) -> float:
-        begun = [ASKED, assistant("one STOP two")]
-        reply = await create(client, begun, stop_sequences=["STOP"])
-        return float((texts(reply), reply.stop_sequence) == ([" three "], "STOP"))
-
-    assert reward(await play(agent, " three STOP four")) == 1.0
+@as_agent(" three STOP four")
+async def test_a_stop_sequence_in_the_prefill_cuts_nothing(client: AgentClient) -> None:
+    prefilled = [ASKED, assistant("one STOP two")]
+    reply = await create(client, prefilled, stop_sequences=["STOP"])
+    assert (texts(reply), reply.stop_sequence) == ([" three "], "STOP")
 
 
 @pytest.mark.parametrize("as_one", [True, False], ids=["joined", "two messages"])
@@ -98,11 +92,11 @@ async def test_a_reply_that_comes_back_with_its_beginning_is_known(*, as_one: bo
     """One lineage, one datum, every sampled token once."""
 
     async def agent(client: AgentClient, task: tuple[str, str]) -> float:
-        begun, said = task
+        prefix, reply = task
         messages: list[Any] = [ASKED]
         for _ in range(3):
-            assert texts(await create(client, [*messages, assistant(begun)])) == [said]
-            back = [begun + said] if as_one else [begun, said]
+            assert texts(await create(client, [*messages, assistant(prefix)])) == [reply]
+            back = [prefix + reply] if as_one else [prefix, reply]
             messages += [*map(assistant, back), user("Another one?")]
         return 1.0
 
@@ -126,15 +120,12 @@ async def test_a_reply_that_comes_back_without_its_beginning_is_history_that_was
     assert len(trajectory_to_data(trajectory, 1.0)) == 2
 
 
-async def test_beside_a_forced_tool_or_a_format_it_is_refused() -> None:
-    async def agent(client: AgentClient) -> float:
-        schema = {"type": "json_schema", "schema": TOOL["input_schema"]}
-        for fields in (
-            {"tools": [TOOL], "tool_choice": {"type": "any"}},
-            {"output_config": {"format": schema}},
-        ):
-            with pytest.raises(anthropic.BadRequestError, match="only one of these"):
-                await create(client, [ASKED, assistant("{")], **fields)
-        return 1.0
-
-    await play_without_a_call(agent)
+@as_agent()
+async def test_beside_a_forced_tool_or_a_format_it_is_refused(client: AgentClient) -> None:
+    schema = {"type": "json_schema", "schema": TOOL["input_schema"]}
+    for fields in (
+        {"tools": [TOOL], "tool_choice": {"type": "any"}},
+        {"output_config": {"format": schema}},
+    ):
+        with pytest.raises(anthropic.BadRequestError, match="only one of these"):
+            await create(client, [ASKED, assistant("{")], **fields)

@@ -23,6 +23,7 @@ from tests.bridge.tokens.request_shapes import (
     text_tokens,
     tool,
 )
+from tests.kit import Patch
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message, TextPart, ThinkingPart, ToolCall
 
@@ -69,30 +70,27 @@ REPLIES: dict[str, Message] = {
 }
 
 
-def action_of(name: str, said: Message, quote: str) -> list[int] | None:
+def action_of(name: str, message: Message, quote: str) -> list[int] | None:
     """The tokens of a reply, the quote spelled letter by letter; None: it has no such form."""
     raw, renderer = make_renderer(name), prompt_renderer(name)
     question = [Message(role="user", content="q")]
     try:
         prompt = raw.build_generation_prompt(question).to_ints()
-        whole = raw.build_supervised_example([*question, said])[0].to_ints()
+        tokens = raw.build_supervised_example([*question, message])[0].to_ints()
     except (RendererError, AssertionError, ValueError, NotImplementedError):
         return None
-    action = whole[len(prompt) :]
+    action = tokens[len(prompt) :]
     ends = [index for index, token in enumerate(action) if token in renderer.end_tokens]
-    if whole[: len(prompt)] != prompt or not ends:
+    if tokens[: len(prompt)] != prompt or not ends:
         return None
-    before, found, after = renderer.decode(action[: ends[0] + 1]).partition(QUOTE)
+    before, quote_found, after = renderer.decode(action[: ends[0] + 1]).partition(QUOTE)
     spelled = [token for letter in quote for token in renderer.encode(letter)]
-    return [*renderer.encode(before), *spelled, *renderer.encode(after)] if found else None
-
-
-# -- how an agent sends a reply back -------------------------------------------------------------
+    return [*renderer.encode(before), *spelled, *renderer.encode(after)] if quote_found else None
 
 
 def message_of(reply: Reply) -> dict[str, Any]:
-    whole = completion(reply, id="", model="").choices[0].message
-    return whole.model_dump(exclude_none=True)
+    message = completion(reply, id="", model="").choices[0].message
+    return message.model_dump(exclude_none=True)
 
 
 def as_object(reply: Reply) -> Any:
@@ -105,9 +103,9 @@ def without_thinking(reply: Reply) -> Any:
 
 def dumped_again(reply: Reply) -> Any:
     message = message_of(reply)
-    for one in message.get("tool_calls", ()):
-        arguments = json.loads(one["function"]["arguments"])
-        one["function"]["arguments"] = json.dumps(arguments, indent=1, ensure_ascii=False)
+    for tool_call in message.get("tool_calls", ()):
+        arguments = json.loads(tool_call["function"]["arguments"])
+        tool_call["function"]["arguments"] = json.dumps(arguments, indent=1, ensure_ascii=False)
     return message
 
 
@@ -131,9 +129,6 @@ ECHOES: dict[str, Callable[[Reply], Any]] = {
     "anthropic": by_anthropic,
     "quoted by the user": as_a_users_text,
 }
-
-
-# -- one episode ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -172,8 +167,8 @@ class Talk:
         history = [*opening, ECHOES[echo](self.reply)]
         if echo != "quoted by the user":
             history += [
-                {"role": "tool", "tool_call_id": one.id, "content": "ok"}
-                for one in self.reply.tool_calls
+                {"role": "tool", "tool_call_id": tool_call.id, "content": "ok"}
+                for tool_call in self.reply.tool_calls
             ]
         more = [*history, {"role": "user", "content": "And?"}]
         yield self.ask(more, tools, fine)
@@ -190,30 +185,30 @@ def test_what_the_policy_quotes_is_only_text_when_it_comes_back(name: str) -> No
     matrix, checked = Matrix(name), 0
     renderer = prompt_renderer(name)
     fine = renderer.encode("Fine.") + renderer.end_tokens[:1]
-    for where, said in REPLIES.items():
+    for where, reply in REPLIES.items():
         for number, literal in enumerate(matrix.literals):
             echo = [*ECHOES][(number + len(where)) % len(ECHOES)]
-            action = action_of(name, said, literal)
-            harmless = action_of(name, said, innocent(literal))
+            action = action_of(name, reply, literal)
+            harmless = action_of(name, reply, innocent(literal))
             if action is None or harmless is None:
                 continue
             prompts = Talk(name).play(action, fine, echo)
             expected = Talk(name).play(harmless, fine, echo)
-            for step, (found, letters) in enumerate(zip(prompts, expected, strict=True)):
+            for step, (prompt, letters) in enumerate(zip(prompts, expected, strict=True)):
                 if letters is None:
                     continue
                 checked += 1
                 place = f"{name} | {where} | {echo} | step {step} | {literal}"
-                if found is None:
+                if prompt is None:
                     matrix.findings.append(f"{place} | refused")
                 else:  # no more: where the Cookbook read markup in it, there may be less
-                    more = matrix.control(found) - matrix.control(letters)
+                    more = matrix.control(prompt) - matrix.control(letters)
                     matrix.compare(place, [*letters, *more.elements()], matrix.control(letters))
     matrix.report()
     assert checked >= 100
 
 
-def test_it_would_be_seen_if_it_were_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_would_be_seen_if_it_were_not(monkeypatch: Patch) -> None:
     monkeypatch.setattr(PromptRenderer, "escape", lambda self, message: message)
     with pytest.raises(pytest.fail.Exception, match=r"[1-9][0-9]+ findings"):
         test_what_the_policy_quotes_is_only_text_when_it_comes_back("deepseekv3")

@@ -38,13 +38,13 @@ def mistakes(name: str) -> Iterator[tuple[str, str, str, Parsed]]:
     answerer = KnowledgeAnswerer()
     nouns = {noun.answer: noun for noun in shipped_nouns()}
     for row in SETS[name]:
-        noun, question, wanted = row["noun"], row["question"], row["answer"]
-        said = answerer.answer_now(nouns[noun], question)
+        noun, question, expected = row["noun"], row["question"], row["answer"]
+        answer = answerer.answer_now(nouns[noun], question)
         parsed = answerer.parser.parse(question)
-        guess = wanted in ("right", "wrong")
-        yes_or_no = {"right": "yes", "wrong": "no"}.get(wanted, wanted)
-        told = "set" in row or said.correct == (wanted == "right")
-        if said.yes_or_no == yes_or_no and told:
+        guess = expected in ("right", "wrong")
+        yes_or_no = {"right": "yes", "wrong": "no"}.get(expected, expected)
+        is_right = "set" in row or answer.correct == (expected == "right")
+        if answer.yes_or_no == yes_or_no and is_right:
             continue
         if guess and not isinstance(parsed, Guess):
             kind = "guess not seen"
@@ -53,7 +53,7 @@ def mistakes(name: str) -> Iterator[tuple[str, str, str, Parsed]]:
         elif parsed is None:
             kind = "not understood"
         else:
-            kind = "makes no sense" if said.yes_or_no == "n/a" else "wrong answer"
+            kind = "makes no sense" if answer.yes_or_no == "n/a" else "wrong answer"
         yield kind, noun, question, parsed
 
 

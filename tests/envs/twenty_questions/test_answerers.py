@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from tests.envs.conftest import served
+from tests.kit.serving import served
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.renderers.base import Message
 
@@ -62,8 +62,6 @@ async def test_other_facts_may_be_given_and_are_needed_for_other_nouns() -> None
 
 
 class Endpoint:
-    """A loopback server that speaks chat completions, with replies written in advance."""
-
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
         self.replies: list[str] = []
@@ -79,10 +77,10 @@ class Endpoint:
 
 @pytest_asyncio.fixture
 async def endpoint() -> AsyncIterator[Endpoint]:
-    found = Endpoint()
-    async with served("/v1/chat/completions", found.answer, "POST") as address:
-        found.model = RemoteModel("judge", f"{address}/v1")
-        yield found
+    server = Endpoint()
+    async with served("/v1/chat/completions", server.answer, "POST") as address:
+        server.model = RemoteModel("judge", f"{address}/v1")
+        yield server
 
 
 async def test_an_endpoint_is_asked_for_json_and_its_answer_read(endpoint: Endpoint) -> None:
@@ -98,9 +96,7 @@ async def test_an_endpoint_is_asked_for_json_and_its_answer_read(endpoint: Endpo
     assert list(schema["properties"]) == ["brief_reason", "yes_or_no", "correct"]
 
 
-async def test_what_does_not_fit_is_asked_for_again_so_often_and_no_more(
-    endpoint: Endpoint,
-) -> None:
+async def test_what_does_not_fit_is_asked_for_again_so_often(endpoint: Endpoint) -> None:
     endpoint.replies = ["Yes!", '{"yes_or_no": "maybe"}', f"```json\n{said('no')}\n```"]
     answerer = ModelAnswerer(endpoint.model)
 

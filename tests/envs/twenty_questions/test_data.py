@@ -52,10 +52,10 @@ def having(attribute: str) -> list[str]:
     return [answer for answer in ANSWERS if FACTS.of(answer, attribute) == "yes"]
 
 
-def holds(answer: str, wanted: str) -> bool:
+def holds(answer: str, expected: str) -> bool:
     """Whether a fact is not contradicted; n/a contradicts nothing."""
-    fact = FACTS.of(answer, wanted.removeprefix("not "))
-    return fact != ("yes" if wanted.startswith("not ") else "no")
+    fact = FACTS.of(answer, expected.removeprefix("not "))
+    return fact != ("yes" if expected.startswith("not ") else "no")
 
 
 def test_one_in_five_of_two_hundred_nouns_in_eighteen_categories_is_held_out() -> None:
@@ -88,7 +88,7 @@ def test_every_attribute_splits_and_any_two_nouns_differ() -> None:
         and not any({a, b} == {"yes", "no"} for a, b in zip(ours, theirs, strict=True))
     ]
 
-    assert [attribute for attribute, said in of.items() if not {"yes", "no"} <= said] == []
+    assert [attribute for attribute, answers in of.items() if not {"yes", "no"} <= answers] == []
     assert len({tuple(row) for _, row in rows}) == len(NOUNS)
     assert alike == []  # in a plain yes against no
 
@@ -96,18 +96,18 @@ def test_every_attribute_splits_and_any_two_nouns_differ() -> None:
 def test_facts_and_categories_agree_with_what_follows_from_them() -> None:
     for line in IMPLICATIONS.strip().replace("\n", ";").split(";"):
         fact, _, follows = line.strip().partition(" -> ")
-        wanted = follows.split(" or ")
+        options = follows.split(" or ")
 
         assert having(fact), line
-        assert [a for a in having(fact) if not any(holds(a, one) for one in wanted)] == [], line
+        assert [a for a in having(fact) if not any(holds(a, option) for option in options)] == [], (
+            line
+        )
     for category in {noun.category for noun in NOUNS}:
         of_it = [noun.answer for noun in NOUNS if noun.category == category]
         assert having(CATEGORY_ATTRIBUTES.get(category, category)) == of_it, category
 
 
-def test_the_lexicon_is_of_the_same_nouns_and_attributes_and_calls_each_by_a_name_of_its_own() -> (
-    None
-):
+def test_the_lexicon_has_the_same_nouns_and_attributes_each_by_its_own_name() -> None:
     questions = [*LEXICON.questions.values()]
     names = Counter(alias for aliases in LEXICON.aliases.values() for alias in aliases)
 

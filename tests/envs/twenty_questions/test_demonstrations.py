@@ -25,7 +25,7 @@ from evert.envs.twenty_questions.player import (
 BOTH = pytest.mark.parametrize("shown", [False, True], ids=["hidden", "shown"])
 
 
-def drawn(seed: int, count: int = 100, *, shown: bool = False) -> list[list[dict[str, Any]]]:
+def draw(seed: int, count: int = 100, *, shown: bool = False) -> list[list[dict[str, Any]]]:
     return list(itertools.islice((shown_demonstrations if shown else demonstrations)(seed), count))
 
 
@@ -49,39 +49,37 @@ async def test_a_game_as_a_conversation_is_what_a_model_would_have_seen_and_said
 def test_a_recipe_shows_games_of_its_own_game(shown: bool) -> None:
     game = find_game("twenty_questions_shown" if shown else "twenty_questions")
     assert game is not None
-    own = resolve(game.settings()["demonstrations"], "demonstrations", GameError)
+    function = resolve(game.settings()["demonstrations"], "demonstrations", GameError)
 
-    assert own is (shown_demonstrations if shown else demonstrations)
+    assert function is (shown_demonstrations if shown else demonstrations)
 
 
 @BOTH
 def test_conversations_take_turns_and_are_legal_and_the_same_for_a_seed(shown: bool) -> None:
     answerer, noun = KnowledgeAnswerer(), shipped_nouns()[0]
-    told = {f"{noun.category} 1" for noun in shipped_nouns()} if shown else {"20 questions 1"}
-    for messages in drawn(2, 20, shown=shown):
+    opening = {f"{noun.category} 1" for noun in shipped_nouns()} if shown else {"20 questions 1"}
+    for messages in draw(2, 20, shown=shown):
         roles = [message["role"] for message in messages]
-        asked = [message["content"] for message in messages[1::2]]
-        for question in asked:
+        questions = [message["content"] for message in messages[1::2]]
+        for question in questions:
             assert answerer.answer_now(noun, question) is not NOT_UNDERSTOOD
 
         assert roles == ["user", "assistant"] * (len(messages) // 2)
-        assert messages[0]["content"] in told
-        assert all(question.endswith("?") for question in asked)
-        assert len(asked) <= 20
+        assert messages[0]["content"] in opening
+        assert all(question.endswith("?") for question in questions)
+        assert len(questions) <= 20
 
-    same, again, other = (drawn(seed, 5, shown=shown) for seed in (3, 3, 4))
-    assert same == again != other
+    same, repeated, different = (draw(seed, 5, shown=shown) for seed in (3, 3, 4))
+    assert same == repeated != different
 
 
 @BOTH
-def test_they_name_no_noun_but_those_that_are_trained_on_and_win_few_games_or_half(
-    shown: bool,
-) -> None:
-    games = drawn(1, 400, shown=shown)
-    asked = {message["content"] for messages in games for message in messages[1::2]}
+def test_they_name_only_nouns_that_are_trained_on_and_win_few_games_or_half(shown: bool) -> None:
+    games = draw(1, 400, shown=shown)
+    questions = {message["content"] for messages in games for message in messages[1::2]}
     won = [len(messages) < 40 for messages in games]
 
-    assert not asked & {guess(task["answer"]) for task in TEST_TASKS}
-    assert {guess(noun.answer) for noun in of_split(shipped_nouns(), "train")} <= asked
+    assert not questions & {guess(task["answer"]) for task in TEST_TASKS}
+    assert {guess(noun.answer) for noun in of_split(shipped_nouns(), "train")} <= questions
     low, high = (0.4, 0.6) if shown else (0.02, 0.12)
     assert low < sum(won) / len(won) < high

@@ -11,7 +11,7 @@ RIGHT = Answer("yes", correct=True)
 NO = Answer("no", brief_reason="a zebra is none")
 
 
-def played(*answers: Answer, most: int = 20) -> QuestionGame:
+def game_of(*answers: Answer, most: int = 20) -> QuestionGame:
     game = QuestionGame(ZEBRA, Rules(max_questions=most))
     for answer in answers:
         game.record("Is it a zebra?" if answer.correct else "Is it a bird?", answer)
@@ -20,23 +20,23 @@ def played(*answers: Answer, most: int = 20) -> QuestionGame:
 
 def test_a_game_ends_with_the_right_guess_or_when_the_questions_are_used_up() -> None:
     for game, over, won in (
-        (played(NO), False, False),
-        (played(NO, RIGHT), True, True),
-        (played(NO, NO, most=2), True, False),
-        (played(RIGHT, most=1), True, True),  # the last question may win
+        (game_of(NO), False, False),
+        (game_of(NO, RIGHT), True, True),
+        (game_of(NO, NO, most=2), True, False),
+        (game_of(RIGHT, most=1), True, True),  # the last question may win
     ):
         assert (game.over, game.won, game.score) == (over, won, float(won)), game.transcript()
 
 
 def test_nothing_counts_after_the_end_nor_more_searches_than_are_allowed() -> None:
     with pytest.raises(GameStateError, match="over after 1 of 1 questions \\(won\\)"):
-        played(RIGHT, NO, most=1)
+        game_of(RIGHT, NO, most=1)
     with pytest.raises(GameStateError, match="2 searches.*allow 1"):
         QuestionGame(ZEBRA).record("Is it a cat?", NO, (Search("a", "b"), Search("c", "d")))
 
 
 def test_the_player_is_told_the_category_and_the_number() -> None:
-    game = played(NO)
+    game = game_of(NO)
 
     assert QuestionGame(ZEBRA).situation() == "Category: animal. Question 1 of 20."
     assert game.situation() == "Category: animal. Question 2 of 20."

@@ -5,7 +5,7 @@
 
 import random
 from itertools import product
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -23,25 +23,25 @@ ANSWERER = KnowledgeAnswerer()
 HABITS: list[tuple[Asks, Guesses]] = [*product(get_args(Asks), get_args(Guesses))]
 
 
-def test_nobody_asks_the_same_twice_nor_what_its_lists_do_not_have() -> None:
-    for asks, guesses in HABITS:
-        player = HabitPlayer(asks, guesses, KNOWN, random.Random(0))
-        for game in (play(player, noun, HIDDEN) for noun in NOUNS[::20]):
-            assert len({t.question for t in game.turns}) == len(game.turns), (asks, guesses)
-        game = QuestionGame(NOUNS[7], HIDDEN)
-        while not game.over:
-            lists, question = player.lists(game), player.question(game)
+@pytest.mark.parametrize(("asks", "guesses"), HABITS)
+def test_nobody_asks_the_same_twice_nor_what_its_lists_do_not_have(asks: Any, guesses: Any) -> None:
+    player = HabitPlayer(asks, guesses, KNOWN, random.Random(0))
+    for game in (play(player, noun, HIDDEN) for noun in NOUNS[::20]):
+        assert len({t.question for t in game.turns}) == len(game.turns), (asks, guesses)
+    game = QuestionGame(NOUNS[7], HIDDEN)
+    while not game.over:
+        lists, question = player.lists(game), player.question(game)
 
-            assert sum(chance for chance, _ in lists) == pytest.approx(1.0), (asks, guesses)
-            assert any(question in texts for _, texts in lists), (asks, guesses)
-            game.record(question, ANSWERER.answer_now(game.noun, question))
+        assert sum(chance for chance, _ in lists) == pytest.approx(1.0), (asks, guesses)
+        assert any(question in texts for _, texts in lists), (asks, guesses)
+        game.record(question, ANSWERER.answer_now(game.noun, question))
 
 
 def test_what_it_may_not_name_it_does_not_name() -> None:
-    named = KNOWN.set_of(noun for noun in NOUNS if noun.split == "train")
+    trained = KNOWN.set_of(noun for noun in NOUNS if noun.split == "train")
     held_out = {guess(noun.answer) for noun in NOUNS if noun.split == "test"}
     for guesses in {*get_args(Guesses)} - {"never"}:
-        player = HabitPlayer("best", guesses, KNOWN, random.Random(0), named)
+        player = HabitPlayer("best", guesses, KNOWN, random.Random(0), trained)
         for noun in NOUNS[:40]:
             game = play(player, noun, HIDDEN)
             assert not held_out & {turn.question for turn in game.turns}, guesses

@@ -1,5 +1,7 @@
 """What a game says of its player beside whether it won."""
 
+from typing import Any
+
 import pytest
 
 from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
@@ -62,14 +64,14 @@ def test_the_category_shown_is_nothing_that_a_question_tells() -> None:
     assert measured("Is it a cat?")["bits_of_best"] < 0.1
 
 
-def test_the_oracle_has_all_bits_there_are_and_the_random_player_few() -> None:
-    for noun in shipped_nouns()[::40]:
-        oracle = measures(play(OraclePlayer(), noun, HIDDEN))
-        some = measures(play(RandomPlayer(), noun, HIDDEN))
+@pytest.mark.parametrize("noun", shipped_nouns()[::40])
+def test_the_oracle_has_all_bits_there_are_and_the_random_player_few(noun: Any) -> None:
+    oracle = measures(play(OraclePlayer(), noun, HIDDEN))
+    some = measures(play(RandomPlayer(), noun, HIDDEN))
 
-        assert oracle["bits_of_best"] == pytest.approx(1.0)
-        assert oracle["bits"] > 0.9
-        assert some["bits_of_best"] < 0.5
+    assert oracle["bits_of_best"] == pytest.approx(1.0)
+    assert oracle["bits"] > 0.9
+    assert some["bits_of_best"] < 0.5
 
 
 def test_of_a_noun_that_the_facts_do_not_have_there_are_no_bits() -> None:

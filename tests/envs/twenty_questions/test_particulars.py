@@ -20,7 +20,7 @@ ANSWERER = KnowledgeAnswerer()
 NOUNS = {noun.answer: noun for noun in shipped_nouns()}
 
 
-def said(noun: str, question: str) -> str:
+def answer_to(noun: str, question: str) -> str:
     return ANSWERER.answer_now(NOUNS[noun], question).yes_or_no
 
 
@@ -71,11 +71,17 @@ NOT_TOLD = [
 
 
 def test_a_particular_holds_for_its_nouns_and_no_others() -> None:
-    answers = [(question, said(yes, question), said(no, question)) for question, yes, no in TOLD]
+    answers = [
+        (question, answer_to(yes, question), answer_to(no, question)) for question, yes, no in TOLD
+    ]
 
-    assert [one for one in answers if one[1:] != ("yes", "no")] == []
-    assert [one for one in NOT_TOLD if said(*one) != "n/a"] == []
-    assert said("banana", "Is it a blue one?") == said("butterfly", "Is it a red vehicle?") == "no"
+    assert [answer for answer in answers if answer[1:] != ("yes", "no")] == []
+    assert [one for one in NOT_TOLD if answer_to(*one) != "n/a"] == []
+    assert (
+        answer_to("banana", "Is it a blue one?")
+        == answer_to("butterfly", "Is it a red vehicle?")
+        == "no"
+    )
 
 
 def test_canonical_questions_are_answered_from_the_facts() -> None:
@@ -84,7 +90,7 @@ def test_canonical_questions_are_answered_from_the_facts() -> None:
         (noun, question)
         for attribute, question in load_lexicon().questions.items()
         for noun in NOUNS
-        if said(noun, question) != facts.of(noun, attribute)
+        if answer_to(noun, question) != facts.of(noun, attribute)
     ]
 
     assert other == []
@@ -96,7 +102,7 @@ def test_no_phrase_is_in_two_lines() -> None:
     for phrase in lexicon.phrases[len(load_lexicon().phrases) :]:
         lines.setdefault(phrase.stems, set()).add(phrase.attribute)
 
-    assert [found for found in lines.values() if len(found) > 1] == []
+    assert [questions for questions in lines.values() if len(questions) > 1] == []
 
 
 def test_every_noun_has_a_length_a_weight_and_a_year() -> None:

@@ -4,9 +4,8 @@ import pickle
 from typing import Any
 
 import pytest
-from tests.kit import policy_of, reward, rewards
+from tests.kit import play, policy_of, reward, rewards
 from tinker_cookbook.rl.data_processing import trajectory_to_data
-from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import ChatAgentEnv, ChatAgentGroupBuilder, RemoteModel, check_env
@@ -32,18 +31,17 @@ BAD_SEARCH = SEARCH.replace("query", "text")
 BIRD, RIGHT = "Is it a bird?", "Is it a zebra?"
 
 
-async def played(
+async def play_game(
     agent: Any, *replies: Any, task: Task | dict[str, Any] = ZEBRA
 ) -> tuple[Trajectory, list[str]]:
-    """The game, and what the policy was shown."""
     policy = policy_of(*replies)
-    trajectory = await do_single_rollout(policy, ChatAgentEnv(agent, task))
+    trajectory = await play(agent, policy, task=task)
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
     return trajectory, policy.prompts
 
 
 async def test_finding_the_noun_pays_one_and_is_on_record() -> None:
-    trajectory, prompts = await played(twenty_questions_agent, "What?", BIRD, RIGHT)
+    trajectory, prompts = await play_game(twenty_questions_agent, "What?", BIRD, RIGHT)
     first, *_, last = trajectory.transitions
 
     assert rewards(trajectory) == [0.0, 0.0, 1.0]
@@ -53,19 +51,19 @@ async def test_finding_the_noun_pays_one_and_is_on_record() -> None:
     assert (first.logs["question"], first.logs["answer"]) == ("What?", "n/a")
     assert last.logs["target"] == "zebra"
     assert "found, 3 questions" in str(last.logs["transcript"])
-    wanted = {"found": 1.0, "questions": 3.0, "not_told": 1.0, "searches": 0.0, "asks_first": 0.0}
-    assert {**wanted, "questions_when_won": 3.0}.items() <= last.metrics.items()
+    expected = {"found": 1.0, "questions": 3.0, "not_told": 1.0, "searches": 0.0, "asks_first": 0.0}
+    assert {**expected, "questions_when_won": 3.0}.items() <= last.metrics.items()
 
 
 async def test_twenty_questions_and_no_more_may_be_asked_or_as_many_as_the_task_says() -> None:
     def always(prompt: str) -> str:
         return "Is it a cat?"
 
-    trajectory, _ = await played(twenty_questions_agent, always)
+    trajectory, _ = await play_game(twenty_questions_agent, always)
     assert (len(trajectory.transitions), reward(trajectory)) == (20, 0.0)
 
     [task] = with_rules([ZEBRA], max_questions=3)
-    trajectory, prompts = await played(twenty_questions_agent, always, task=task)
+    trajectory, prompts = await play_game(twenty_questions_agent, always, task=task)
     assert len(trajectory.transitions) == 3
     assert "Question 1 of 3." in prompts[0]
     assert "rules" not in ZEBRA
@@ -79,7 +77,7 @@ async def test_empty_replies_and_tool_calls_without_a_search_are_questions() -> 
             return Answer("yes", correct=question == "Hm?")
 
     agent = TwentyQuestions(answerer=Flatterer(), rules=Rules(max_questions=4))
-    trajectory, prompts = await played(agent, "", SEARCH, "Hm?")
+    trajectory, prompts = await play_game(agent, "", SEARCH, "Hm?")
 
     assert rewards(trajectory) == [0.0, 0.0, 1.0]
     assert "n/a. Category" in prompts[1]
@@ -93,10 +91,8 @@ async def test_empty_replies_and_tool_calls_without_a_search_are_questions() -> 
         (shown_short_twenty_questions_agent, ["animal 1", "no 2"]),
     ],
 )
-async def test_the_category_may_be_told_and_prompts_may_be_a_few_words(
-    agent: Any, told: list[str]
-) -> None:
-    trajectory, prompts = await played(agent, BIRD, RIGHT)
+async def test_the_category_and_short_prompts_are_options(agent: Any, told: list[str]) -> None:
+    trajectory, prompts = await play_game(agent, BIRD, RIGHT)
 
     assert reward(trajectory) == 1.0
     assert all(text in prompts[1] for text in told)
@@ -106,7 +102,7 @@ async def test_the_category_may_be_told_and_prompts_may_be_a_few_words(
 async def test_guesses_in_vain_cost_reward_and_no_score() -> None:
     [task] = with_rules([ZEBRA], guess_cost=0.1)
     guesses = ["Is it a cat?", BIRD, RIGHT]  # a bird is no noun of the game's, but a question
-    trajectory, _ = await played(twenty_questions_agent, *guesses, task=task)
+    trajectory, _ = await play_game(twenty_questions_agent, *guesses, task=task)
 
     assert reward(trajectory) == pytest.approx(0.9)
     assert trajectory.transitions[-1].metrics["found"] == 1.0
@@ -118,15 +114,15 @@ def test_an_agent_with_all_its_parts_passes_the_checks_and_pickles_small() -> No
         TwentyQuestions(answerer=KnowledgeAnswerer(), search=KnowledgeSearch(), style="short"),
         TwentyQuestions(answerer=ModelAnswerer(RemoteModel("judge"))),
     ):
-        sent = pickle.dumps(ChatAgentGroupBuilder(agent, ZEBRA, 2))
+        pickled = pickle.dumps(ChatAgentGroupBuilder(agent, ZEBRA, 2))
 
-        assert len(sent) < 5_000
-        assert isinstance(pickle.loads(sent), ChatAgentGroupBuilder)
+        assert len(pickled) < 5_000
+        assert isinstance(pickle.loads(pickled), ChatAgentGroupBuilder)
 
 
 async def test_a_search_comes_before_a_question_once_and_who_only_searches_loses() -> None:
     agent = TwentyQuestions(search=KnowledgeSearch())
-    trajectory, prompts = await played(agent, SEARCH, SEARCH, BIRD, BAD_SEARCH, SEARCH, RIGHT)
+    trajectory, prompts = await play_game(agent, SEARCH, SEARCH, BIRD, BAD_SEARCH, SEARCH, RIGHT)
 
     assert "<tool_response>\ncow, giraffe, zebra\n</tool_response>" in prompts[1]
     assert "No more searches before this question" in prompts[2]
@@ -134,8 +130,8 @@ async def test_a_search_comes_before_a_question_once_and_who_only_searches_loses
     assert reward(trajectory) == 1.0
     assert trajectory.transitions[-1].metrics["questions"] == 2.0
     agent = TwentyQuestions(search=KnowledgeSearch(), rules=Rules(max_questions=2))
-    twice, _ = await played(agent, SEARCH, BIRD, SEARCH, RIGHT)
-    only, _ = await played(agent, lambda prompt: SEARCH)
+    twice, _ = await play_game(agent, SEARCH, BIRD, SEARCH, RIGHT)
+    only, _ = await play_game(agent, lambda prompt: SEARCH)
 
     assert twice.transitions[-1].metrics["searches"] == 2.0
     assert len(only.transitions) == 8
@@ -147,5 +143,7 @@ async def test_tasks_follow_the_split_and_held_out_nouns_are_played_alike() -> N
     assert {task["split"] for task in TRAIN_TASKS} == {"train"}
     assert not {task["answer"] for task in TRAIN_TASKS} & {task["answer"] for task in TEST_TASKS}
     for task in TEST_TASKS[:3]:
-        trajectory, _ = await played(twenty_questions_agent, f"Guess: {task['answer']}", task=task)
+        trajectory, _ = await play_game(
+            twenty_questions_agent, f"Guess: {task['answer']}", task=task
+        )
         assert reward(trajectory) == 1.0

@@ -49,19 +49,19 @@ def rows(name: str) -> list[tuple[str, str]]:
         return [(row["question"], row["expected"]) for row in csv.DictReader(file)]
 
 
-def fits(parsed: Parsed, wanted: str) -> bool:
+def fits(parsed: Parsed, expected: str) -> bool:
     """Whether a label fits.
 
     The files' "none" is also where two things are asked at once, or a noun is named that is none
     of the list: both can be told since.
     """
     foreign = isinstance(parsed, Guess) and parsed.answer not in ANSWERS
-    told = wanted == "none" and (isinstance(parsed, Compound) or foreign)
-    return told or label(parsed) in wanted.split("|")
+    is_plain = expected == "none" and (isinstance(parsed, Compound) or foreign)
+    return is_plain or label(parsed) in expected.split("|")
 
 
 def wrong(questions: list[tuple[str, str]]) -> list[str]:
-    return [q for q, wanted in questions if not fits(PARSER.parse(q), wanted)]
+    return [q for q, expected in questions if not fits(PARSER.parse(q), expected)]
 
 
 HELD_OUT = rows("held_out_questions.csv")
@@ -75,10 +75,7 @@ KNOWN_TO_FAIL = [
 
 
 RED, YELLOW, ANIMAL, FLIES = map(Attribute, ("red", "yellow", "animal", "can_fly"))
-ELECTRIC, NOT_ELECTRIC = (
-    Attribute("electric"),
-    Attribute("electric", positive=False),
-)
+ELECTRIC, NOT_ELECTRIC = (Attribute("electric"), Attribute("electric", positive=False))
 DOG = Guess("dog")
 
 MEANT: dict[str, Parsed] = {
@@ -185,11 +182,11 @@ def test_a_question_is_parsed_to_what_it_means() -> None:
     assert {question: PARSER.parse(question) for question in MEANT} == MEANT
 
 
-def test_every_noun_can_be_guessed() -> None:
-    for form in ("Is it a {}?", "Is it {}?", "{}", "Guess: {}", "is it the {}"):
-        guesses = {answer: PARSER.parse(form.format(answer.lower())) for answer in ANSWERS}
+@pytest.mark.parametrize("form", ["Is it a {}?", "Is it {}?", "{}", "Guess: {}", "is it the {}"])
+def test_every_noun_can_be_guessed(form: str) -> None:
+    guesses = {answer: PARSER.parse(form.format(answer.lower())) for answer in ANSWERS}
 
-        assert {answer: Guess(answer) for answer in ANSWERS} == guesses, form
+    assert {answer: Guess(answer) for answer in ANSWERS} == guesses, form
 
 
 def test_what_is_none_of_the_nouns_is_a_guess_too_and_what_a_thing_is_or_does_is_none() -> None:
@@ -212,13 +209,13 @@ def test_development_questions_but_three_and_95_percent_of_held_out_ones_are_und
 
 
 def test_the_held_out_questions_are_worded_as_no_other() -> None:
-    kinds = [wanted.partition(":")[0] for _, wanted in HELD_OUT]
-    known = {stem_key(q) for q in (*load_lexicon().questions.values(), *dict(DEVELOPMENT))}
-    attributes = [q for q, wanted in HELD_OUT if not wanted.startswith("guess")]
+    kinds = [kind.partition(":")[0] for _, kind in HELD_OUT]
+    stems = {stem_key(q) for q in (*load_lexicon().questions.values(), *dict(DEVELOPMENT))}
+    attributes = [q for q, kind in HELD_OUT if not kind.startswith("guess")]
 
     assert len({question for question, _ in HELD_OUT}) == 300
     assert (kinds.count("guess"), kinds.count("none")) == (50, 30)
-    assert [question for question in attributes if stem_key(question) in known] == []
+    assert [question for question in attributes if stem_key(question) in stems] == []
 
 
 @given(st.text(max_size=80))
@@ -234,10 +231,10 @@ def test_parsing_does_not_depend_on_the_hash_seed() -> None:
         "parser = KnowledgeAnswerer().parser\n"
         "for line in sys.stdin: print(parser.parse(line.strip()))\n"
     )
-    asked, command = "\n".join(dict(DEVELOPMENT)), [sys.executable, "-c", code]
+    questions, command = "\n".join(dict(DEVELOPMENT)), [sys.executable, "-c", code]
 
-    def said(seed: str) -> str:
+    def question_of(seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        return subprocess.check_output(command, env=environment, input=asked, text=True)
+        return subprocess.check_output(command, env=environment, input=questions, text=True)
 
-    assert said("1") == said("2") == said("3")
+    assert question_of("1") == question_of("2") == question_of("3")

@@ -3,7 +3,7 @@
 import aiohttp
 import pytest
 from aiohttp import web
-from tests.envs.conftest import served
+from tests.kit.serving import served
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.renderers.base import Message
 
@@ -32,24 +32,22 @@ async def test_the_knowledge_base_finds_nouns_by_facts_and_facts_by_nouns() -> N
 
 
 class Encyclopedia(MessageCompleter):
-    """Says the query, many times."""
-
     async def __call__(self, messages: list[Message]) -> Message:
         return {"role": "assistant", "content": f"{messages[-1]['content']} " * 500}
 
 
 async def test_a_model_is_asked_and_its_answer_cut() -> None:
-    found = await ModelSearch(Encyclopedia()).search("zebras")
+    results = await ModelSearch(Encyclopedia()).search("zebras")
 
-    assert found.startswith("zebras zebras")
-    assert len(found) == LONGEST_RESULT
+    assert results.startswith("zebras zebras")
+    assert len(results) == LONGEST_RESULT
 
 
 async def test_an_address_is_asked() -> None:
     async def answer(request: web.Request) -> web.Response:
         query = request.query["q"]
-        said = {"error": web.Response(status=500), "nothing": web.Response(text=" ")}
-        return said.get(query) or web.Response(text=f"about {query}")
+        answers = {"error": web.Response(status=500), "nothing": web.Response(text=" ")}
+        return answers.get(query) or web.Response(text=f"about {query}")
 
     async with served("/", answer) as address:
         search = HttpSearch(f"{address}/?q={{}}")

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from benchmarks import drift, learning, trainers
 from rich.console import Console
-from tests.trainers.conftest import Patch, Shown
+from tests.trainers.kit import Patch, Shown
 
 from evert import read_records
 from evert.bridge.clients.client import AgentClient
@@ -31,7 +31,6 @@ from evert.trainers.reporting.figures.metrics import Curve
 
 
 def result(seed: int, before: float, after: float) -> dict[str, Any]:
-    """What a run returns."""
     held_out = {
         when: {how: {"reward": mean} for how in ("greedy", "temperature_1")}
         for when, mean in (("before", before), ("after", after))
@@ -65,9 +64,7 @@ def test_a_log_becomes_a_curve() -> None:
     assert trainers.curve_of(verl, *trainers.VERL) == Curve([1], [6.0], [0.25])
 
 
-def test_a_run_that_learned_nothing_fails_the_benchmark(
-    tmp_path: Path, capsys: Shown, monkeypatch: Patch
-) -> None:
+def test_a_run_without_learning_fails(tmp_path: Path, capsys: Shown, monkeypatch: Patch) -> None:
     def train(*, seed: int, **values: Any) -> SimpleNamespace:
         if seed == 0:
             raise RecipeError("it broke")
@@ -135,9 +132,9 @@ async def first_question(client: AgentClient, task: Task) -> float:
     game = await TwentyQuestions(rules=ONE, style="short").play(
         client, QuestionGame(noun_of(task), ONE)
     )
-    found = measures(game)
-    client.metric("asks_first", found["asks_first"])
-    return found["bits"]
+    scores = measures(game)
+    client.metric("asks_first", scores["asks_first"])
+    return scores["bits"]
 
 
 @pytest.mark.nightly
@@ -161,9 +158,9 @@ def test_of_an_agent_that_compacts_evert_keeps_every_token_and_others_repeat_or_
     def rows(*options: str) -> dict[str, dict[str, int]]:
         only = ["--only", "compacting", "--episodes", "2", "--out", str(tmp_path)]
         assert drift.main([*only, *options]) == 0
-        found: dict[str, Any] = json.loads((tmp_path / "drift.json").read_text())
-        assert f"{found['rows']['compacting']['evert']['rendered']:,}" in capsys.readouterr().out
-        return dict(found["rows"]["compacting"])
+        saved: dict[str, Any] = json.loads((tmp_path / "drift.json").read_text())
+        assert f"{saved['rows']['compacting']['evert']['rendered']:,}" in capsys.readouterr().out
+        return dict(saved["rows"]["compacting"])
 
     def said(calls: int = 9) -> int:
         played = [record.row["steps"] for record in read_records(tmp_path / "compacting")]

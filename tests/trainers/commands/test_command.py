@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import chz
 import pytest
-from tests.trainers.conftest import Patch, Shown, interrupt_in_finalizer
+from tests.trainers.kit import Patch, Shown, interrupt_in_finalizer
 
 import evert
 from evert.bridge.errors import AgentError, EvertError

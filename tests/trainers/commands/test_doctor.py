@@ -4,8 +4,8 @@ import importlib.metadata
 import re
 from pathlib import Path
 
-import pytest
 import torch
+from tests.trainers.kit import Patch, Shown
 
 from evert.trainers.commands import doctor
 
@@ -20,9 +20,7 @@ def test_the_tested_versions_are_those_of_the_constraints() -> None:
     } == doctor.TESTED
 
 
-def test_missing_and_newer_packages_are_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_and_newer_packages_are_named(monkeypatch: Patch, capsys: Shown) -> None:
     def version(name: str) -> str:
         if name in ("peft", "optuna"):
             raise importlib.metadata.PackageNotFoundError(name)
@@ -40,9 +38,7 @@ def test_missing_and_newer_packages_are_named(
     assert {"evert", "python", "sandbox", "engine=auto"} <= lines.keys()
 
 
-def test_a_mac_is_told_that_its_gpu_was_not_tested(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mac_is_told_that_its_gpu_was_not_tested(monkeypatch: Patch, capsys: Shown) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert doctor.main([]) == 0

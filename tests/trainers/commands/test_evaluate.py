@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainers.conftest import Patch, Shown, chat_endpoint
+from tests.trainers.kit import Patch, Shown, chat_endpoint
 
 from evert import RemoteModel
 from evert.envs.guess_number import TEST_TASKS

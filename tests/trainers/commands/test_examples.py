@@ -1,7 +1,6 @@
 """Examples that train, run as a reader would."""
 
 import asyncio
-import json
 import os
 import re
 import runpy
@@ -13,12 +12,14 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from tests.trainers.kit import Patch
 from tinker_cookbook.utils.ml_log import JsonLogger
 
 import evert
 from evert.trainers import cli
 from evert.trainers.commands import serve
 from evert.trainers.rundir.folder import RunFolder
+from evert.trainers.system.files import METRICS, read_jsonl
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,18 +31,15 @@ def test_a_policy_gradient_on_gymnasiums_interface_learns() -> None:
     assert max(curve[2:]) > curve[0]
 
 
-def test_a_student_learns_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_student_learns_from_a_run(tmp_path: Path, monkeypatch: Patch) -> None:
     distil = runpy.run_path("examples/distillation.py")["distil"]
     monkeypatch.chdir(tmp_path)
     distil()
-    rows = [*map(json.loads, (tmp_path / "student_run/metrics.jsonl").read_text().splitlines())]
-    divergences = [row["teacher_kl"] for row in rows]
+    divergences = [row["teacher_kl"] for row in read_jsonl(Path("student_run", METRICS))]
     assert divergences[-1] < 0.7 * divergences[0]
 
 
-def test_the_loop_of_the_page_closes_and_the_reward_rises(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pages_loop_closes_and_the_reward_rises(tmp_path: Path, monkeypatch: Patch) -> None:
     page = (ROOT / "docs/use.md").read_text().partition("## Close the loop")[2]
     commands = page.replace("\\\n", " ").splitlines()
     lines = [shlex.split(line)[1:] for line in commands if line.startswith("evert ")]
@@ -52,8 +50,8 @@ def test_the_loop_of_the_page_closes_and_the_reward_rises(
         monkeypatch.delenv(key, raising=False)
 
     assert cli.main(first) == 0
-    with serve.serving(serve.parse(served[1:])) as told:
-        [line] = [line for line in told.splitlines() if line.startswith("  export OPENAI")]
+    with serve.serving(serve.parse(served[1:])) as text:
+        [line] = [line for line in text.splitlines() if line.startswith("  export OPENAI")]
         for assignment in line.split()[1:]:
             monkeypatch.setenv(*assignment.split("="))
         runpy.run_path(str(ROOT / "examples/closed_loop/program.py"))
@@ -72,23 +70,23 @@ def test_the_prompt_that_makes_the_model_right_is_found() -> None:
     """The policy answers with the number alone where the prompt asks for it."""
 
     def answer(prompt: str) -> str:
-        one, two = prompt.rpartition("What is ")[2].partition("?")[0].split(" + ")
-        total = int(one) + int(two)
+        first, second = prompt.rpartition("What is ")[2].partition("?")[0].split(" + ")
+        total = int(first) + int(second)
         return f"{total}" if "Only the number" in prompt else f"It is {total}."
 
-    asked = list[str]()
+    questions = list[str]()
 
     def reflect(question: str) -> str:
-        asked.append(question)
+        questions.append(question)
         return "```\nOnly the number.\n```"
 
     example = runpy.run_path("examples/gepa_prompt.py")
-    found = example["optimise"](evert.ScriptedPolicy(answer), reflect, 40)
-    assert found.best_candidate == {"prompt": "Only the number."}
-    assert found.val_aggregate_scores == [0.0, 1.0]
-    assert "You are helpful." in asked[0]
-    assert "It is " in asked[0]
-    assert "and nothing else" in asked[0]
+    result = example["optimise"](evert.ScriptedPolicy(answer), reflect, 40)
+    assert result.best_candidate == {"prompt": "Only the number."}
+    assert result.val_aggregate_scores == [0.0, 1.0]
+    assert "You are helpful." in questions[0]
+    assert "It is " in questions[0]
+    assert "and nothing else" in questions[0]
 
 
 @pytest.mark.nightly
@@ -97,8 +95,7 @@ async def test_two_models_that_learn_together_get_better(tmp_path: Path) -> None
         await runpy.run_path("examples/compression.py")["main"](
             JsonLogger(tmp_path), seed=0, steps=3
         )
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    first, last = rows[0], rows[-1]
+    first, *_, last = read_jsonl(tmp_path / METRICS)
     assert last["compressor/reward"] > first["compressor/reward"] + 3
     assert last["reconstructor/gain"] > first["reconstructor/gain"] + 3
 
@@ -117,9 +114,7 @@ def test_the_notebook_has_the_readmes_agent_and_no_outputs() -> None:
 
 
 @pytest.mark.nightly
-def test_the_notebook_shows_the_curve_and_an_episode_before_and_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_notebook_shows_a_curve_and_two_episodes(tmp_path: Path, monkeypatch: Patch) -> None:
     notebook = read_notebook()
     monkeypatch.setenv(
         "PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

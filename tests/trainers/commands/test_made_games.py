@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from tests.bridge.tokens.chat_templates import TEMPLATES, tokenizer_of
 from tests.kit import play, reward
-from tests.trainers.conftest import Patch, Shown
+from tests.trainers.kit import Cli, Patch
 
 import evert
 from evert.bridge.import_paths import resolve
@@ -21,7 +21,6 @@ from evert.bridge.tokens.template import TemplateRenderer
 from evert.envs import tasksets
 from evert.envs.games import GameError
 from evert.envs.tasksets.reasoning_gym import Reasoning, reasoning_gym
-from evert.trainers import cli
 from evert.trainers.config.evaluate import read_evaluate_settings
 from evert.trainers.config.train import as_record, read_train_settings
 from evert.trainers.training.warm_up import data_of, render
@@ -37,14 +36,15 @@ AGENT = (
 def test_an_id_and_arguments_by_key_are_a_recipe() -> None:
     typed = read_train_settings({**LAKE, "steps": "3", "limits.max_tool_calls": "1"}, {})
     python = {"id": ID, "is_slippery": False, "max_episode_steps": 6}
-    given = read_train_settings({"tasks": python, "steps": 3, "limits": {"max_tool_calls": 1}}, {})
-    for settings in (typed, given):
+    values = {"tasks": python, "steps": 3, "limits": {"max_tool_calls": 1}}
+    from_python = read_train_settings(values, {})
+    for settings in (typed, from_python):
         assert settings.agent == AGENT
         assert settings.demonstrations == f"{AGENT}.demonstrations"
         assert settings.name == ID
         assert settings.steps == 3
         assert settings.limits.keys() == {"max_turns", "max_tool_calls"}
-    assert as_record(typed) == as_record(given) | {"limits": as_record(typed)["limits"]}
+    assert as_record(typed) == as_record(from_python) | {"limits": as_record(typed)["limits"]}
 
 
 def test_an_evaluation_names_it_alike() -> None:
@@ -59,15 +59,15 @@ def test_an_evaluation_names_it_alike() -> None:
 
 
 def test_a_run_learns_to_reply_and_trains(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"console": Console(quiet=True), "log_path": tmp_path / "run"}
+    options: dict[str, Any] = {"console": Console(quiet=True), "log_path": tmp_path / "run"}
     run = evert.train(
         tasks={"id": ID, "is_slippery": False, "max_episode_steps": 3}, test_tasks="",
-        eval_every=0, batch_size=4, steps=2, warm_up_steps=12, warm_up_batch=16, **given,
+        eval_every=0, batch_size=4, steps=2, warm_up_steps=12, warm_up_batch=16, **options,
     )  # fmt: skip
     first = run.steps()[0]
     assert first["env/all/illegal"] < 0.5  # it never replied so before the warm-up
     assert first["env/all/turns_per_episode"] > 1
-    assert len(evert.train(steps=3, **given).steps()) == 3
+    assert len(evert.train(steps=3, **options).steps()) == 3
 
 
 SUMS = {"tasks": "reasoning_gym:chain_sum", "tasks.max_terms": "2", "tasks.max_digits": "1"}
@@ -84,10 +84,8 @@ def test_it_is_named_on_the_command_line_and_from_python_and_gone_on_with() -> N
     assert [len(tasks) for tasks in evaluated.tasks_by_split({}).values()] == [200, 100]
     assert evaluated.agent_of(evaluated.run_of("")) == path
     before = {k: tuple(v) if isinstance(v, list) else v for k, v in as_record(typed).items()}
-    assert as_record(read_train_settings({"steps": "9"}, before)) == {
-        **as_record(typed),
-        "steps": 9,
-    }
+    again = as_record(read_train_settings({"steps": "9"}, before))
+    assert again == as_record(typed) | {"steps": 9}
 
 
 def test_held_out_questions_are_never_trained_on() -> None:
@@ -126,9 +124,9 @@ async def test_the_score_is_the_generators_own(reply: str, score: float) -> None
 async def test_a_demonstration_shows_the_agents_question_and_an_answer_that_is_right() -> None:
     for agent in (Reasoning("chain_sum"), Reasoning("leg_counting", prompt="default")):
         shown = list(islice(agent.demonstrations(3), 20))
-        asked = {agent.item(task)[1]["question"]: task for task in agent.train_tasks[:2000]}
-        first = next(one for one in shown if one[-2]["content"] in asked)
-        task = asked[first[-2]["content"]]
+        questions = {agent.item(task)[1]["question"]: task for task in agent.train_tasks[:2000]}
+        first = next(messages for messages in shown if messages[-2]["content"] in questions)
+        task = questions[first[-2]["content"]]
         assert reward(await play(agent, first[-1]["content"], task=task)) == 1
         assert shown == list(islice(agent.demonstrations(3), 20))
     with pytest.raises(GameError, match="has no answers to show"):
@@ -136,13 +134,10 @@ async def test_a_demonstration_shows_the_agents_question_and_an_answer_that_is_r
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"id": "sums"}, "tasks=sums does not name a taskset; .* There are broken, gone, "),
-        (
-            {"id": "sums:x"},
-            "tasks=sums:x does not name a taskset; expected .* modules of yours with a fun",
-        ),
+        ({"id": "sums:x"}, "tasks=sums:x does not name a taskset; .* modules of yours with a fun"),
         ({"id": "json:x"}, r"json/__init__\.py has no function taskset\(name\) that returns an"),
         ({"id": "reasoning_gym"}, "tasks=reasoning_gym has no name; expected tasks=reasoning_gym:"),
         ({"id": "reasoning_gymn:x"}, "Did you mean tasks=reasoning_gym:NAME"),
@@ -153,18 +148,14 @@ async def test_a_demonstration_shows_the_agents_question_and_an_answer_that_is_r
         ({"id": "wrong:x"}, "The taskset wrong made a str from 'x'; expected"),
     ],
 )
-def test_what_there_is_not_is_said(given: dict[str, Any], message: str, monkeypatch: Patch) -> None:
-    own = f"{reasoning_gym.__module__}:reasoning_gym"
-    values = {
-        "reasoning_gym": own,
-        "broken": "builtins:int",
-        "wrong": "builtins:str",
-        "gone": "no_such:f",
-    }
+def test_what_there_is_not_is_said(arguments: Any, message: str, monkeypatch: Patch) -> None:
+    path = f"{reasoning_gym.__module__}:reasoning_gym"
+    values = {"reasoning_gym": path, "broken": "builtins:int", "wrong": "builtins:str"}
+    values["gone"] = "no_such:f"
     entries = [EntryPoint(name, value, tasksets.GROUP) for name, value in values.items()]
     monkeypatch.setattr(tasksets, "entry_points", lambda group: entries)
     with pytest.raises(GameError, match=message):
-        tasksets.task_game(given)
+        tasksets.task_game(arguments)
 
 
 CALCULATOR = runpy.run_path("examples/calculator.py")
@@ -186,34 +177,31 @@ async def test_the_calculator_is_paid_for_what_its_tool_does(
     replies: list[str], earned: float, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    own = TemplateRenderer(tokenizer_of(TEMPLATES["SmolLM2"]), hermes=True)
-    given = {"renderer": own, "policy_names": ["gpt-4o-mini"]}
+    renderer = TemplateRenderer(tokenizer_of(TEMPLATES["SmolLM2"]), hermes=True)
+    options = {"renderer": renderer, "policy_names": ["gpt-4o-mini"]}
     task = {"question": "What is 12 * 34?", "answer": "408"}
-    assert reward(await play(CALCULATOR["agent"], *replies, task=task, **given)) == earned
+    assert reward(await play(CALCULATOR["agent"], *replies, task=task, **options)) == earned
 
 
 def test_a_demonstration_with_tools_is_learned_as_the_agent_would_say_it() -> None:
-    own = TemplateRenderer(tokenizer_of(TEMPLATES["SmolLM2"]), hermes=True)
+    renderer = TemplateRenderer(tokenizer_of(TEMPLATES["SmolLM2"]), hermes=True)
     shown = next(CALCULATOR["demonstrations"](0))
-    prompts = prompt_renderer(own)
+    prompts = prompt_renderer(renderer)
     [datum] = data_of(shown, prompts)
-    targets, weights = (
-        datum.loss_fn_inputs[key].to_torch().tolist() for key in ("target_tokens", "weights")
-    )
-    learned = own.tokenizer.decode([t for t, w in zip(targets, weights, strict=True) if w])
-    asked = prompts.full(render(shown, prompts, "it")[0][:-1])
+    inputs = {name: tensor.to_torch().tolist() for name, tensor in datum.loss_fn_inputs.items()}
+    pairs = zip(inputs["target_tokens"], inputs["weights"], strict=True)
+    learned = renderer.tokenizer.decode([token for token, weight in pairs if weight])
+    prompt = prompts.full(render(shown, prompts, "it")[0][:-1])
     expression = shown["messages"][0]["content"].removeprefix("What is ").removesuffix("?")
     answer = shown["messages"][-1]["content"]
     assert learned == f"{hermes(expression)}<|im_end|>{answer}<|im_end|>"
-    assert datum.model_input.to_ints()[: len(asked)] == asked
+    assert datum.model_input.to_ints()[: len(prompt)] == prompt
 
 
 PAGE = (Path(__file__).parents[3] / "docs" / "add-a-game.md").read_text()
 
 
-def test_the_commands_of_the_page_train_score_and_report_its_game(
-    tmp_path: Path, monkeypatch: Patch, capsys: Shown
-) -> None:
+def test_the_pages_commands_run_its_game(tmp_path: Path, monkeypatch: Patch, cli: Cli) -> None:
     [game] = re.findall(r"^```python\n(.*?GAME = .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "round_number.py").write_text(game)
     monkeypatch.chdir(tmp_path)
@@ -221,13 +209,12 @@ def test_the_commands_of_the_page_train_score_and_report_its_game(
     lines = re.findall(r"^evert .*$", PAGE, re.MULTILINE)
     train, evaluate, report = [shlex.split(line)[1:] for line in lines]
     small = ["steps=2", "batch_size=4", "group_size=4", "eval_every=0", "samples=1", "device=cpu"]
-    assert cli.main([*train, *small]) == 0
-    trained = capsys.readouterr().out
+    trained = cli(*train, *small)
     assert "round_number: mean reward, 2 steps" in trained
     assert "25 held-out tasks" in trained
     assert "Pick a number between" in (tmp_path / "runs/round/samples.md").read_text()
-    assert cli.main([*evaluate, "seeds=1", "max_tasks=5", "device=cpu", "out=scores"]) == 0
+    cli(*evaluate, "seeds=1", "max_tasks=5", "device=cpu", "out=scores")
     rows = (tmp_path / "scores/scores.csv").read_text()
     assert {"evert-tiny", "runs/round"} <= set(re.findall(r"evert-tiny|runs/round", rows))
-    assert cli.main(report) == 0
+    cli(*report)
     assert "round_number" in (tmp_path / "runs/round/report/index.html").read_text()

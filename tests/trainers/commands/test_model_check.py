@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.bridge.tokens.call_families import FAMILIES
-from tests.trainers.conftest import Shown
+from tests.trainers.kit import Cli, Shown
 
 from evert.bridge.tokens.bases import base_path
 from evert.trainers.commands import model
@@ -95,47 +95,43 @@ TEMPLATES: dict[str, tuple[str, list[str], list[str]]] = {
 
 
 def folder_with(template: str, folder: Path) -> Path:
-    """The shipped base with another chat template."""
     shutil.copytree(base_path(), folder)
     (folder / "chat_template.jinja").write_text(template)
     return folder
 
 
-def screen(capsys: Shown, *arguments: str) -> str:
+def screen(cli: Cli, *arguments: str) -> str:
     """What the command prints, in one line."""
-    assert model.main(["check", *arguments]) == 0
-    shown = capsys.readouterr().out
+    shown = cli("model check", *arguments)
     assert max(map(len, shown.splitlines())) <= 100
     return " ".join(shown.split())
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_the_screen_says_what_a_template_does_and_what_is_lost(
-    kind: str, tmp_path: Path, capsys: Shown
-) -> None:
+def test_the_screen_says_what_templates_do_and_lose(kind: str, tmp_path: Path, cli: Cli) -> None:
     template, lines, absent = TEMPLATES[kind]
-    shown = screen(capsys, str(folder_with(template, tmp_path / "model")))
+    shown = screen(cli, str(folder_with(template, tmp_path / "model")))
 
     assert [line for line in lines if line not in shown] == [], shown
     assert [line for line in absent if line in shown] == [], shown
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_a_setting_that_is_named_helps(kind: str, tmp_path: Path, capsys: Shown) -> None:
+def test_a_setting_that_is_named_helps(kind: str, tmp_path: Path, cli: Cli) -> None:
     folder = str(folder_with(TEMPLATES[kind][0], tmp_path / "model"))
-    for losses, setting in re.findall(r"lost ([^.]*?) (\S+=\S+) helps", screen(capsys, folder)):
-        again = screen(capsys, folder, setting).partition(" lost ")[2]
+    for losses, setting in re.findall(r"lost ([^.]*?) (\S+=\S+) helps", screen(cli, folder)):
+        again = screen(cli, folder, setting).partition(" lost ")[2]
         assert [loss for loss in losses.split("; ") if loss in again] == [], again
 
 
-def test_an_import_ends_with_the_screen(tmp_path: Path, capsys: Shown) -> None:
+def test_an_import_ends_with_the_screen(tmp_path: Path, cli: Cli) -> None:
     folder = folder_with(THINKS, tmp_path / "model")
-    assert model.main(["import", str(folder), f"out={tmp_path / 'out'}"]) == 0
-    assert "chat_template.keep_thoughts=True helps" in capsys.readouterr().out
+    shown = cli("model import", str(folder), f"out={tmp_path / 'out'}")
+    assert "chat_template.keep_thoughts=True helps" in shown
 
 
-def test_a_cookbook_renderer_is_named(capsys: Shown) -> None:
-    assert "renderer qwen3_instruct format the Cookbook's" in screen(capsys, "evert-tiny")
+def test_a_cookbook_renderer_is_named(cli: Cli) -> None:
+    assert "renderer qwen3_instruct format the Cookbook's" in screen(cli, "evert-tiny")
 
 
 def _write(name: str, text: str) -> Callable[[Path], object]:
@@ -167,10 +163,7 @@ def test_a_broken_folder_is_a_line_with_its_cause(
     assert "Traceback" not in shown.err + shown.out
 
 
-def test_a_variable_that_the_template_does_not_read_is_refused(
-    tmp_path: Path, capsys: Shown
-) -> None:
+def test_a_variable_that_the_template_does_not_read_is_refused(tmp_path: Path, cli: Cli) -> None:
     folder = folder_with(THINKS, tmp_path / "model")
-    assert model.main(["check", str(folder), "chat_template.keep_thought=True"]) == 1
-    shown = capsys.readouterr().err
+    shown = cli("model check", str(folder), "chat_template.keep_thought=True", status=1)
     assert "does not read keep_thought. Did you mean keep_thoughts? It reads: keep_th" in shown

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.kit import ask, call, system, tool, user
-from tests.trainers.conftest import Patch, Shown, chat_endpoint
+from tests.trainers.kit import Patch, Shown, chat_endpoint
 
 from evert import read_records
 from evert.trainers import cli

@@ -1,11 +1,13 @@
 """``evert rescore``, ``evert export``, and the runs and evaluations that they read."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.kit import assistant, call, policy_of, system, tool, user
-from tests.trainers.conftest import Shown
+from tests.trainers.kit import Cli
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.supervised.data import FromConversationFileBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
@@ -13,8 +15,8 @@ from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 import evert
 from evert import ChatAgentGroupBuilder, Recorder, RolloutRecord, read_records
 from evert.bridge.tokens.bases import register_with_cookbook
-from evert.trainers import cli
 from evert.trainers.config.train import read_train_settings
+from evert.trainers.system.files import read_jsonl
 from evert.trainers.training.cookbook import cookbook_config
 
 HERE = "tests.trainers.commands.test_records"
@@ -32,8 +34,8 @@ async def agent(client: Any, task: int) -> float:
 
 
 async def with_few_shot_calls(client: Any, task: int) -> float:
-    asked = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    shown = {**assistant(""), "tool_calls": [asked]}
+    request = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    shown = {**assistant(""), "tool_calls": [request]}
     await call(client, user("?"), shown, {"role": "tool", "tool_call_id": "1", "content": "2"})
     return 1.0
 
@@ -48,7 +50,6 @@ async def record(path: Path, of: Any = agent) -> Path:
 
 
 async def length(record: RolloutRecord) -> float:
-    """A reward that is awaited, as a judge's is."""
     return len(record.messages()) + float(record.task == 3)
 
 
@@ -60,71 +61,63 @@ def raising(record: RolloutRecord) -> float:
     raise KeyError("x")
 
 
-async def test_rescoring_shows_old_against_new_rewards(tmp_path: Path, capsys: Shown) -> None:
+async def test_rescoring_shows_old_against_new_rewards(tmp_path: Path, cli: Cli) -> None:
     await record(tmp_path)
-    assert cli.main(["rescore", f"run={tmp_path}", f"reward={HERE}:length", "show=2"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli(f"rescore run={tmp_path} reward={HERE}:length show=2")
     assert "6 rollouts, 6 with another reward" in shown
-    assert [line.split() for line in shown.splitlines() if "mean" in line] == [
-        ["mean", "2.000", "5.333"]
-    ]
+    [mean] = [line.split() for line in shown.splitlines() if "mean" in line]
+    assert mean == ["mean", "2.000", "5.333"]
     assert shown.count(" -> ") == 2
     assert "1 -> 5  iteration 0, group 0, member 0  1" in shown
-    rows = [json.loads(line) for line in (tmp_path / "rescored.jsonl").read_text().splitlines()]
+    rows = read_jsonl(tmp_path / "rescored.jsonl")
     assert [(row["old"], row["new"]) for row in rows] == [(1, 5)] * 2 + [(2, 5)] * 2 + [(3, 6)] * 2
     for reward, message in (
         ("broken", "The reward of rollout 0/0 is None"),
         ("raising", "The reward of rollout 0/0 raised KeyError: 'x' (at "),
         ("TASKS", "is a list; expected a function from a RolloutRecord to a number"),
     ):
-        assert cli.main(["rescore", f"run={tmp_path}", f"reward={HERE}:{reward}"]) == 1
-        said = capsys.readouterr().err
-        assert said.startswith("error: ")
-        assert message in said
+        error = cli(f"rescore run={tmp_path} reward={HERE}:{reward}", status=1)
+        assert error.startswith("error: ")
+        assert message in error
 
 
-def test_a_run_without_a_whole_rollout_is_said(tmp_path: Path, capsys: Shown) -> None:
+def test_a_run_without_a_whole_rollout_is_said(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "rollouts.jsonl").write_text('{"evert_sch')
-    assert cli.main(["rescore", f"run={tmp_path}", f"reward={HERE}:length"]) == 1
-    assert cli.main(["export", f"run={tmp_path}"]) == 1
-    said = capsys.readouterr().err
-    assert "has no complete rollout" in said
-    assert "no model was called" in said
+    rescored = cli(f"rescore run={tmp_path} reward={HERE}:length", status=1)
+    assert "has no complete rollout" in rescored
+    assert "no model was called" in cli(f"export run={tmp_path}", status=1)
 
 
-async def test_what_is_exported_trains_on_the_sampled_tokens(tmp_path: Path, capsys: Shown) -> None:
+async def test_what_is_exported_trains_on_the_sampled_tokens(tmp_path: Path, cli: Cli) -> None:
     await record(tmp_path)
     out = tmp_path / "sft.jsonl"
-    assert cli.main(["export", f"run={tmp_path}", "min_reward=2", f"out={out}"]) == 0
-    assert "2 conversations of 4 rollouts (6 on record)" in capsys.readouterr().out
+    shown = cli(f"export run={tmp_path} min_reward=2 out={out}")
+    assert "2 conversations of 4 rollouts (6 on record)" in shown
     register_with_cookbook()
     how = ChatDatasetBuilderCommonConfig(
         model_name_for_tokenizer="evert-tiny", renderer_name="qwen3_instruct", max_length=4096,
         batch_size=2,
     )  # fmt: skip
     dataset, _ = FromConversationFileBuilder(common_config=how, file_path=str(out))()
-    data = dataset.get_batch(0)
     trained = [
         [*datum.model_input.to_ints(), int(datum.loss_fn_inputs["target_tokens"].to_numpy()[-1])]
-        for datum in data
+        for datum in dataset.get_batch(0)
     ]
     played = [[*r.prompts[-1], *r.action(1).tokens] for r in read_records(tmp_path)]
     assert sorted(trained) == sorted([played[2], played[4]])
 
 
-async def test_conversations_that_are_no_texts_are_left_out(tmp_path: Path, capsys: Shown) -> None:
+async def test_conversations_that_are_no_texts_are_left_out(tmp_path: Path, cli: Cli) -> None:
     await record(tmp_path, with_few_shot_calls)
     out = tmp_path / "sft.jsonl"
-    assert cli.main(["export", f"run={tmp_path}", f"out={out}"]) == 1
-    assert "No conversation of 6 rollouts can be written" in capsys.readouterr().err
+    shown = cli(f"export run={tmp_path} out={out}", status=1)
+    assert "No conversation of 6 rollouts can be written" in shown
     await record(tmp_path)
-    assert cli.main(["export", f"run={tmp_path}", f"out={out}", "unique=False"]) == 0
-    assert (
-        "left out: 6. The first: The conversation of turn 0 cannot be written"
-        in capsys.readouterr().out
+    assert "left out: 6. The first: The conversation of turn 0 cannot be written" in cli(
+        f"export run={tmp_path} out={out} unique=False"
     )
-    assert cli.main(["export", f"run={tmp_path}", f"out={out}", "min_reward=9"]) == 1
-    assert "None of 12 rollouts earned min_reward=9" in capsys.readouterr().err
+    shown = cli(f"export run={tmp_path} out={out} min_reward=9", status=1)
+    assert "None of 12 rollouts earned min_reward=9" in shown
 
 
 async def record_groups(path: Path) -> Path:
@@ -136,9 +129,8 @@ async def record_groups(path: Path) -> Path:
         def reply(prompt: str, replies: Any = replies) -> str:
             return str(next(replies)) if "Sure?" in prompt else CALL
 
-        policy = policy_of(reply)
-        builder = ChatAgentGroupBuilder(said, task, 3, record=recorder)
-        await do_group_rollout(builder, policy)
+        group = ChatAgentGroupBuilder(said, task, 3, record=recorder)
+        await do_group_rollout(group, policy_of(reply))
     return path
 
 
@@ -153,30 +145,26 @@ async def said(client: Any, task: int) -> float:
     return float(completion.choices[0].message.content == "Two.")
 
 
-async def test_pairs_are_the_best_against_the_worst_where_they_differ_first(
-    tmp_path: Path, capsys: Shown
-) -> None:
+async def test_pairs_are_best_against_worst_where_they_differ(tmp_path: Path, cli: Cli) -> None:
     await record_groups(tmp_path)
     out = tmp_path / "pairs"
-    assert cli.main(["export", f"run={tmp_path}", "format=pairs", f"out={out}"]) == 0
-    assert "1 pairs of 6 rollouts (6 on record)" in capsys.readouterr().out
-    [pair] = [json.loads(line) for line in (out / "train.jsonl").read_text().splitlines()]
+    shown = cli(f"export run={tmp_path} format=pairs out={out}")
+    assert "1 pairs of 6 rollouts (6 on record)" in shown
+    [pair] = read_jsonl(out / "train.jsonl")
     assert pair["chosen"] == [assistant("Two.")]
     assert pair["rejected"][0]["content"] in ("No.", "Perhaps.")
-    assert [message["role"] for message in pair["prompt"]] == [
-        "system", "user", "assistant", "tool", "user",
-    ]  # fmt: skip
+    roles = [message["role"] for message in pair["prompt"]]
+    assert roles == ["system", "user", "assistant", "tool", "user"]
     assert CALL in pair["prompt"][2]["content"]
     assert (pair["chosen_reward"], pair["rejected_reward"]) == (1, 0)
     await record(tmp_path / "alike")
-    given = ["export", f"run={tmp_path / 'alike'}", "format=pairs", f"out={out}"]
-    assert cli.main(given) == 1
-    assert "has no group whose rewards differ" in capsys.readouterr().err
+    shown = cli(f"export run={tmp_path}/alike format=pairs out={out}", status=1)
+    assert "has no group whose rewards differ" in shown
 
 
-async def test_trajectories_have_calls_results_and_the_sampled_tokens(tmp_path: Path) -> None:
+async def test_trajectories_have_calls_results_and_sampled_tokens(tmp_path: Path, cli: Cli) -> None:
     await record_groups(tmp_path)
-    assert cli.main(["export", f"run={tmp_path}", "format=atif", f"out={tmp_path / 'atif'}"]) == 0
+    cli(f"export run={tmp_path} format=atif out={tmp_path}/atif")
     written = [json.loads(f.read_text()) for f in sorted((tmp_path / "atif").iterdir())]
     for played, record in zip(written, read_records(tmp_path), strict=True):
         sources = [step["source"] for step in played["steps"]]
@@ -191,29 +179,28 @@ async def test_trajectories_have_calls_results_and_the_sampled_tokens(tmp_path: 
         assert played["extra"]["reward"] == record.reward
 
 
-async def test_a_second_export_leaves_no_trajectories_of_the_first(tmp_path: Path) -> None:
+async def test_a_second_export_leaves_no_trajectory_of_the_first(tmp_path: Path, cli: Cli) -> None:
     await record_groups(tmp_path)
     out = tmp_path / "atif"
-    given = ["export", f"run={tmp_path}", "format=atif", f"out={out}"]
-    assert cli.main(given) == 0
+    cli(f"export run={tmp_path} format=atif out={out}")
     (out / "notes.json").write_text("{}")
-    assert cli.main([*given, "min_reward=1"]) == 0
+    cli(f"export run={tmp_path} format=atif out={out} min_reward=1")
     assert sorted(file.name for file in out.iterdir()) == ["000000.json", "notes.json"]
 
 
-async def test_an_export_into_a_file_is_refused(tmp_path: Path, capsys: Shown) -> None:
+@pytest.mark.parametrize("form", ["sft", "atif"])
+async def test_an_export_into_a_file_is_refused(form: str, tmp_path: Path, cli: Cli) -> None:
     await record_groups(tmp_path)
     file = tmp_path / "notes"
     file.write_text("mine")
-    for form in ("sft", "atif"):
-        assert cli.main(["export", f"run={tmp_path}", f"format={form}", f"out={file}"]) == 1
-        assert capsys.readouterr().err.startswith(f"error: {file} cannot be used: File exists.")
+    error = cli(f"export run={tmp_path} format={form} out={file}", status=1)
+    assert error.startswith(f"error: {file} cannot be used: File exists.")
     assert file.read_text() == "mine"
 
 
 async def test_a_runs_training_rollouts_are_written_and_no_others(tmp_path: Path) -> None:
-    given = {"env": "identity", "record": True, "batch_size": 2, "steps": 2}
-    config = cookbook_config(read_train_settings(given, {}), tmp_path, embedded=True)
+    settings = {"env": "identity", "record": True, "batch_size": 2, "steps": 2}
+    config = cookbook_config(read_train_settings(settings, {}), tmp_path, embedded=True)
     train, test = await config.dataset_builder()
     assert test is not None
     for builder in [*train.get_batch(1), *test.get_batch(0)[:1]]:
@@ -222,21 +209,26 @@ async def test_a_runs_training_rollouts_are_written_and_no_others(tmp_path: Path
     records = [*read_records(tmp_path)]
     played = [(r.row["iteration"], r.row["group_idx"]) for r in records]
     assert played == [(1, 0)] * 8 + [(1, 1)] * 8
-    plain = read_train_settings(given | {"record": False}, {})
+    plain = read_train_settings(settings | {"record": False}, {})
     off: Any = cookbook_config(plain, tmp_path, embedded=True)
     assert off.dataset_builder.record is None
 
 
-async def test_a_share_of_each_steps_groups_is_recorded_one_at_least(tmp_path: Path) -> None:
-    for share, batch, recorded in ((0.1, 4, [0]), (0.1, 21, [0, 10, 20]), (0.5, 5, [0, 2, 4])):
-        given = {"env": "identity", "batch_size": batch, "steps": 1, "record": share}
-        settings = read_train_settings(given, {})
-        config: Any = cookbook_config(settings, tmp_path, embedded=True)
-        train, _ = await config.dataset_builder()
-        places = [place for place, each in enumerate(train.get_batch(0)) if each.record]
-        assert places == recorded
-    for wrong in ("1.5", "-1", "some"):
-        assert cli.main(["train", "env=identity", f"record={wrong}"]) == 1
+@pytest.mark.parametrize(
+    ("share", "batch", "recorded"), [(0.1, 4, [0]), (0.1, 21, [0, 10, 20]), (0.5, 5, [0, 2, 4])]
+)
+async def test_a_share_of_each_steps_groups_is_recorded_one_at_least(
+    share: float, batch: int, recorded: list[int], tmp_path: Path
+) -> None:
+    settings = {"env": "identity", "batch_size": batch, "steps": 1, "record": share}
+    config: Any = cookbook_config(read_train_settings(settings, {}), tmp_path, embedded=True)
+    train, _ = await config.dataset_builder()
+    assert [place for place, group in enumerate(train.get_batch(0)) if group.record] == recorded
+
+
+@pytest.mark.parametrize("share", ["1.5", "-1", "some"])
+def test_what_is_no_share_is_refused(share: str, cli: Cli) -> None:
+    cli(f"train env=identity record={share}", status=1)
 
 
 async def test_a_rollout_of_ones_own_loop_is_written(tmp_path: Path) -> None:
@@ -246,11 +238,10 @@ async def test_a_rollout_of_ones_own_loop_is_written(tmp_path: Path) -> None:
     assert [record.reward for record in records] == batch.rewards.flatten().tolist()
 
 
-def test_an_evaluation_writes_its_rollouts(tmp_path: Path) -> None:
-    words = [f"agent={HERE}:agent", f"test_tasks={HERE}:TASKS", "models=evert-tiny", "max_tokens=4"]
-    assert cli.main(["evaluate", *words, "seeds=2", "record=True", f"out={tmp_path}"]) == 0
+def test_an_evaluation_writes_its_rollouts(tmp_path: Path, cli: Cli) -> None:
+    plays = f"evaluate agent={HERE}:agent test_tasks={HERE}:TASKS models=evert-tiny max_tokens=4"
+    cli(f"{plays} seeds=2 record=True out={tmp_path}")
     about = [record.row["about"] for record in read_records(tmp_path)]
-    assert sorted((each["task_number"], each["seed"]) for each in about) == [
-        (task, seed) for task in range(3) for seed in range(2)
-    ]
-    assert {each["model"] for each in about} == {"evert-tiny"}
+    played = sorted((row["task_number"], row["seed"]) for row in about)
+    assert played == [*itertools.product(range(3), range(2))]
+    assert {row["model"] for row in about} == {"evert-tiny"}

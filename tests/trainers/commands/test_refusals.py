@@ -12,7 +12,7 @@ import chz
 import pytest
 import torch
 from rich.console import Console
-from tests.trainers.conftest import Patch, Shown, environment
+from tests.trainers.kit import Patch, Shown, environment
 from tinker.types import LossFnType
 from tinker_cookbook import model_info
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainers.conftest import Shown
+from tests.trainers.kit import Cli
 
 import evert
-from evert.trainers.commands import evaluate
 from evert.trainers.episodes.playing import EpisodeLog
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.files import SCORES
@@ -54,17 +53,16 @@ def test_held_out_games_are_against_the_perfect_player(run: RunFolder) -> None:
     assert before["drawn"] + before["lost"] == pytest.approx(1.0)
 
 
-def test_an_evaluation_counts_wins_by_seat(run: RunFolder, tmp_path: Path, capsys: Shown) -> None:
+def test_an_evaluation_counts_wins_by_seat(run: RunFolder, tmp_path: Path, cli: Cli) -> None:
     out = tmp_path / "e"
     plays = ["env=tic_tac_toe", f"models={run.path}@2", "split=test", "max_tasks=4", "seeds=1"]
-    assert evaluate.main([*plays, "opponent=random", f"out={out}"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli("evaluate", *plays, "opponent=random", f"out={out}")
     assert "against random" in shown
     assert all(word in shown for word in ("won", "drawn", "lost"))
     with (out / SCORES).open() as file:
         [row] = csv.DictReader(file)
     assert sum(float(row[name]) for name in ("won", "drawn", "lost")) == pytest.approx(1.0)
     metrics = [episode.metrics for episode in EpisodeLog(out).by_key.values()]
-    seats = [("seat/x/reward" in each, "seat/o/reward" in each) for each in metrics]
+    seats = [("seat/x/reward" in row, "seat/o/reward" in row) for row in metrics]
     assert seats.count((True, False)) == 2
-    assert evaluate.main([*plays, f"opponent={run.path}@1", f"out={tmp_path}/other"]) == 0
+    cli("evaluate", *plays, f"opponent={run.path}@1", f"out={tmp_path}/other")

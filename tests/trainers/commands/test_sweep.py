@@ -19,7 +19,7 @@ import optuna
 import psutil
 import pytest
 from optuna.storages.journal import JournalFileBackend
-from tests.trainers.conftest import Patch, Shown, environment
+from tests.trainers.kit import Patch, Shown, environment
 
 from evert.trainers import cli
 from evert.trainers.commands import sweep, train

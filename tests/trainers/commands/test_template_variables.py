@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.trainers.conftest import SMALL, Shown
+from tests.trainers.kit import SMALL, Cli
 
 from evert.bridge.tokens.bases import base_path, base_tokenizer
-from evert.trainers import cli
+from evert.trainers.cli import main
 from evert.trainers.config.frozen_models import frozen_models
 from evert.trainers.system.files import read_jsonl
 
@@ -33,13 +33,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(trained: Path, tmp_path: Path) -> Path:
-    """The same, to train further."""
     return shutil.copytree(trained, tmp_path / "run")
 
 
 def train(run: Path, *more: str) -> None:
     words = [*SMALL, "eval_every=0", "samples=0", "record=True", f"log_path={run}"]
-    assert cli.main(["train", *words, *more]) == 0
+    assert main(["train", *words, *more]) == 0
 
 
 def endings(folder: Path) -> set[str]:
@@ -51,9 +50,7 @@ def endings(folder: Path) -> set[str]:
     return {text.rpartition("<|im_start|>assistant\n")[2] for text in texts}
 
 
-def test_a_run_records_a_variable_goes_on_with_it_and_refuses_another(
-    copied: Path, capsys: Shown
-) -> None:
+def test_a_run_records_a_variable_keeps_it_and_refuses_another(copied: Path, cli: Cli) -> None:
     run_json = json.loads((copied / "run.json").read_text())
     assert run_json["settings"]["chat_template"] == {"mood": "glad"}
     assert endings(copied) == {"I am glad. "}
@@ -62,10 +59,9 @@ def test_a_run_records_a_variable_goes_on_with_it_and_refuses_another(
     assert len(read_jsonl(copied / "batches.jsonl")) == 2
     assert endings(copied) == {"I am glad. "}
 
-    capsys.readouterr()
     for words in (["chat_template.mood=sad"], ["renderer_name=qwen3_instruct"]):
-        assert cli.main(["train", f"log_path={copied}", "steps=3", *words]) == 1
-        assert "holds a run with other settings" in capsys.readouterr().err
+        shown = cli(f"train log_path={copied} steps=3", *words, status=1)
+        assert "holds a run with other settings" in shown
 
 
 def test_workers_use_the_variable(copied: Path) -> None:
@@ -74,13 +70,10 @@ def test_workers_use_the_variable(copied: Path) -> None:
     assert endings(copied) == {"I am glad. "}
 
 
-def test_evaluations_and_frozen_models_use_the_variable_of_their_run(
-    trained: Path, tmp_path: Path, capsys: Shown
-) -> None:
+def test_evaluations_and_judges_use_its_variable(trained: Path, tmp_path: Path, cli: Cli) -> None:
     def evaluated(name: str, *more: str) -> set[str]:
-        words = ["env=identity", "seeds=1", "max_tasks=2", "record=True", "device=cpu"]
-        words += [f"models={trained}", f"out={tmp_path / name}", *more]
-        assert cli.main(["evaluate", *words]) == 0
+        words = "evaluate env=identity seeds=1 max_tasks=2 record=True device=cpu"
+        cli(words, f"models={trained}", f"out={tmp_path / name}", *more)
         return endings(tmp_path / name)
 
     assert evaluated("as trained") == {"I am glad. "}
@@ -91,7 +84,7 @@ def test_evaluations_and_frozen_models_use_the_variable_of_their_run(
 
 @pytest.mark.parametrize("command", ["train steps=1 log_path=", "evaluate models=evert-tiny out="])
 def test_a_variable_that_the_template_does_not_read_is_refused_and_nothing_is_left(
-    command: str, tmp_path: Path, capsys: Shown
+    command: str, tmp_path: Path, cli: Cli
 ) -> None:
     folder = shutil.copytree(base_path(), tmp_path / "model")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
@@ -99,7 +92,6 @@ def test_a_variable_that_the_template_does_not_read_is_refused_and_nothing_is_le
     words += [f"model_name={folder}"] if words[0] == "train" else []
     words[-1 if words[-1].endswith("=") else -2] += str(tmp_path / "out")
 
-    assert cli.main([*words, "env=identity", "device=cpu", "chat_template.mod=glad"]) == 1
-    shown = capsys.readouterr().err
+    shown = cli(*words, "env=identity", "device=cpu", "chat_template.mod=glad", status=1)
     assert "does not read mod. Did you mean mood? It reads: mood." in shown
     assert not (tmp_path / "out").exists()

@@ -17,7 +17,7 @@ from bases.seeing import SeeingConfig, main
 from examples.colours import agent, demonstrations, square
 from rich.console import Console
 from tests.kit import ask
-from tests.trainers.conftest import Patch, Shown, interrupt_in_finalizer
+from tests.trainers.kit import Patch, Shown, interrupt_in_finalizer
 
 import evert
 from evert.bridge.groups.curriculum import read_sampler_log

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-import tinker
+from tests.trainers.kit import trainer_of
 
 from evert.trainers.engine.clients.engine import Engine
 
 
 @pytest.fixture
 def training(engine: Engine, tiny_model: str) -> Any:
-    return tinker.ServiceClient().create_lora_training_client(tiny_model, rank=4).result()
+    return trainer_of(tiny_model, rank=4)

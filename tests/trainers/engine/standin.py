@@ -93,19 +93,16 @@ class StandIn:
     """By thread, the operations of the graph that it captures."""
 
     def waited(self, call: Callable[[], Any]) -> Counter[Wait]:
-        """What the host waits for while a call runs."""
         before = len(self.waits)
         call()
         return Counter(self.waits[before:])
 
     def wait(self, why: str) -> None:
-        """Note that the host waits."""
         if threading.get_ident() in self.captures:
             raise RuntimeError(f"{why} is not permitted when stream is capturing")
         self.waits.append(Wait(why.removeprefix("aten::"), _place()))
 
     def run(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What an operation returns, on the device where it belongs."""
         name = operation._schema.name
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         ours = [tensor for tensor in tensors if isinstance(tensor, NumbersOnDevice)]
@@ -113,9 +110,9 @@ class StandIn:
         target = kwargs.get("device")
         if torch.is_inference_mode_enabled():  # nobody has taken composite operations apart
             with _EveryOperation():  # type: ignore[no-untyped-call]
-                found = operation.decompose(*args, **kwargs)
-            if found is not NotImplemented:
-                return found
+                result = operation.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         if name in ("aten::_to_copy", "aten::copy_"):
             return self._copy(operation, args, kwargs)
         if ours:
@@ -126,8 +123,8 @@ class StandIn:
             kwargs = {**kwargs, "device": HOST if on_device else target}
         else:
             on_device = bool(ours)
-        found = self._computed(operation, tree_map(_numbers, args), tree_map(_numbers, kwargs))
-        return _laid_on_device(operation, found, ours) if on_device else found
+        result = self._computed(operation, tree_map(_numbers, args), tree_map(_numbers, kwargs))
+        return _laid_on_device(operation, result, ours) if on_device else result
 
     def _computed(self, operation: Any, args: Any, kwargs: Any) -> Any:
         if operation._schema.name in PRODUCTS and self.device == MPS:
@@ -140,10 +137,10 @@ class StandIn:
             if wrong or self.device != CUDA:
                 raise RuntimeError(f"mm(out_dtype={wanted}) of {first.dtype} is not CUDA's")
             operation = _float_product
-        found = operation(*args, **kwargs)
+        result = operation(*args, **kwargs)
         if (capture := self.captures.get(threading.get_ident())) is not None:
-            capture.append((operation, args, kwargs, found))
-        return found
+            capture.append((operation, args, kwargs, result))
+        return result
 
     def _note_reading(self, name: str, args: Any) -> None:
         if name in READING:
@@ -168,12 +165,12 @@ class StandIn:
             to_device = from_device if target is None else _is_ours(target)
             if not from_device and not to_device:
                 return operation(*args, **kwargs)
-            found = self._computed(operation, (_numbers(source),), {**kwargs, "device": HOST})
-            result = NumbersOnDevice(found) if to_device else found
+            numbers = self._computed(operation, (_numbers(source),), {**kwargs, "device": HOST})
+            result = NumbersOnDevice(numbers) if to_device else numbers
             waits = not kwargs.get("non_blocking")
             if from_device and not to_device and not waits:
                 copies = self.pending.setdefault(threading.get_ident(), [])
-                copies.append((result, found.clone()))
+                copies.append((result, numbers.clone()))
                 result.zero_()
         waits = waits or threading.get_ident() in self.captures
         if waits and isinstance(source, NumbersOnDevice) != to_device:
@@ -215,29 +212,24 @@ class Graph:
     _of_pools: ClassVar["WeakKeyDictionary[Any, WeakSet[Graph]]"] = WeakKeyDictionary()
 
     def capture_begin(self, pool: object, capture_error_mode: str) -> None:
-        """Begin to capture this thread's operations."""
         if not self._of_pools.get(pool, True):
             raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED: the pool's graphs are gone")
         self._of_pools.setdefault(pool, WeakSet()).add(self)
         self._operations = _current.captures[threading.get_ident()] = []
 
     def capture_end(self) -> None:
-        """End the capture."""
         del _current.captures[threading.get_ident()]
 
     def replay(self) -> None:
-        """Repeat the operations."""
         _current.replays += 1
-        for operation, args, kwargs, found in self._operations:
+        for operation, args, kwargs, results in self._operations:
             again = operation(*args, **kwargs)
-            for old, new in zip(tree_leaves(found), tree_leaves(again), strict=True):
+            for old, new in zip(tree_leaves(results), tree_leaves(again), strict=True):
                 if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
                     old.copy_(new)
 
 
 class NumbersOnDevice(Tensor):
-    """A tensor on the device."""
-
     numbers: Tensor
     """On the CPU."""
 
@@ -376,13 +368,13 @@ def _open_on_the_host(file: Any, **options: Any) -> Any:
 
 def _check_devices(name: str, operation: Any, args: Any, kwargs: Any) -> None:
     """Refuse tensors of two devices where CUDA does."""
-    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     if name in INDEXING and isinstance(args[0], NumbersOnDevice):
-        given = [args[0], *args[2:3]]  # indices may be anywhere
+        tensors = [args[0], *args[2:3]]  # indices may be anywhere
     scalars = name in INDEXING or name == "aten::fill_" or torch.Tag.pointwise in operation.tags
     strangers = [
         tensor
-        for tensor in given
+        for tensor in tensors
         if not isinstance(tensor, NumbersOnDevice) and (tensor.ndim or not scalars)
     ]
     if strangers:
@@ -401,7 +393,7 @@ def _numbers(leaf: Any) -> Any:
     return leaf.numbers if isinstance(leaf, NumbersOnDevice) else leaf
 
 
-def _laid_on_device(operation: Any, found: Any, ours: Sequence[NumbersOnDevice]) -> Any:
+def _laid_on_device(operation: Any, result: Any, ours: Sequence[NumbersOnDevice]) -> Any:
     """Results as tensors on the device; what was changed in place stays itself."""
     known = {id(tensor.numbers): tensor for tensor in ours}
     # A view of a tensor counts its versions, or not, as the tensor does.
@@ -415,7 +407,7 @@ def _laid_on_device(operation: Any, found: Any, ours: Sequence[NumbersOnDevice])
         return known[id(leaf)] if id(leaf) in known else NumbersOnDevice(leaf.resolve_conj())
 
     with mode:
-        return tree_map(laid, found)
+        return tree_map(laid, result)
 
 
 def _float_product(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
@@ -426,8 +418,8 @@ def _place() -> str:
     """The innermost line of the engine's."""
     frame: Any = sys._getframe(1)
     while frame is not None:
-        _, found, rest = frame.f_code.co_filename.partition("/trainers/engine/")
-        if found and "/tests/" not in frame.f_code.co_filename:
+        _, match, rest = frame.f_code.co_filename.partition("/trainers/engine/")
+        if match and "/tests/" not in frame.f_code.co_filename:
             return f"{rest}:{frame.f_lineno}"
         frame = frame.f_back
     return "elsewhere"

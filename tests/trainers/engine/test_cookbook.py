@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.kit import ask, assistant, user
 from tests.nightly import each
+from tests.trainers.kit import Patch
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.supervised import train as supervised_train
 from tinker_cookbook.supervised.data import FromConversationFileBuilder
@@ -20,6 +21,7 @@ from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 
 from evert import AgentDatasetBuilder
 from evert.trainers.engine.embedded import embedded_engine
+from evert.trainers.system.files import METRICS, read_jsonl
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -32,22 +34,18 @@ LOSSES = ["importance_sampling", "ppo", "cispo", "dro"]
 
 async def speaks_evenly(client: Any, number: int) -> float:
     """Two turns that earn the share of even characters."""
-    said = [user(f"go {number}")]
+    messages = [user(f"go {number}")]
     for _ in range(2):
-        text = await ask(client, *said)
+        text = await ask(client, *messages)
         client.reward(sum(ord(letter) % 2 == 0 for letter in text) / (len(text) or 1))
-        said += [assistant(text), user("and on")]
+        messages += [assistant(text), user("and on")]
     return 0.0
 
 
 @pytest.fixture(autouse=True)
-def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_key(monkeypatch: Patch) -> None:
     for name in [name for name in os.environ if name.startswith("TINKER_")]:
         monkeypatch.delenv(name)
-
-
-def metrics(log_path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (log_path / "metrics.jsonl").read_text().splitlines()]
 
 
 def rl_config(model: str, log_path: Path, **options: Any) -> rl_train.Config:
@@ -69,7 +67,7 @@ def test_every_loss_trains_and_resumes(tiny_model: str, tmp_path: Path, loss_fn:
         for steps in (2, 3):
             config = rl_config(tiny_model, tmp_path / "log", loss_fn=loss_fn, max_steps=steps)
             asyncio.run(rl_train.main(config))
-    rows = metrics(tmp_path / "log")
+    rows = read_jsonl(tmp_path / "log" / METRICS)
     trained = [row for row in rows if "optim/grad_norm" in row]
     assert [row["progress/batch"] for row in trained] == [0, 1, 2]
     assert all(abs(row["optim/kl_sample_train_v1"]) < 1e-4 for row in trained)
@@ -82,7 +80,8 @@ def test_rl_train_main_trains_while_it_samples(tiny_model: str, tmp_path: Path) 
     config = rl_config(tiny_model, tmp_path / "log", async_config=overlapping)
     with embedded_engine(tmp_path / "store", device="cpu"):
         asyncio.run(rl_train.main(config))
-    steps = [row["step"] for row in metrics(tmp_path / "log") if "optim/grad_norm" in row]
+    rows = read_jsonl(tmp_path / "log" / METRICS)
+    steps = [row["step"] for row in rows if "optim/grad_norm" in row]
     assert steps == [0, 1]
 
 
@@ -95,7 +94,7 @@ def test_kl_penalties_are_computed_and_a_seed_is_a_run(tiny_model: str, tmp_path
         )
         with embedded_engine(tmp_path / "store", device="cpu", seed=3):
             asyncio.run(rl_train.main(config))
-        return metrics(tmp_path / name)[:2]
+        return read_jsonl(tmp_path / name / METRICS)[:2]
 
     first, second = rows = run("a")
     assert abs(first["kl_policy_base"]) < 1e-4
@@ -123,7 +122,8 @@ def test_supervised_train_main_runs_and_lowers_the_loss(tiny_model: str, tmp_pat
     )  # fmt: skip
     with embedded_engine(tmp_path / "store", device="cpu"):
         asyncio.run(supervised_train.main(config))
-    losses = [row["train_mean_nll"] for row in metrics(tmp_path / "log")]
+    rows = read_jsonl(tmp_path / "log" / METRICS)
+    losses = [row["train_mean_nll"] for row in rows]
     assert len(losses) == 6
     assert losses[-1] < losses[0]
-    assert any("test/nll" in row for row in metrics(tmp_path / "log"))
+    assert any("test/nll" in row for row in rows)

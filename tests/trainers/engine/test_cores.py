@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.trainers.engine.training.test_trainer import CPU, KINDS, datum, gradients, model_of
-from tinker import types
+from tests.trainers.kit import Patch, sequences, snapshot, spied
 
 from evert.trainers.engine.common import parallel
 from evert.trainers.engine.common.parallel import WorkerThread, bounded_map, lanes, thread_map
@@ -34,10 +34,10 @@ def test_calls_run_at_the_same_time_and_their_results_come_in_order() -> None:
     assert thread_map(str, []) == []
 
 
-def test_what_needs_one_thread_stays_in_this_one() -> None:
-    for items, most in ((5, 1), (1, 5), (0, 5)):
-        found = [*bounded_map(lambda _: threading.current_thread(), range(items), most)]
-        assert found == [threading.current_thread()] * items
+@pytest.mark.parametrize(("items", "limit"), [(5, 1), (1, 5), (0, 5)])
+def test_what_needs_one_thread_stays_in_this_one(items: int, limit: int) -> None:
+    threads = [*bounded_map(lambda _: threading.current_thread(), range(items), limit)]
+    assert threads == [threading.current_thread()] * items
 
 
 def test_an_error_is_raised_in_its_turn_and_no_thread_is_left() -> None:
@@ -49,21 +49,23 @@ def test_an_error_is_raised_in_its_turn_and_no_thread_is_left() -> None:
 
         return call
 
-    found = bounded_map(fails_at(1), range(4), 2)
-    assert next(found) == 0
+    results = bounded_map(fails_at(1), range(4), 2)
+    assert next(results) == 0
     with pytest.raises(LookupError):
-        next(found)
+        next(results)
     for wrong in (0, 1):
         with pytest.raises(LookupError):
             thread_map(fails_at(wrong), range(2))
-    assert not [each for each in threading.enumerate() if each.name.startswith("evert-lane")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("evert-lane")]
 
 
-def test_there_are_as_many_lanes_as_cores_for_the_threads_of_each(monkeypatch: Any) -> None:
+@pytest.mark.parametrize(("threads", "expected"), [(1, 8), (4, 2), (16, 1)])
+def test_there_are_as_many_lanes_as_cores_for_the_threads_of_each(
+    threads: int, expected: int, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(parallel, "cores", lambda: 8)
-    for threads, expected in ((1, 8), (4, 2), (16, 1)):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert lanes(CPU) == expected
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert lanes(CPU) == expected
     assert lanes(torch.device("cuda")) == 1
 
 
@@ -73,9 +75,7 @@ def _held() -> set[str]:
 
 
 @pytest.mark.skipif(parallel._openmp() is None, reason="this PyTorch has another OpenMP")
-def test_a_worker_and_a_sampler_hold_no_threads_of_pytorch_when_they_are_done(
-    training: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_at_rest_hold_no_threads_of_pytorch(training: Any, monkeypatch: Patch) -> None:
     during: list[set[str]] = []
     turn = Scheduler._turn
 
@@ -90,20 +90,19 @@ def test_a_worker_and_a_sampler_hold_no_threads_of_pytorch_when_they_are_done(
 
     monkeypatch.setattr(Scheduler, "_turn", turn_and_compute)
     monkeypatch.setattr(scheduler, "_LINGER_SECONDS", 600)
-    client = training.save_weights_and_get_sampling_client().result()
-    one = types.SamplingParams(max_tokens=1)
+    client = snapshot(training)
     worker = WorkerThread("tested")
     work = (  # and how many threads of it stay: the sampler's own
         (lambda: worker.submit(compute).result(), 0),
-        (lambda: client.sample(types.ModelInput.from_ints([1]), 1, one).result(), 1),
+        (lambda: sequences(client, max_tokens=1), 1),
     )
     before = torch.get_num_threads()
     try:
         worker.submit(torch.set_num_threads, 1).result()
-        for each, stay in work:
+        for call, stay in work:
             idle = _held()
             during.clear()
-            each()
+            call()
             born = during[0] - idle
             assert len(born) >= stay + 1
             deadline = time.monotonic() + 60
@@ -115,33 +114,28 @@ def test_a_worker_and_a_sampler_hold_no_threads_of_pytorch_when_they_are_done(
         worker.shutdown()
 
 
+def thread_name(*_: object) -> str:
+    return threading.current_thread().name.split("_")[0]
+
+
 @pytest.mark.parametrize("kind", KINDS[1:3])
 def test_a_pass_is_the_same_to_the_bit_in_one_thread_and_in_several(
-    kind: str, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, tiny_model: str, monkeypatch: Patch
 ) -> None:
     model = model_of(kind, tiny_model)
     trainer = Trainer(model, load_tokenizer(tiny_model))
     data = [datum(n, n) for n in (60, 40, 3, 17, 17, 1, 52, 52)]
-    threads: list[str] = []  # of each pass
-    run = Passes.logprobs
-
-    def watched(self: Passes, *given: Any) -> torch.Tensor:
-        threads.append(threading.current_thread().name.split("_")[0])
-        return run(self, *given)
-
-    monkeypatch.setattr(Passes, "logprobs", watched)
+    threads = spied(monkeypatch, Passes, "logprobs", thread_name)  # of each pass
     monkeypatch.setitem(prefill._CHUNK_TOKENS, "cpu", 64)
 
     def found(number: int) -> tuple[list[torch.Tensor], list[list[float]], dict[str, float], int]:
         monkeypatch.setattr(parallel, "cores", lambda: number * torch.get_num_threads())
         threads.clear()
-        # The second adds to the first.
-        output, _ = [
-            trainer.forward_backward(trainer.read(data, "cross_entropy")) for _ in range(2)
-        ]
+        for _ in range(2):  # the second adds to the first
+            output = trainer.forward_backward(trainer.read(data, "cross_entropy"))
         slopes = gradients(model)
         model.zero_grad()
-        logprobs = [each["logprobs"].tolist() for each in output.loss_fn_outputs]
+        logprobs = [output["logprobs"].tolist() for output in output.loss_fn_outputs]
         return slopes, logprobs, output.metrics, len(threads)
 
     alone, alone_threads = found(1), {*threads}
@@ -163,18 +157,10 @@ LONG = [[1 + i, *range(3 * i, 3 * i + 20 + i % 5)] for i in range(60)]
     ids=["short prompts", "behind a stem", "new prompts", "resumed prompts"],
 )
 def test_many_rows_are_computed_in_several_threads_as_in_one(
-    prompts: list[list[int]],
-    asked_before: int,
-    steps: int,
-    tiny_model: str,
-    monkeypatch: pytest.MonkeyPatch,
+    prompts: list[list[int]], asked_before: int, steps: int, tiny_model: str, monkeypatch: Patch
 ) -> None:
-    model, threads = load_model(tiny_model, CPU, torch.float32), set[str]()
-    run = LeanModel.hidden
-
-    def watched(self: LeanModel, *given: Any) -> torch.Tensor:
-        threads.add(threading.current_thread().name.split("_")[0])
-        return run(self, *given)
+    model = load_model(tiny_model, CPU, torch.float32)
+    threads = spied(monkeypatch, LeanModel, "hidden", thread_name)
 
     def found(number: int) -> tuple[torch.Tensor, set[str]]:
         monkeypatch.setattr(parallel, "cores", lambda: number * torch.get_num_threads())
@@ -189,9 +175,8 @@ def test_many_rows_are_computed_in_several_threads_as_in_one(
             for _ in range(steps):
                 logits.append(batch.step(logits[-1].argmax(-1)))
         order = torch.tensor(admitted.owners).argsort()
-        return torch.cat([each[order] for each in logits]), {*threads}
+        return torch.cat([step[order] for step in logits]), {*threads}
 
-    monkeypatch.setattr(LeanModel, "hidden", watched)
     alone, several = found(1), found(2)
 
     assert (alone[1], several[1]) == ({"MainThread"}, {"MainThread", "evert-lane"})

@@ -20,7 +20,8 @@ from tests.trainers.engine.training.test_trainer import (
     model_of,
     same,
     weights,
-)
+)  # fmt: skip
+from tests.trainers.kit import Patch, spied
 from tinker import types
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -65,10 +66,10 @@ class Device(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self.differentiated == self.refuse_at:
                 raise torch.OutOfMemoryError("the stand-in for a device is full")
         made = function(*args, **(kwargs or {}))
-        for each in made if isinstance(made, tuple | list) else [made]:
-            if isinstance(each, torch.Tensor) and each.ndim and each.shape[-1] == VOCABULARY:
-                self.largest_logits = max(self.largest_logits, each.numel())
-                if each.numel() > self.most_elements:
+        for value in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(value, torch.Tensor) and value.ndim and value.shape[-1] == VOCABULARY:
+                self.largest_logits = max(self.largest_logits, value.numel())
+                if value.numel() > self.most_elements:
                     self.refused += 1
                     raise torch.OutOfMemoryError("the stand-in for a device is full")
         return made
@@ -86,12 +87,12 @@ def trainer(tiny_model: str, model: Any) -> Trainer:
 
 def gradient(trainer: Trainer, data: Sequence[types.Datum] = DATA) -> list[torch.Tensor]:
     trainer.forward_backward(trainer.read(data, "cross_entropy"))
-    found = gradients(trainer.model)
+    slopes = gradients(trainer.model)
     trainer.model.zero_grad()
-    return found
+    return slopes
 
 
-def test_large_logits_never_stand_whole(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_logits_never_stand_whole(trainer: Trainer, monkeypatch: Patch) -> None:
     monkeypatch.setattr(logits, "SLICE_BYTES", 4 * VOCABULARY * 33)
     with Device() as device:
         gradient(trainer)
@@ -102,40 +103,40 @@ def test_logits_of_bfloat16_weights_are_not_rounded_to_bfloat16() -> None:
     hidden, weight = torch.randn(5, 64).bfloat16() * 3, torch.randn(100, 64).bfloat16()
     exact = hidden.double() @ weight.double().T
     rounded = float((torch.nn.functional.linear(hidden, weight) - exact).abs().max())
-    found = float_logits(hidden, weight, torch.zeros(100).bfloat16())
-    assert found.dtype == torch.float32
-    assert float((found - exact).abs().max()) < 1e-4 < 0.03 < rounded
+    product = float_logits(hidden, weight, torch.zeros(100).bfloat16())
+    assert product.dtype == torch.float32
+    assert float((product - exact).abs().max()) < 1e-4 < 0.03 < rounded
 
 
 def test_on_cuda_logits_and_their_gradient_come_out_of_products_in_the_weights_type() -> None:
-    given = [torch.randn(6, 64).bfloat16(), torch.randn(50, 64).bfloat16()]
-    exact = [each.double().requires_grad_() for each in given]
+    factors = [torch.randn(6, 64).bfloat16(), torch.randn(50, 64).bfloat16()]
+    exact = [factor.double().requires_grad_() for factor in factors]
     expected = exact[0] @ exact[1].T
     slope = torch.randn(6, 50)
     expected.backward(slope.double())  # type: ignore[no-untyped-call]
     with stand_in():
-        ours = [each.to(CUDA).requires_grad_() for each in given]
+        ours = [factor.to(CUDA).requires_grad_() for factor in factors]
         with patch.object(logits, "linear", side_effect=AssertionError("converts the weights")):
-            found = float_logits(ours[0].view(2, 3, 64), ours[1])
-        found.backward(slope.view(2, 3, 50).to(CUDA))  # type: ignore[no-untyped-call]
-        slopes = [each.grad.cpu() for each in ours if each.grad is not None]
-    assert found.dtype == torch.float32
-    assert float((found.cpu().view(6, 50) - expected).detach().abs().max()) < 1e-4
-    for one, other in zip(slopes, exact, strict=True):
-        assert other.grad is not None
-        assert float((one - other.grad).norm() / other.grad.norm()) < 0.01
+            product = float_logits(ours[0].view(2, 3, 64), ours[1])
+        product.backward(slope.view(2, 3, 50).to(CUDA))  # type: ignore[no-untyped-call]
+        slopes = [factor.grad.cpu() for factor in ours if factor.grad is not None]
+    assert product.dtype == torch.float32
+    assert float((product.cpu().view(6, 50) - expected).detach().abs().max()) < 1e-4
+    for slope, factor in zip(slopes, exact, strict=True):
+        assert factor.grad is not None
+        assert float((slope - factor.grad).norm() / factor.grad.norm()) < 0.01
 
 
 def test_checkpointing_computes_layers_twice_to_the_same_gradient(trainer: Trainer) -> None:
-    counts, found = [], []
+    counts, slopes = [], []
     gradient(trainer)  # the first pass also tests the output layer
     for trainer._checkpointing in (False, True, False):
         with Device() as layers:
-            found.append(gradient(trainer))
+            slopes.append(gradient(trainer))
         counts.append(layers.computed)
     assert counts[0] > 0
     assert counts == [counts[0], 2 * counts[0], counts[0]]
-    assert same(found[1], found[0], 1e-6)
+    assert same(slopes[1], slopes[0], 1e-6)
 
 
 QWEN: Any = transformers.Qwen3Config
@@ -182,13 +183,13 @@ def test_passes_run_side_by_side_where_there_is_room_for_them_and_their_gradient
     assert little == PassBudget(1024, checkpointing=False)
     assert plenty.smaller(lengths) == little
     with patch.multiple(memory, free_bytes=lambda _: 2**38, lanes=lambda _: 2):
-        found = [
+        budgets = [
             pass_budget(
                 lengths, QWEN(), torch.float32, CPU, checkpointing=None, gradient_bytes=size
             )
             for size in (2**20, 2**36)
         ]
-    assert [each.parallel for each in found] == [2, 1]
+    assert [part.parallel for part in budgets] == [2, 1]
 
 
 def test_a_container_has_what_its_limit_leaves(tmp_path: Path, monkeypatch: Any) -> None:
@@ -202,30 +203,22 @@ def test_a_container_has_what_its_limit_leaves(tmp_path: Path, monkeypatch: Any)
 
 def test_a_gpu_has_what_is_free_and_what_is_reserved_for_nothing() -> None:
     answers = {"mem_get_info": (5000, 9000), "memory_reserved": 300, "memory_allocated": 100}
-    calls: dict[str, Any] = {name: lambda _, found=found: found for name, found in answers.items()}
+    calls: dict[str, Any] = {name: lambda _, value=value: value for name, value in answers.items()}
     with patch.multiple(torch.cuda, **calls):
         assert free_bytes(torch.device("cuda")) == 5200
 
 
-def test_mps_has_what_the_machine_has_and_metal_recommends(monkeypatch: Any) -> None:
-    answers = {"driver_allocated_memory": 300, "current_allocated_memory": 100}
-    calls: dict[str, Any] = {name: lambda found=found: found for name, found in answers.items()}
+@pytest.mark.parametrize(("recommended", "expected"), [(9000, 5200), (4000, 3900), (50, 0)])
+def test_mps_has_what_metal_recommends(recommended: int, expected: int, monkeypatch: Patch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 5000)
-    for recommended, expected in ((9000, 5200), (4000, 3900), (50, 0)):
-        with patch.multiple(torch.mps, recommended_max_memory=lambda: recommended, **calls):  # noqa: B023
-            assert free_bytes(MPS) == expected
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: recommended)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 300)
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 100)
+    assert free_bytes(MPS) == expected
 
 
-def test_what_does_not_fit_is_run_in_smaller_parts_and_nothing_is_lost(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passes, run = list[Any](), Passes.logprobs
-
-    def counted(self: Passes, *given: Any) -> torch.Tensor:
-        passes.append(given)
-        return run(self, *given)
-
-    monkeypatch.setattr(Passes, "logprobs", counted)
+def test_what_does_not_fit_is_run_in_smaller_parts(trainer: Trainer, monkeypatch: Patch) -> None:
+    passes = spied(monkeypatch, Passes, "logprobs")
     first, both = [datum(30, 9)], (datum(30, 9), *DATA)
     expected = gradient(trainer, both)
     trainer.forward_backward(trainer.read(first, "cross_entropy"))

@@ -22,6 +22,7 @@ import openai
 import pytest
 import tinker
 from tests.nightly import each
+from tests.trainers.kit import Patch, sampler_of, sequences, snapshot, trainer_of
 from tinker import RestClient as SdkRestClient
 from tinker import ServiceClient as SdkServiceClient
 
@@ -109,7 +110,7 @@ def ask_as_a_child(_: object = None) -> tuple[list[str], str]:
 
     def ask() -> None:
         try:
-            tinker.ServiceClient().create_sampling_client(base_model="some/model")
+            sampler_of("some/model")
         except Exception as error:
             errors.append(f"{type(error).__name__}: {error}")
 
@@ -129,7 +130,7 @@ tinker.ServiceClient().create_sampling_client(base_model="some/model")
 
 @pytest.mark.parametrize("key", each(["tml-not-a-key", None], ["tml-not-a-key"]))
 def test_a_child_process_asks_nobody_and_is_told_what_to_do(
-    key: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    key: str | None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     if key is None:
         monkeypatch.delenv("TINKER_API_KEY", raising=False)
@@ -151,36 +152,27 @@ def test_a_child_process_asks_nobody_and_is_told_what_to_do(
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_is_told_at_once_that_the_engine_is_not_there(
-    tmp_path: Path, tiny_model: str
-) -> None:
+def test_a_forked_child_is_told_that_the_engine_is_gone(tmp_path: Path, tiny_model: str) -> None:
     with embedded_engine(tmp_path, device="cpu", threads=1) as engine:
-        service: Any = tinker.ServiceClient()
-        training = service.create_lora_training_client(tiny_model).result()
-        sampling = training.save_weights_and_get_sampling_client().result()
+        training = trainer_of(tiny_model)
+        sampling = snapshot(training)
         busy = threading.Event()
         engine.loader.submit(busy.wait, 60)
-        loading = service.create_sampling_client(base_model=tiny_model)
-
-        def waits() -> Any:
-            return asyncio.run(loading.result_async())
+        loading = sampler_of(tiny_model)
 
         ways: list[Callable[[], Any]] = [
-            lambda: service.create_sampling_client(base_model=tiny_model),
-            lambda: service.create_lora_training_client(tiny_model).result(),
+            lambda: sampler_of(tiny_model),
+            lambda: trainer_of(tiny_model),
             lambda: training.save_state("x").result(),
-            lambda: sampling.sample(PROMPT, 1, tinker.SamplingParams(max_tokens=1)).result(),
+            lambda: sequences(sampling),
             lambda: loading.sampler,
-            waits,
+            lambda: asyncio.run(loading.result_async()),
         ]
         for way in ways:
             assert _error_in_a_fork(way).startswith("EngineClosedError: This process is a fork of")
         assert _error_in_a_fork(engine.close) == ""
         busy.set()
         assert training.save_state("x").result().path
-
-
-PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
 
 
 def _error_in_a_fork(call: Callable[[], Any]) -> str:
@@ -203,7 +195,7 @@ def _error_in_a_fork(call: Callable[[], Any]) -> str:
         child.join()
 
 
-def test_allowed_hosts_get_through_with_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allowed_hosts_get_through_with_their_addresses(monkeypatch: Patch) -> None:
     entry = (socket.AF_INET, socket.SOCK_STREAM, 6, "", OUTSIDE)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [entry])
     with no_network(allow_hosts=("tool.example",)):
@@ -225,7 +217,7 @@ def test_the_hub_is_offline_inside_so_that_cached_models_load_unless_it_is_allow
         assert huggingface_hub.constants.HF_HUB_OFFLINE == WAS_OFFLINE
 
 
-def test_leaving_the_last_block_restores_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_the_last_block_restores_everything(monkeypatch: Patch) -> None:
     def state() -> tuple[Any, ...]:
         prepare = multiprocessing.spawn.get_preparation_data
         here = (socket.getaddrinfo, prepare, dict(vars(socket.socket)))
@@ -273,6 +265,6 @@ async def test_a_client_that_cannot_be_taken_over_is_told_what_to_take() -> None
     def agent() -> None:
         urllib.request.urlopen("http://api.openai.com/v1/chat/completions", b"{}")
 
-    told = r"use client\.base_url and client\.api_key"
-    with no_network(), pytest.raises(AgentError, match=told):
+    remedy = r"use client\.base_url and client\.api_key"
+    with no_network(), pytest.raises(AgentError, match=remedy):
         await ChatAgentEnv(agent).initial_observation()

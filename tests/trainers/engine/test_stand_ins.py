@@ -4,9 +4,11 @@ import logging
 from pathlib import Path
 
 import pytest
+from tests.trainers.kit import Log
 from tinker_cookbook import model_info, renderers, tokenizer_utils
 from transformers import AutoTokenizer
 
+from evert.bridge.tokens.bases import base_path
 from evert.trainers.engine.common.errors import ModelNotFoundError
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.models.stand_ins import StandIns
@@ -14,31 +16,38 @@ from evert.trainers.engine.models.stand_ins import StandIns
 NAMED = "Qwen/Qwen3-8B"
 
 
-def test_the_first_pattern_that_fits_counts_but_for_what_is_here(tiny_model: str) -> None:
-    some = {"Qwen/*-20q": "evert-tiny-20q", "Qwen/*": "evert-tiny"}
-    for patterns, name, found in [
-        (some, "Qwen/a-20q", "evert-tiny-20q"),
-        (some, NAMED, "evert-tiny"),
-        (some, "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B"),
+SOME = {"Qwen/*-20q": "evert-tiny-20q", "Qwen/*": "evert-tiny"}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "name", "expected"),
+    [
+        (SOME, "Qwen/a-20q", "evert-tiny-20q"),
+        (SOME, NAMED, "evert-tiny"),
+        (SOME, "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B"),
         ({NAMED: "evert-tiny"}, f"{NAMED}:peft:262144", "evert-tiny"),
         ({"*": "evert-tiny"}, "evert-tiny-20q", "evert-tiny-20q"),
-        ({"*": "evert-tiny"}, tiny_model, tiny_model),
-    ]:
-        assert StandIns(patterns).of(name) == found, (patterns, name)
+        ({"*": "evert-tiny"}, str(base_path()), str(base_path())),
+    ],
+)
+def test_the_first_pattern_that_fits_counts_but_for_what_is_here(
+    patterns: dict[str, str], name: str, expected: str
+) -> None:
+    assert StandIns(patterns).of(name) == expected
 
 
-def test_a_name_that_is_replaced_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_name_that_is_replaced_is_said_once(caplog: Log) -> None:
     stand_ins = StandIns({"Qwen/*": "evert-tiny"})
     for name in (NAMED, NAMED, "Qwen/Qwen3-32B", "other"):
         stand_ins.of(name)
-    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(said) == 2
-    assert said[0].startswith("evert-tiny STANDS IN FOR Qwen/Qwen3-8B (stand_ins)")
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 2
+    assert warnings[0].startswith("evert-tiny STANDS IN FOR Qwen/Qwen3-8B (stand_ins)")
 
 
 def test_look_ups_by_name_find_the_stand_in_inside_the_block_alone(tmp_path: Path) -> None:
     before = tokenizer_utils.get_tokenizer, model_info.get_model_attributes
-    own = vars(AutoTokenizer)["from_pretrained"]
+    method = vars(AutoTokenizer)["from_pretrained"]
     with embedded_engine(tmp_path, device="cpu", stand_ins={"*/*": "evert-tiny"}):
         tokenizer = tokenizer_utils.get_tokenizer(NAMED)
         named = AutoTokenizer.from_pretrained("meta-llama/Llama-3.2-1B")
@@ -48,12 +57,10 @@ def test_look_ups_by_name_find_the_stand_in_inside_the_block_alone(tmp_path: Pat
         renderer = renderers.get_renderer(name, tokenizer)
         assert renderer.get_stop_sequences() == [tokenizer.eos_token_id]
     assert (tokenizer_utils.get_tokenizer, model_info.get_model_attributes) == before
-    assert vars(AutoTokenizer)["from_pretrained"] is own
+    assert vars(AutoTokenizer)["from_pretrained"] is method
 
 
-def test_a_chat_format_without_tokens_is_the_stand_ins_own(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_chat_format_without_tokens_is_the_stand_ins_own(tmp_path: Path, caplog: Log) -> None:
     with embedded_engine(tmp_path, device="cpu", stand_ins={"*/*": "evert-tiny"}):
         tokenizer = tokenizer_utils.get_tokenizer("meta-llama/Llama-3.1-8B-Instruct")
         made = [renderers.get_renderer("llama3", tokenizer) for _ in range(2)]
@@ -69,9 +76,9 @@ def test_a_chat_format_without_tokens_is_the_stand_ins_own(
 
 def test_the_table_of_models_keeps_what_it_knows_of_a_name(tiny_model: str, tmp_path: Path) -> None:
     with embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": "evert-tiny"}):
-        found = model_info.get_model_attributes("Qwen/Qwen3.5-4B")
-        assert (found.size_str, found.is_vl) == ("4B", False)
-        assert found.recommended_renderers[:2] == ("qwen3_instruct", "qwen3_5")
+        attributes = model_info.get_model_attributes("Qwen/Qwen3.5-4B")
+        assert (attributes.size_str, attributes.is_vl) == ("4B", False)
+        assert attributes.recommended_renderers[:2] == ("qwen3_instruct", "qwen3_5")
         assert model_info.get_recommended_renderer_name("evert-tiny-20q") == "qwen3_instruct"
         with pytest.raises(KeyError):
             model_info.get_model_attributes("meta-llama/none")
@@ -83,9 +90,9 @@ def test_the_table_of_models_keeps_what_it_knows_of_a_name(tiny_model: str, tmp_
         assert model_info.get_recommended_renderer_name(NAMED) == "qwen3"
 
 
-def test_a_stand_in_that_is_not_here_is_named_at_once(tmp_path: Path) -> None:
-    for missing in ("evert-tinny", "./nowhere", "nobody/has-it"):
-        engine = embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": missing})
-        text = f"stand_ins maps 'Qwen/\\*' to '{missing}'"
-        with pytest.raises(ModelNotFoundError, match=text), engine:
-            pass
+@pytest.mark.parametrize("missing", ["evert-tinny", "./nowhere", "nobody/has-it"])
+def test_a_stand_in_that_is_not_here_is_named_at_once(missing: str, tmp_path: Path) -> None:
+    engine = embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": missing})
+    text = f"stand_ins maps 'Qwen/\\*' to '{missing}'"
+    with pytest.raises(ModelNotFoundError, match=text), engine:
+        pass

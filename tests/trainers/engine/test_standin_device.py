@@ -19,8 +19,8 @@ import torch
 import transformers
 from benchmarks import gpu
 from tests.nightly import each
-from tests.trainers.conftest import make_tokenizer
 from tests.trainers.engine.standin import CUDA, MPS, MPS_SUM, Wait, stand_in
+from tests.trainers.kit import Shown, make_tokenizer, sampler_of, shaken, snapshot, trainer_of
 from tinker import types
 
 from evert.trainers.engine.embedded import embedded_engine
@@ -85,33 +85,43 @@ def error_of(call: Callable[[torch.Tensor], Any], device: torch.device = CUDA) -
     return ""
 
 
-@standin_only
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_what_cuda_refuses_is_refused_and_what_the_host_waits_for_is_counted(
-    mode: Callable[[], Any],
-) -> None:
-    for case, refused in REFUSED.items():
-        with stand_in(), mode():
-            error = error_of(refused)
-        assert any(word in error for word in ("cpu", "numpy", "CUDA's")), case
-    for case, (call, expected) in ALLOWED.items():
-        with stand_in() as device, mode():
-            x = HOST.to(CUDA)
-            device.waits.clear()
-            found = call(x)
-        assert [wait.why for wait in device.waits] == expected, case
-        assert np.allclose(found.numbers if hasattr(found, "numbers") else found, call(HOST)), case
+MODES = pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 
 
 @standin_only
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_what_mps_refuses_or_computes_wrongly_is_refused_and_copies_need_a_wait(
-    mode: Callable[[], Any],
-) -> None:
-    for case, refused in REFUSED_BY_MPS.items():
-        with stand_in(MPS), mode():
-            error = error_of(refused, MPS)
-        assert any(word in error for word in ("MPS", "CUDA's")), case
+@MODES
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cuda_refuses_is_refused(case: str, mode: Callable[[], Any]) -> None:
+    with stand_in(), mode():
+        error = error_of(REFUSED[case])
+    assert any(word in error for word in ("cpu", "numpy", "CUDA's"))
+
+
+@standin_only
+@MODES
+@pytest.mark.parametrize("case", ALLOWED)
+def test_what_the_host_waits_for_is_counted(case: str, mode: Callable[[], Any]) -> None:
+    call, expected = ALLOWED[case]
+    with stand_in() as device, mode():
+        x = HOST.to(CUDA)
+        device.waits.clear()
+        y = call(x)
+    assert [wait.why for wait in device.waits] == expected
+    assert np.allclose(y.numbers if hasattr(y, "numbers") else y, call(HOST))
+
+
+@standin_only
+@MODES
+@pytest.mark.parametrize("case", REFUSED_BY_MPS)
+def test_what_mps_refuses_or_computes_wrongly_is_refused(case: str, mode: Any) -> None:
+    with stand_in(MPS), mode():
+        error = error_of(REFUSED_BY_MPS[case], MPS)
+    assert any(word in error for word in ("MPS", "CUDA's"))
+
+
+@standin_only
+@MODES
+def test_copies_from_mps_need_a_wait(mode: Callable[[], Any]) -> None:
     with stand_in(MPS), mode():
         x = HOST.to(MPS)
         assert torch.equal(x.cpu(), HOST)
@@ -124,7 +134,7 @@ def test_wide_products_and_their_gradients_are_exact_on_mps() -> None:
     x, weight, bias = torch.randn(20, 16), torch.randn(MPS_SUM + 9, 16), torch.randn(MPS_SUM + 9)
 
     def gradients(device: torch.device) -> list[torch.Tensor]:
-        inputs = [each.to(device).requires_grad_() for each in (x, weight, bias)]
+        inputs = [tensor.to(device).requires_grad_() for tensor in (x, weight, bias)]
         y = linear(*inputs)
         return [tensor.cpu() for tensor in (y, *torch.autograd.grad(y.square().sum(), inputs))]
 
@@ -212,30 +222,27 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.service: Any = tinker.ServiceClient()
-        self.training: Any = self.service.create_lora_training_client(self.folder, rank=4).result()
-        self.sampler: Any = self.snapshot()
+        self.training = trainer_of(self.folder, rank=4)
+        self.sampler = snapshot(self.training)
 
-    def snapshot(self) -> Any:
-        return self.training.save_weights_and_get_sampling_client().result()
-
-    def replies(self, asked: Sequence[tuple[Any, list[int], types.SamplingParams]]) -> list[Any]:
+    def replies(self, requests: Sequence[tuple[Any, list[int], types.SamplingParams]]) -> list[Any]:
         """Replies to prompts of some clients, asked for at once.
 
         Returns:
             How far their log-probabilities are from those of scoring; and where tokens are to be
             the same on another device, both themselves.
         """
-        futures = [client.sample(given(prompt), 2, params) for client, prompt, params in asked]
+        futures = [client.sample(given(prompt), 2, params) for client, prompt, params in requests]
         scored = [
             (reply, len(prompt), client.compute_logprobs(given([*prompt, *reply.tokens])))
-            for (client, prompt, _), future in zip(asked, futures, strict=True)
+            for (client, prompt, _), future in zip(requests, futures, strict=True)
             for reply in future.result().sequences
         ]
-        found: list[Any] = []
+        numbers: list[Any] = []
         for reply, start, scores in scored:
-            found.append(np.subtract(reply.logprobs, scores.result()[start:]))
-            found += [reply.tokens, reply.logprobs] if self.exact else []
-        return found
+            numbers.append(np.subtract(reply.logprobs, scores.result()[start:]))
+            numbers += [reply.tokens, reply.logprobs] if self.exact else []
+        return numbers
 
 
 def given(row: Sequence[int]) -> types.ModelInput:
@@ -263,7 +270,7 @@ def datum(number: int, loss: str) -> types.Datum:
 
 
 def logprobs_of(output: Any) -> list[Any]:
-    return [each["logprobs"].to_numpy() for each in output.loss_fn_outputs]
+    return [row["logprobs"].to_numpy() for row in output.loss_fn_outputs]
 
 
 def train(training: Any, loss: str = "cross_entropy") -> list[Any]:
@@ -280,7 +287,7 @@ def train_by_each_loss(scene: Scene) -> list[Any]:
 
 def train_by_a_loss_of_ones_own(scene: Scene) -> list[Any]:
     def loss(data: Any, logprobs: list[torch.Tensor]) -> tuple[Any, dict[str, float]]:
-        total = torch.stack([one.square().sum() for one in logprobs]).sum()
+        total = torch.stack([row.square().sum() for row in logprobs]).sum()
         return total, {"own": float(total.detach())}
 
     data = [datum(number, "cross_entropy") for number in range(3)]
@@ -288,7 +295,7 @@ def train_by_a_loss_of_ones_own(scene: Scene) -> list[Any]:
 
 
 def sample(scene: Scene) -> list[Any]:
-    scene.sampler = scene.snapshot()
+    scene.sampler = snapshot(scene.training)
     shapes = (how(), how(temperature=0.5, top_k=5, top_p=0.9), how(temperature=0), how(stop=[1, 2]))
     return scene.replies([(scene.sampler, ROWS[0], shape) for shape in shapes])
 
@@ -301,24 +308,24 @@ def share_a_beginning(scene: Scene) -> list[Any]:
 
 def sample_several_adapters(scene: Scene) -> list[Any]:
     train(scene.training)
-    others = scene.snapshot(), scene.service.create_sampling_client(base_model=scene.folder)
+    others = snapshot(scene.training), sampler_of(scene.folder)
     clients = [scene.sampler, *others] * 2
     return scene.replies([(client, ROWS[3], how(max_tokens=4)) for client in clients])
 
 
 def score(scene: Scene) -> list[Any]:
-    asked = [scene.sampler.compute_logprobs(given(row)) for row in ROWS]
+    futures = [scene.sampler.compute_logprobs(given(row)) for row in ROWS]
     last = scene.sampler.compute_logprobs(given(ROWS[1]), prompt_logprobs_last_n=4)
     targets = types.TensorData.from_torch(torch.full((len(ROWS[2]) - 1, 2), 5))
-    told = scene.sampler.sample(
+    response = scene.sampler.sample(
         given(ROWS[2]), 1, how(max_tokens=3),
         include_prompt_logprobs=True, topk_prompt_logprobs=3, target_prompt_logprobs=targets,
     ).result()  # fmt: skip
-    found = [future.result()[1:] for future in asked] + [last.result()[-4:]]
+    scores = [future.result()[1:] for future in futures] + [last.result()[-4:]]
     return [
-        *found,
-        told.topk_prompt_logprobs_np.logprobs[1:],
-        told.target_prompt_logprobs.to_numpy(),
+        *scores,
+        response.topk_prompt_logprobs_np.logprobs[1:],
+        response.target_prompt_logprobs.to_numpy(),
     ]
 
 
@@ -345,12 +352,10 @@ STAGES = (
 
 
 def play(scene: Scene) -> dict[str, list[Any]]:
-    """What each stage came to, by its name."""
     return {stage.__name__: stage(scene) for stage in STAGES}
 
 
 def make_model(family: str, folder: Path) -> None:
-    """A random model of 60 thousand parameters that is far from uniform."""
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(folder)
     config: Any = getattr(transformers, f"{family}Config")
@@ -359,10 +364,7 @@ def make_model(family: str, folder: Path) -> None:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
     torch.manual_seed(0)
     model = made(config(vocab_size=len(tokenizer), tie_word_embeddings=False, **sizes, **heads))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(folder)
+    shaken(model).save_pretrained(folder)
 
 
 @pytest.mark.parametrize("name", each([*SETUPS], by_day=[*[*SETUPS][:2], "an adapter on MPS"]))
@@ -376,26 +378,24 @@ def test_a_gpu_computes_what_the_cpu_computes(name: str, tmp_path: Path) -> None
     on_gpu: dict[str, Any] = {"device": str(setup.device), "dtype": setup.dtype}
     gpu: Any = nullcontext() if HAS[setup.device.type] else stand_in(setup.device)
     with gpu, embedded_engine(tmp_path / "gpu", full_parameter=setup.whole, **on_gpu) as engine:
-        found = play(Scene(str(folder), exact))
+        results = play(Scene(str(folder), exact))
     assert engine.device == setup.device
     if setup.device == CUDA:
         assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
 
     for stage, numbers in expected.items():
-        for ours, theirs in zip(found[stage], numbers, strict=True):
+        for ours, theirs in zip(results[stage], numbers, strict=True):
             assert ours == pytest.approx(theirs, abs=setup.tolerance), stage
 
 
 @standin_only
-def test_the_host_waits_once_a_step_for_many_rows_as_for_few(
-    tiny_model: str, tmp_path: Path
-) -> None:
-    asked = how(temperature=0.7, top_k=9)
+def test_the_host_waits_once_a_step_however_many_rows(tiny_model: str, tmp_path: Path) -> None:
+    shape = how(temperature=0.7, top_k=9)
     with stand_in() as device, embedded_engine(tmp_path, device=str(CUDA)):
-        client: Any = tinker.ServiceClient().create_sampling_client(base_model=tiny_model)
+        client = sampler_of(tiny_model)
 
         def waits(rows: int, length: int) -> Counter[Wait]:
-            longer = asked.model_copy(update={"max_tokens": length})
+            longer = shape.model_copy(update={"max_tokens": length})
             return device.waited(lambda: client.sample(given(ROWS[0]), rows, longer).result())
 
         waits(2, 2)  # The prompt is remembered from here on.
@@ -417,17 +417,15 @@ def test_a_gpu_does_not_run_the_last_token_of_a_reply() -> None:
 
 
 @standin_only
-def test_the_benchmark_of_a_gpu_runs_whole_on_the_stand_in_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_gpu_benchmark_runs_on_the_stand_in_and_says_so(tmp_path: Path, capsys: Shown) -> None:
     threads = torch.get_num_threads()
     try:
         assert gpu.main(["--quick", f"--out={tmp_path}/gpu.json"]) == 0
     finally:
         torch.set_num_threads(threads)
-    found = json.loads((tmp_path / "gpu.json").read_text())
-    assert "a stand-in on the CPU" in found["machine"]["device"]
-    rows = {row["what"]: row for row in found["rows"]}
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    assert "a stand-in on the CPU" in report["machine"]["device"]
+    rows = {row["what"]: row for row in report["rows"]}
     assert rows["small: the host waits"]["engine"] == "1.0 times per token"
     assert rows["a run of the game identity"]["engine"] == "left out: no GPU"
     assert "| gradient of gspo, bfloat16 |" in (tmp_path / "gpu.md").read_text()

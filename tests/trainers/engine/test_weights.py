@@ -33,8 +33,8 @@ class Asking:
 
     async def __call__(self, client: Any) -> float:
         for _ in range(2):
-            asked = {"model": "user", "messages": self.messages, **self.fields}
-            self.replies.append(await client.chat.completions.create(**asked))
+            request = {"model": "user", "messages": self.messages, **self.fields}
+            self.replies.append(await client.chat.completions.create(**request))
         await client.chat.completions.create(messages=GAME)
         return 1.0
 
@@ -52,7 +52,6 @@ async def play(agent: Any, user: TinkerModel, **options: Any) -> Any:
 
 
 async def saved(name: str) -> str:
-    """Path of a base's weights, saved."""
     client = await tinker.ServiceClient().create_lora_training_client_async(name)
     return str((await (await client.save_weights_for_sampler_async("kept"))).path)
 
@@ -111,8 +110,8 @@ async def test_a_reply_ends_at_the_tightest_bound(engine: Engine, tiny_model: st
     await play(agent, TinkerModel(tiny_model, renderer_name="qwen3", max_tokens=5000))
     assert agent.replies[0].usage.total_tokens <= 512
     assert agent.replies[0].choices[0].finish_reason in ("length", "stop")
-    for mine, asked in ((3, None), (3, 7), (7, 3)):
-        fields: dict[str, Any] = {} if asked is None else {"max_tokens": asked}
+    for mine, limit in ((3, None), (3, 7), (7, 3)):
+        fields: dict[str, Any] = {} if limit is None else {"max_tokens": limit}
         agent = Asking(**fields)
         await play(agent, TinkerModel(tiny_model, renderer_name="qwen3", max_tokens=mine))
         assert {reply.usage.completion_tokens for reply in agent.replies} <= {1, 2, 3}
@@ -129,13 +128,17 @@ async def test_a_prompt_that_leaves_no_room_is_a_400(engine: Engine, tiny_model:
     await play(long, TinkerModel(tiny_model, renderer_name="qwen3"))
 
 
-def test_a_service_that_does_not_say_how_long_contexts_are_is_believed() -> None:
-    other = tinker.types.SupportedModel(model_name="other")
-    silent = tinker.types.GetServerCapabilitiesResponse(supported_models=[other])
-    for answer in ({"side_effect": tinker.TinkerError("not here")}, {"return_value": silent}):
-        service = Mock()
-        service.get_server_capabilities.configure_mock(**answer)
-        assert context_length_of(service, "m") is None
+OTHER = tinker.types.SupportedModel(model_name="other")
+SILENT = tinker.types.GetServerCapabilitiesResponse(supported_models=[OTHER])
+
+
+@pytest.mark.parametrize(
+    "answer", [{"side_effect": tinker.TinkerError("not here")}, {"return_value": SILENT}]
+)
+def test_a_service_that_does_not_say_how_long_contexts_are_is_believed(answer: Any) -> None:
+    service = Mock()
+    service.get_server_capabilities.configure_mock(**answer)
+    assert context_length_of(service, "m") is None
 
 
 async def test_all_envs_of_an_engine_share_a_client_though_they_ask_at_once(tmp_path: Path) -> None:
@@ -143,9 +146,9 @@ async def test_all_envs_of_an_engine_share_a_client_though_they_ask_at_once(tmp_
     clients = []
     for name in "ab":
         with embedded_engine(tmp_path / name, device="cpu", threads=1):
-            found = await asyncio.gather(*(open_weights(model) for model in models * 4))
-            assert len({id(weights.client) for weights in found}) == 1
-            clients.append(found[0].client)
+            opened = await asyncio.gather(*(open_weights(model) for model in models * 4))
+            assert len({id(weights.client) for weights in opened}) == 1
+            clients.append(opened[0].client)
             await play(agent := Asking(), models[1])
             assert agent.texts[0]
     assert clients[0] is not clients[1]
@@ -162,15 +165,20 @@ async def test_weights_that_could_not_be_opened_are_tried_again(engine: Engine) 
     assert (await open_weights(model)).context_length == 8192
 
 
-def test_it_pickles_and_what_names_nothing_is_refused() -> None:
+def test_it_pickles() -> None:
     model = TinkerModel("evert-tiny", temperature=0.5)
     assert pickle.loads(pickle.dumps(model)) == model
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({}, r"neither base_model nor model_path.*Qwen3-8B"),
-        ({"temperature": -1}, r"got temperature=-1; expected a finite number"),
-        ({"temperature": math.nan}, "temperature=nan"),
-        ({"max_tokens": 0}, "max_tokens=0"),
-    ]
-    for fields, text in wrong:
-        with pytest.raises(InvalidModelError, match=text):
-            TinkerModel("evert-tiny" if fields else None, **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "text"),
+    [
+        (None, {}, r"neither base_model nor model_path.*Qwen3-8B"),
+        ("evert-tiny", {"temperature": -1}, r"got temperature=-1; expected a finite number"),
+        ("evert-tiny", {"temperature": math.nan}, "temperature=nan"),
+        ("evert-tiny", {"max_tokens": 0}, "max_tokens=0"),
+    ],
+)
+def test_a_field_that_cannot_be_meant_is_refused(name: Any, fields: Any, text: str) -> None:
+    with pytest.raises(InvalidModelError, match=text):
+        TinkerModel(name, **fields)

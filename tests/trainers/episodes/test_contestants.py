@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tinker
 from tests.kit import ask, assistant, call, tool, user
-from tests.trainers.conftest import chat_endpoint
+from tests.trainers.kit import chat_endpoint
 from tinker.types import ImageChunk
 from tinker_cookbook.rl.rollouts import do_single_rollout
 

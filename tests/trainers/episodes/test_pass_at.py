@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from tests.trainers.conftest import Shown
+from tests.trainers.kit import Shown
 
 from evert.trainers.commands import evaluate
-from evert.trainers.episodes.intervals import interval
-from evert.trainers.episodes.pass_at import pass_at
+from evert.trainers.episodes.scores import interval, pass_at
+from evert.trainers.reporting.run import read_run
 from evert.trainers.viewing.runs import figures
 
 
@@ -73,7 +73,10 @@ def test_an_evaluation_has_it_in_its_table_its_file_its_figure_and_the_viewer(
     assert row["pass_at_1"] == row["success"]
     assert float(row["pass_at_4_low"]) <= float(row["pass_at_4"]) <= float(row["pass_at_4_high"])
     assert (out / "pass_at.png").stat().st_size > 1000
-    assert figures(out, [])["table"] == [row]
+    [shown] = figures(read_run(out), [])["table"]
+    assert [each["k"] for each in shown["pass_at"]] == [1, 4]
+    assert shown["pass_at"][0]["text"] == shown["success"]
+    assert shown["pass_at"][1]["value"] == float(row["pass_at_4"])
 
 
 @pytest.mark.parametrize("k", ["0", "8"])

@@ -2,9 +2,13 @@
 
 import csv
 import io
+import json
 import math
 import random
+import re
 from collections.abc import Sequence
+from dataclasses import asdict, astuple
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -15,14 +19,19 @@ from scipy.stats import binomtest  # type: ignore[import-untyped]
 from tests.nightly import IS_NIGHT
 
 from evert.envs.games import Game, Metric
-from evert.trainers.episodes.intervals import half_of, interval
 from evert.trainers.episodes.playing import EpisodeResult
 from evert.trainers.episodes.scores import (
     Score,
     as_csv,
     as_play_table,
     as_table,
+    half_of,
+    interval,
+    mean_text,
+    read_score,
+    read_scores,
     scores,
+    share_text,
     turns_name,
 )
 
@@ -143,7 +152,36 @@ def test_the_interval_of_a_mean_is_students_and_one_task_shows_none() -> None:
     assert score([episode(success=False)]).reward_error is None
 
 
-def test_the_csv_reads_back() -> None:
+def test_a_score_reads_as_a_text_with_its_interval_if_that_is_known() -> None:
+    assert [share_text(2 / 3, 0.125, 1.0), share_text(0.5), share_text(None)] == [
+        "66.7% (12-100%)", "50.0%", "",
+    ]  # fmt: skip
+    assert [mean_text(-0.125, 0.5), mean_text(1.0), mean_text(None, 0.5)] == [
+        "-0.12 ± 0.50", "1.00", "",
+    ]  # fmt: skip
+
+
+def test_what_is_no_score_is_refused_or_left_out(tmp_path: Path) -> None:
+    [row] = scores([episode(metrics={"asks_first": 1.0})])
+    whole = json.loads(json.dumps(asdict(row)))
+    assert read_score(whole) == row
+    for key in ("success", "reward", "errors", "play"):
+        for value in ("x", [1], {"a": "b"}, math.inf if key == "errors" else 10**400):
+            with pytest.raises(ValueError, match=r"\w"):
+                read_score(whole | {key: value})
+    with pytest.raises(ValueError, match="KeyError"):
+        read_score({})
+    (tmp_path / "scores.csv").write_text("model,pass_at_x\na,b\n")
+    assert read_scores(tmp_path / "scores.csv") == read_scores(tmp_path / "none.csv") == []
+
+
+def test_the_csv_reads_back(tmp_path: Path) -> None:
+    rows = scores([episode(task, seed % 2 == task) for task in (0, 1) for seed in (0, 1)],
+                  pass_at=(1, 2))  # fmt: skip
+    (tmp_path / "scores.csv").write_text(as_csv(rows))
+    [read_row] = read_scores(tmp_path / "scores.csv")
+    assert (read_row.success, read_row.episodes) == (0.5, 4)
+    assert astuple(read_row.pass_at[2]) == pytest.approx(astuple(rows[0].pass_at[2]), abs=1e-4)
     rows = scores(PLAYED, "split")
     read = list(csv.DictReader(io.StringIO(as_csv(rows))))
     assert [(row["model"], row["split"], row["success"]) for row in read] == [
@@ -182,7 +220,7 @@ def test_the_table_has_every_model_and_the_columns_that_say_something() -> None:
     asked, called = episode(metrics={"questions": 4}), episode(turns=7)
     assert (turns_name([called, asked]), turns_name([called])) == ("questions", "turns")
     plain = shown(scores(PLAYED, "split"), questions=turns_name([called]))
-    assert (plain.count("66.7%"), plain.count("%-")) == (4, 4)
+    assert len(re.findall(r"66\.7% \(\d+-\d+%\)", plain)) == 4
     assert {"train", "turns"} <= {*plain.split()}
     assert not {"reward", "calls", "failed", "questions"} & {*plain.split()}
     assert "tool calls" in shown([score([episode(metrics={"searches": 1})])])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from aiohttp import web
+from tests.trainers.kit import Patch, spied
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert.bridge.clients.http.connections import send, whole
@@ -37,7 +38,6 @@ def model() -> Any:
 
 @pytest.fixture
 def trainer(model: Any) -> SimpleNamespace:
-    """What of TRL's trainer is used."""
     accelerator = SimpleNamespace(
         unwrap_model=lambda wrapped: wrapped, device=torch.device("cpu"), process_index=0,
         distributed_type="DistributedType.NO",
@@ -51,7 +51,7 @@ def trainer(model: Any) -> SimpleNamespace:
 
 
 @pytest.fixture
-def own(trainer: SimpleNamespace) -> SamplingClient:
+def client(trainer: SimpleNamespace) -> SamplingClient:
     """The client of the engine that rollouts would make themselves."""
     engine = Engine(EngineSettings(device="cpu", seed=7))
     return model_client(engine, "trl", trainer.model, base_tokenizer(), 0, 0, 0)
@@ -61,11 +61,11 @@ def rollouts(**options: Any) -> Rollouts:
     return Rollouts(IDENTITY, TASKS, **options)
 
 
-def check_same(given: dict[str, Any], expected: dict[str, Any]) -> None:
+def check_same(rows: dict[str, Any], expected: dict[str, Any]) -> None:
     """Compare what TRL gets, log-probabilities up to rounding."""
-    for ours, theirs in zip(given.pop("logprobs"), expected.pop("logprobs"), strict=True):
+    for ours, theirs in zip(rows.pop("logprobs"), expected.pop("logprobs"), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5)
-    assert given == expected
+    assert rows == expected
 
 
 class VLLMServer(PolicyService):
@@ -76,10 +76,9 @@ class VLLMServer(PolicyService):
 
 
 @pytest.fixture
-def server(trainer: SimpleNamespace, own: SamplingClient) -> Iterator[VLLMServer]:
-    """The vLLM server of a trainer."""
+def server(trainer: SimpleNamespace, client: SamplingClient) -> Iterator[VLLMServer]:
     with VLLMServer() as running:
-        running.offer(own, "the-model")
+        running.offer(client, "the-model")
         trainer.use_vllm, trainer.vllm_mode = True, "server"
         trainer.vllm_generation = SimpleNamespace(
             server_base_url=running.url.removesuffix("/v1"),
@@ -99,34 +98,26 @@ def test_a_vllm_server_gives_the_engines_rows(trainer: SimpleNamespace, request:
 
 
 def test_a_process_that_is_not_the_first_asks_the_server_for_the_trainers_model(
-    trainer: SimpleNamespace, own: SamplingClient, server: VLLMServer
+    trainer: SimpleNamespace, client: SamplingClient, server: VLLMServer
 ) -> None:
     address, port = server.url.removesuffix("/v1").removeprefix("http://").split(":")
-    trainer.vllm_generation = SimpleNamespace(
-        server_base_url=None, server_host=address, server_port=port
-    )
-    server.withdraw(own)
-    server.offer(own, trainer.model.config.name_or_path)
+    place = {"server_base_url": None, "server_host": address, "server_port": port}
+    trainer.vllm_generation = SimpleNamespace(**place)
+    server.withdraw(client)
+    server.offer(client, trainer.model.config.name_or_path)
     assert len(rollouts()(NUMBERS, trainer)["completion_ids"]) == len(NUMBERS)
 
 
 def test_what_vllm_raises_is_raised_and_every_env_is_closed(
-    trainer: SimpleNamespace, server: VLLMServer, monkeypatch: pytest.MonkeyPatch
+    trainer: SimpleNamespace, server: VLLMServer, monkeypatch: Patch
 ) -> None:
-    closed = set()
-    close = ChatAgentEnv.close
-
-    async def counted(env: ChatAgentEnv) -> None:
-        closed.add(env)
-        await close(env)
-
-    monkeypatch.setattr(ChatAgentEnv, "close", counted)
+    closed = spied(monkeypatch, ChatAgentEnv, "close", lambda env: env)
     trainer.vllm_generation.vllm_client.model = "another-model"
 
     with pytest.raises(NotServedError, match="another-model"):
         rollouts()(NUMBERS, trainer)
 
-    assert len(closed) == len(NUMBERS)
+    assert len({*closed}) == len(NUMBERS)
 
 
 def test_what_cannot_be_followed_is_refused_with_what_to_change(trainer: SimpleNamespace) -> None:
@@ -149,45 +140,44 @@ def test_processes_draw_different_replies(trainer: SimpleNamespace) -> None:
 def test_a_renderer_comes_from_the_models_name(trainer: SimpleNamespace, monkeypatch: Any) -> None:
     for name in ("Qwen/Qwen3-4B-Instruct-2507", str(base_path())):
         monkeypatch.setattr(trainer.model.config, "name_or_path", name)
-        found = rollouts()(NUMBERS, trainer)
+        rows = rollouts()(NUMBERS, trainer)
         # Which rows meet in a batch is up to the clock, and with it the last bits of a float32.
-        check_same(found, rollouts(renderer_name="qwen3_instruct")(NUMBERS, trainer))
+        check_same(rows, rollouts(renderer_name="qwen3_instruct")(NUMBERS, trainer))
     monkeypatch.setattr(trainer.model.config, "name_or_path", "nobody/knows")
     with pytest.raises(InvalidModelError, match="renderer_name="):
         rollouts()(NUMBERS, trainer)
 
 
 class AsksTwice:
-    """An agent with options of its own."""
-
     def __init__(self, **options: Any) -> None:
         self.env_options = options
 
     async def __call__(self, client: Any, task: int) -> float:
         for _ in range(2):
-            asked = [{"role": "user", "content": f"Say {task}."}]
-            await client.chat.completions.create(messages=asked, max_tokens=2)
+            messages = [{"role": "user", "content": f"Say {task}."}]
+            await client.chat.completions.create(messages=messages, max_tokens=2)
         return 1.0
 
 
 def test_what_an_agent_brings_holds_unless_the_user_says_otherwise(
-    trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    trainer: SimpleNamespace, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(trainer.model.config, "name_or_path", "nobody/knows")
-    one, two = ({"limits": RolloutLimits(max_turns=number)} for number in (1, 2))
+    one_turn, two_turns = ({"limits": RolloutLimits(max_turns=number)} for number in (1, 2))
     named, brought = {"renderer_name": BASE_RENDERER}, {"renderer": default_renderer()}
     table: list[tuple[dict[str, Any], dict[str, Any], int]] = [
-        ({**one, **brought}, {}, 1),
-        (one, {**named, **two}, 2),
+        ({**one_turn, **brought}, {}, 1),
+        (one_turn, {**named, **two_turns}, 2),
         ({"context_length": 5}, named, 0),
         ({"context_length": 5}, {**named, "context_length": 400}, 0),
         ({"context_length": 400}, {**named, "context_length": 5}, 0),
         ({"context_length": 400}, {**named, "context_length": 399}, 2),
         ({"renderer": "of another model"}, named, 2),
     ]
-    for own, options, turns in table:
-        played = Rollouts(AsksTwice(**own), [7], **options)(["0"], trainer)
-        assert [each["turns"] for each in played["episode_metrics"]] == [turns], (own, options)
+    for agent_options, options, turns in table:
+        played = Rollouts(AsksTwice(**agent_options), [7], **options)(["0"], trainer)
+        [metrics] = played["episode_metrics"]
+        assert metrics["turns"] == turns, (agent_options, options)
 
 
 def test_what_needs_a_whole_group_or_several_policies_is_refused() -> None:
@@ -214,7 +204,7 @@ def test_the_reward_function_hands_on_what_episodes_earned() -> None:
         episode_reward=[1.0, None],
         episode_metrics=[{"turns": 2.0}, {"turns": 1.0}],
         task=[0, {"question": "?"}],
-        log_metric=lambda *each: metrics.append(each),
+        log_metric=lambda *metric: metrics.append(metric),
         log_extra=columns.__setitem__,
     )
     assert earned == [1.0, None]

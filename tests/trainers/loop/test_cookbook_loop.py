@@ -1,7 +1,6 @@
 """What the loop of one's own has, under ``tinker_cookbook.rl.train.main`` as it is."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
@@ -9,12 +8,14 @@ from typing import Any
 
 import pytest
 from tests.kit import ask
+from tests.trainers.kit import Patch
 from tinker_cookbook.rl import train as rl_train
 
 from evert import AgentDatasetBuilder, ParallelRollouts, embedded_engine
 from evert.bridge.tokens.bases import BASE_MODEL, BASE_RENDERER
 from evert.envs.identity import TRAIN_TASKS, score
 from evert.trainers.engine.clients.sampling_client import SamplingClient
+from evert.trainers.system.files import METRICS, read_jsonl
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -30,23 +31,22 @@ async def gathers(client: Any, task: int) -> float:
 async def one_turn_decides(client: Any, task: int) -> float:
     for turn in range(TURNS):
         if turn == DECIDES:
-            said = await ask(client, f"Let's play a game. Say you are {task}.")
-            client.reward(score(said, task))
+            reply = await ask(client, f"Let's play a game. Say you are {task}.")
+            client.reward(score(reply, task))
         else:
             await ask(client, f"{turn + 1} of {TURNS}. Say a color, {task}.")
     return 0.0
 
 
 async def debate(client: Any, task: int) -> dict[str, float]:
-    said = await ask(client.seat("player"), f"Let's play a game. Say you are {task}.")
-    await ask(client.seat("judge"), f"Is {task} in {said}?")
-    return {"player": score(said, task), "judge": 0.5}
+    reply = await ask(client.seat("player"), f"Let's play a game. Say you are {task}.")
+    await ask(client.seat("judge"), f"Is {task} in {reply}?")
+    return {"player": score(reply, task), "judge": 0.5}
 
 
 def train(
     folder: Path, agent: Any, steps: int, *, strategy: Any = None, **dataset: Any
 ) -> list[dict[str, Any]]:
-    """A run of the Cookbook's; the metrics of each step."""
     builder = AgentDatasetBuilder(agent=agent, group_size=4, **dataset)
     config = rl_train.Config(
         recipe_name="test", learning_rate=1e-3, dataset_builder=builder, model_name=BASE_MODEL,
@@ -55,12 +55,12 @@ def train(
     )  # fmt: skip
     with embedded_engine(folder / "store", device="cpu", threads=1):
         asyncio.run(rl_train.main(config))
-    rows = map(json.loads, (folder / "log" / "metrics.jsonl").read_text().splitlines())
+    rows = read_jsonl(folder / "log" / METRICS)
     return [row for row in rows if "optim/grad_norm" in row]
 
 
 @pytest.fixture
-def most_at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+def most_at_once(monkeypatch: Patch) -> Callable[[], int]:
     """How many requests the engine had at the same time."""
     now, most, sample, lock = 0, 0, SamplingClient._sample, Lock()
 

@@ -24,7 +24,6 @@ NAMES = ("player", "judge")
 
 @pytest.fixture(autouse=True)
 def running(tmp_path: Path) -> Iterator[Engine]:
-    """The embedded engine, training adapters."""
     with embedded_engine(tmp_path / "store", device="cpu", full_parameter=False) as engine:
         yield engine
 
@@ -39,8 +38,8 @@ def told(prompt: str, reply: str) -> list[dict[str, str]]:
 
 
 async def likelihood(model: Model, prompt: str = "Who?", reply: str = "Me.") -> float:
-    [found] = await model.logprobs([prompt], [reply])
-    return float(found.sum())
+    [logprobs] = await model.logprobs([prompt], [reply])
+    return float(logprobs.sum())
 
 
 async def say_five(client: Any, task: str) -> float:
@@ -67,10 +66,13 @@ async def test_models_share_the_weights_of_the_base_and_have_names_and_a_rank() 
     assert {model.context_length for model in models} == {8192}
 
 
-async def test_models_need_different_names_and_seats_one_base() -> None:
-    for names in ("ab", (), ("one", "one")):
-        with pytest.raises(InvalidModelError, match="expected a different name for each model"):
-            await evert.models("evert-tiny", names)
+@pytest.mark.parametrize("names", ["ab", (), ("one", "one")])
+async def test_models_need_different_names(names: Any) -> None:
+    with pytest.raises(InvalidModelError, match="expected a different name for each model"):
+        await evert.models("evert-tiny", names)
+
+
+async def test_seats_need_models_of_one_base() -> None:
     player, _ = await pair()
     [judge] = await evert.models("evert-tiny-20q", ("judge",), rank=4)
     with pytest.raises(InvalidDatasetError, match="models on different bases"):
@@ -88,11 +90,11 @@ async def test_a_rank_that_counts_for_nothing_is_said(tmp_path: Path, caplog: An
 async def test_log_probabilities_are_those_that_a_sampler_reports() -> None:
     model, _ = await pair()
     prompts, targets = [[5, 6, 7], [8, 9]], [[10, 11], [12, 13, 14, 15]]
-    found = await model.logprobs(prompts, targets)
-    assert [each.shape for each in found] == [(2,), (4,)]
+    logprobs = await model.logprobs(prompts, targets)
+    assert [row.shape for row in logprobs] == [(2,), (4,)]
     sampler = await model.sampler()
     assert await model.sampler() is sampler
-    for prompt, target, ours in zip(prompts, targets, found, strict=True):
+    for prompt, target, ours in zip(prompts, targets, logprobs, strict=True):
         whole = tinker.ModelInput.from_ints([*prompt, *target])
         theirs = await sampler.compute_logprobs(whole)
         np.testing.assert_allclose(ours, np.array(theirs[len(prompt) :], float), atol=1e-4)
@@ -101,10 +103,10 @@ async def test_log_probabilities_are_those_that_a_sampler_reports() -> None:
 async def test_a_text_is_a_users_message_and_its_target_the_reply_with_its_end() -> None:
     model, _ = await pair()
     tokenizer: Any = model.renderer.tokenizer
-    asked = tokenizer.encode("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
+    prompt = tokenizer.encode("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
     reply, end = tokenizer.encode("Me.<|im_end|>"), tokenizer.encode("<|im_end|>")
     texts, messages, ids, spelled, real = await model.logprobs(
-        ["Who?", [user("Who?")], asked, "Who?", "Who?"], ["Me.", "Me.", reply, "<|im_end|>", end]
+        ["Who?", [user("Who?")], prompt, "Who?", "Who?"], ["Me.", "Me.", reply, "<|im_end|>", end]
     )
     np.testing.assert_allclose(texts, ids, atol=1e-5)
     np.testing.assert_allclose(messages, ids, atol=1e-5)
@@ -148,16 +150,16 @@ async def test_a_prompt_and_its_reply_are_learned_as_the_conversation_they_are()
     renderer, talk = prompt_renderer(player.renderer), [*told("Who?", "Me."), user("So?")]
     pair_and_whole: list[Any] = [(talk, "No."), [*talk, assistant("No.")]]
     data = [lesson_datum(renderer, lesson) for lesson in pair_and_whole]
-    learned = [int((each.loss_fn_inputs["weights"].to_numpy() > 0).sum()) for each in data]
+    learned = [int((datum.loss_fn_inputs["weights"].to_numpy() > 0).sum()) for datum in data]
     assert learned == [3, 7]  # of a pair the reply alone
 
 
-def test_the_images_of_a_prompt_stay_in_it_before_a_text_and_before_ids() -> None:
-    for target in ("Red.", [7, 8]):
-        datum = target_datum(prompt_renderer(vision()), seen(data_url()), target)
-        assert len(chunks(datum.model_input)) == 1
-        weights = datum.loss_fn_inputs["weights"].to_numpy()
-        assert len(weights) == datum.model_input.length > weights.sum() > 1
+@pytest.mark.parametrize("target", ["Red.", [7, 8]])
+def test_the_images_of_a_prompt_stay_in_it_before_a_text_and_before_ids(target: Any) -> None:
+    datum = target_datum(prompt_renderer(vision()), seen(data_url()), target)
+    assert len(chunks(datum.model_input)) == 1
+    weights = datum.loss_fn_inputs["weights"].to_numpy()
+    assert len(weights) == datum.model_input.length > weights.sum() > 1
 
 
 async def test_a_model_earns_more_where_its_steps_are_on_what_it_earned() -> None:
@@ -211,15 +213,15 @@ async def test_each_seat_is_played_by_a_model_of_its_own_and_they_learn_side_by_
         turns = [episode.transitions[0] for episode in batch.seats[name].trajectories[0] if episode]
         prompts, replies = [t.ob.to_ints() for t in turns], [t.ac.tokens for t in turns]
         sampled = np.concatenate([turn.ac.logprobs for turn in turns])
-        own = np.concatenate(await model.logprobs(prompts, replies))
+        logprobs = np.concatenate(await model.logprobs(prompts, replies))
         others = np.concatenate(await other.logprobs(prompts, replies))
-        np.testing.assert_allclose(sampled, own, atol=1e-3)
+        np.testing.assert_allclose(sampled, logprobs, atol=1e-3)
         assert np.abs(sampled - others).max() > 0.01
     before = await likelihood(player), await likelihood(judge)
     learned = await asyncio.gather(
         player.step(batch.seats["player"], advantages=[[1.0, 1.0]]),
         judge.step(batch.seats["judge"], advantages=[[-1.0, 1.0]]),
     )
-    assert all(each["optim/grad_norm"] > 0 for each in learned)
+    assert all(metrics["optim/grad_norm"] > 0 for metrics in learned)
     after = await likelihood(player), await likelihood(judge)
     assert len({*before, *after}) == 4

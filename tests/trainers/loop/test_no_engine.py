@@ -1,12 +1,13 @@
 """``evert.models`` where nothing could train them."""
 
 import pytest
+from tests.trainers.kit import Patch
 
 import evert
 from evert import InvalidModelError
 
 
-async def test_models_need_an_engine_or_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_models_need_an_engine_or_a_key(monkeypatch: Patch) -> None:
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     with pytest.raises(InvalidModelError, match="models found no engine: no TINKER_API_KEY is set"):
         await evert.models("evert-tiny", ("one", "two"))

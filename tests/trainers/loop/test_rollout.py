@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tinker
 from tests.kit import ask, assistant, system, user
+from tests.trainers.kit import sampler_of
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -29,32 +30,32 @@ SEATS = ("player", "judge")
 
 async def talker(client: Any, turns: int) -> float:
     """As many turns as the task says, each worth its number, and 10 at the end."""
-    said: list[dict[str, str]] = []
+    messages: list[dict[str, str]] = []
     for number in range(turns):
-        await go_on(client, said)
+        await go_on(client, messages)
         client.reward(number)
     return 10.0
 
 
-async def go_on(client: Any, said: list[dict[str, str]]) -> None:
-    said.append(user("go on"))
-    said.append(assistant(await ask(client, *said)))
+async def go_on(client: Any, messages: list[dict[str, str]]) -> None:
+    messages.append(user("go on"))
+    messages.append(assistant(await ask(client, *messages)))
 
 
 async def two_speakers(client: Any, turns: int) -> float:
     """Two conversations that alternate: their turns are trained on side by side."""
-    one, two = [system("one")], [system("two")]
+    first, second = [system("one")], [system("two")]
     for number in range(turns):
-        await go_on(client, one)
+        await go_on(client, first)
         client.reward(number)
-        await go_on(client, two)
+        await go_on(client, second)
     return 5.0
 
 
 async def duel(client: Any, task: str) -> dict[str, float]:
-    said = await ask(client.seat("player"), task)
-    await ask(client.seat("judge"), f"Is it {said}?")
-    return {"player": float(len(said)), "judge": 0.5}
+    reply = await ask(client.seat("player"), task)
+    await ask(client.seat("judge"), f"Is it {reply}?")
+    return {"player": float(len(reply)), "judge": 0.5}
 
 
 def counting() -> ScriptedPolicy:
@@ -77,7 +78,7 @@ async def test_rewards_come_by_episode_and_by_turn() -> None:
     assert batch.rewards.tolist() == [[10, 10], [13, 13]]
     np.testing.assert_equal(batch.turn_rewards, [[[10, NAN, NAN]] * 2, [[0, 1, 12]] * 2])
     assert batch.turns.tolist() == [[1, 1], [3, 3]]
-    assert [len(each.transitions) for each in batch.trajectories[1] if each] == [3, 3]
+    assert [len(episode.transitions) for episode in batch.trajectories[1] if episode] == [3, 3]
     assert batch.metrics()["env/all/reward/total"] == 11.5
     assert batch.seats == {}
     by_place: Any = {"group_reward": lambda group: range(len(group))}
@@ -104,9 +105,8 @@ async def test_data_are_those_of_the_cookbook_with_its_advantages() -> None:
     for mine, their in zip(ours, theirs, strict=True):
         assert mine.model_input.to_ints() == their.model_input.to_ints()
         for name, tensor in mine.loss_fn_inputs.items():
-            np.testing.assert_allclose(
-                tensor.to_numpy(), their.loss_fn_inputs[name].to_numpy(), atol=1e-6
-            )
+            expected = their.loss_fn_inputs[name].to_numpy()
+            np.testing.assert_allclose(tensor.to_numpy(), expected, atol=1e-6)
 
 
 async def test_a_function_is_asked_for_the_advantages_of_each_group() -> None:
@@ -119,11 +119,11 @@ async def test_a_function_is_asked_for_the_advantages_of_each_group() -> None:
 
 async def test_each_turn_has_its_own_advantage_where_its_lineage_is() -> None:
     batch = await evert.rollout(two_speakers, [2], counting(), group_size=1)
-    one, two = batch.data([[[1, 2, 3, 4]]])
+    first, second = batch.data([[[1, 2, 3, 4]]])
     # replies of 1, 2, 3 and 4 letters in the order of play, each with an end of its turn
     lengths = dict(zip((1, 2, 3, 4), batch.tokens[0][0], strict=True))
-    assert advantages_of(one) == [1.0] * lengths[1] + [3.0] * lengths[3]
-    assert advantages_of(two) == [2.0] * lengths[2] + [4.0] * lengths[4]
+    assert advantages_of(first) == [1.0] * lengths[1] + [3.0] * lengths[3]
+    assert advantages_of(second) == [2.0] * lengths[2] + [4.0] * lengths[4]
 
 
 @pytest.mark.parametrize("ragged", [True, False])
@@ -178,20 +178,32 @@ async def test_what_does_not_fit_is_refused_with_what_would() -> None:
         await evert.rollout(duel, ["Go."], {"a": counting()}, seats=SEATS)
     with pytest.raises(InvalidDatasetError, match="at least one task"):
         await evert.rollout(talker, [], counting())
-    for tasks, kind in (({"a": 1}, "dict"), (iter([1]), "list_iterator"), (7, "int")):
-        with pytest.raises(InvalidDatasetError, match=f"tasks is a {kind}; expected a sequence"):
-            await evert.rollout(talker, tasks, counting())  # type: ignore[arg-type]
-    with pytest.raises(InvalidDatasetError, match="Got 'abc' for the tasks; expected an import"):
-        await evert.rollout(talker, "abc", counting())
-    for policy in ("evert-tiny", len, [1]):
-        with pytest.raises(InvalidDatasetError, match=r"The policy is .*; expected a sampling cl"):
-            await evert.rollout(talker, [1], policy)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "text"),
+    [
+        ({"a": 1}, "tasks is a dict; expected a sequence"),
+        (iter([1]), "tasks is a list_iterator; expected a sequence"),
+        (7, "tasks is a int; expected a sequence"),
+        ("abc", "Got 'abc' for the tasks; expected an import"),
+    ],
+)
+async def test_what_are_no_tasks_is_refused(tasks: Any, text: str) -> None:
+    with pytest.raises(InvalidDatasetError, match=text):
+        await evert.rollout(talker, tasks, counting())
+
+
+@pytest.mark.parametrize("policy", ["evert-tiny", len, [1]])
+async def test_what_is_no_policy_is_refused(policy: Any) -> None:
+    with pytest.raises(InvalidDatasetError, match=r"The policy is .*; expected a sampling cl"):
+        await evert.rollout(talker, [1], policy)
 
 
 async def picky(client: Any, task: str) -> float:
-    said = await ask(client, task)
-    if said == "xx":
-        raise ValueError(said)
+    reply = await ask(client, task)
+    if reply == "xx":
+        raise ValueError(reply)
     return 1.0
 
 
@@ -230,7 +242,7 @@ async def test_a_sampling_client_draws_by_the_seed_and_trains_on_the_data(engine
 
     same, again, other = await asyncio.gather(played(1), played(1), played(2))
     assert sampled(same) == sampled(again) != sampled(other)
-    assert max(each for task in same.tokens for episode in task for each in episode) == 4
+    assert max(count for task in same.tokens for episode in task for count in episode) == 4
 
     future = await trainer.forward_backward_async(same.data(gamma=1.0), "importance_sampling")
     assert len((await future).loss_fn_outputs) == len(same.data())
@@ -238,7 +250,7 @@ async def test_a_sampling_client_draws_by_the_seed_and_trains_on_the_data(engine
 
 async def test_prompts_have_the_tokens_of_the_first_model_that_is_sampled(engine: Any) -> None:
     base = "evert-tiny-20q"
-    client = tinker.ServiceClient().create_sampling_client(base_model=base)
+    client = sampler_of(base)
     script = ScriptedPolicy(lambda _: "so", model_renderer(base))
     expected = base_tokenizer(base).encode("<|im_start|>user\nGo.<|im_end|>\n")
     with PolicyService() as service:
@@ -251,10 +263,8 @@ async def test_prompts_have_the_tokens_of_the_first_model_that_is_sampled(engine
 
 
 async def test_seats_of_different_bases_are_refused_in_words(engine: Any) -> None:
-    service = tinker.ServiceClient()
     player, judge, alike = [
-        service.create_sampling_client(base_model=base)
-        for base in ("evert-tiny", "evert-tiny-20q", str(base_path("evert-tiny")))
+        sampler_of(base) for base in ("evert-tiny", "evert-tiny-20q", str(base_path("evert-tiny")))
     ]
     with PolicyService() as served:
         for pair in ((player, judge), (served.offer(player), served.offer(judge))):

@@ -5,15 +5,17 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 from selenium import webdriver
+from selenium.common.exceptions import TimeoutException, WebDriverException
 from selenium.webdriver.chrome.service import Service
-from tests.trainers.conftest import copy_of
+from tests.trainers.kit import copy_of
 
 from evert.trainers.rundir.folder import RunFolder
 
@@ -27,6 +29,14 @@ ATTACK = (
 )
 
 
+INSIDE = (
+    "[...document.querySelectorAll('main *')].filter(e => {"
+    "const {right, width} = e.getBoundingClientRect();"
+    "return width && right > innerWidth && !e.closest('.wide, .uplot, select')}).length"
+)
+"""How many things of the page reach beyond its right edge."""
+
+
 @pytest.fixture(scope="session")
 def real_runs(finished: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A run of three steps, and a copy of it that says that its learning rate was another one."""
@@ -37,6 +47,59 @@ def real_runs(finished: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> 
     return finished.path, copy.path
 
 
+@pytest.fixture(scope="session")
+def hostile_run(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in which every text is an attack."""
+    name = ATTACK.replace("/", "\u2215")
+    run = shutil.copytree(real_runs[0], tmp_path_factory.mktemp("hostile") / name)
+    facts = json.loads((run / "run.json").read_text())
+    facts |= {"name": ATTACK, "git": ATTACK, "command": [ATTACK]}
+    facts["settings"] |= {ATTACK: ATTACK, "model_name": ATTACK}
+    (run / "run.json").write_text(json.dumps(facts))
+
+    def attacked(value: Any) -> Any:
+        """All texts of a record are attacks, and so is every key of its notes."""
+        if isinstance(value, dict):
+            return {key: attacked(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [attacked(each) for each in value]
+        return ATTACK if isinstance(value, str) and value not in ("train", "eval/test") else value
+
+    for file in [
+        *run.rglob("rollouts/*.jsonl"),
+        *run.rglob("*summaries.jsonl"),
+        run / "samples.jsonl",
+    ]:
+        rows = [attacked(json.loads(line)) for line in file.read_text().splitlines()]
+        for each in rows:
+            for step in each.get("steps", ()):
+                step["logs"] |= {
+                    ATTACK: ATTACK,
+                    "long": "w" * 3000,
+                    "drift": ATTACK,
+                    "drift_at": ATTACK,
+                }
+                step["metrics"] |= {ATTACK: 1.0}
+        file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    with (run / "batches.jsonl").open("a") as out:
+        failures = {"kinds": {ATTACK: 3}, "found": [[{"kind": ATTACK, "error": ATTACK}, 3]]}
+        out.write(json.dumps({"step": 9, "metrics": {}, "episodes": 3, **failures}) + "\n")
+    return Path(run)
+
+
+def until(happens: Callable[[], Any]) -> Any:
+    """Wait until something is true; what it is then."""
+    end, last = time.monotonic() + 240, None
+    while time.monotonic() < end:
+        try:
+            if found := happens():
+                return found
+        except WebDriverException as error:  # the page is being made
+            last = error
+        time.sleep(0.05)
+    raise AssertionError("It did not happen in 240 s.") from last
+
+
 class Browser:
     """Chromium, with what it was asked for and what it said."""
 
@@ -45,7 +108,7 @@ class Browser:
 
     def open(self, page: str, size: tuple[int, int] = DESKTOP, scheme: str = "light") -> None:
         """Show a page at a size; the phone's is a phone's."""
-        self._driver.get("about:blank")  # whatever was there before is over
+        self._go("about:blank")  # whatever was there before is over
         self.said()
         self.asked_for()
         metrics = {
@@ -54,7 +117,17 @@ class Browser:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        self._driver.get(page)
+        self._go(page)
+
+    def _go(self, address: str) -> None:
+        try:
+            self._driver.get(address)
+        except TimeoutException as error:
+            if "aborted by navigation" not in str(error):  # by the end of the page before
+                raise
+            self.said()
+            self.asked_for()
+            self._driver.get(address)
 
     def ask(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""

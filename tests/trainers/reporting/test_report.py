@@ -1,8 +1,11 @@
 """``evert report`` on run folders made up here; ``test_report_browser.py`` has real ones."""
 
+import base64
+import hashlib
 import html.parser
 import json
 import math
+import re
 import shutil
 import struct
 from collections.abc import Iterator, Sequence
@@ -11,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainers.conftest import Patch, Shown
+from tests.trainers.kit import Patch, Shown
 
 from evert.envs.games import Game, Metric, games
 from evert.trainers.commands import report
-from evert.trainers.episodes.intervals import half_of
-from evert.trainers.episodes.scores import Score
+from evert.trainers.episodes.failures import read_batches
+from evert.trainers.episodes.scores import Score, half_of
 from evert.trainers.reporting import panels
+from evert.trainers.reporting.drawing import differing_settings, labels, reward_curve
 from evert.trainers.reporting.figures.metrics import time_spent
 from evert.trainers.reporting.figures.style import MOST_LINES
 from evert.trainers.reporting.run import (
@@ -28,23 +32,10 @@ from evert.trainers.reporting.run import (
     Run,
     read_run,
 )
-from evert.trainers.reporting.sections import (
-    differing_settings,
-    facts,
-    labels,
-    reward_curve,
-    settings,
-)
-from evert.trainers.reporting.tokens import (
-    Tokens,
-    cost,
-    count_tokens,
-    read_rollouts,
-    rewards_error,
-    rollout_files,
-)
-from evert.trainers.reporting.transcripts import held_out_episodes, training_episodes
 from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, SKIPPED, TRAIN_REWARD
+from evert.trainers.viewing import asking, saving
+from evert.trainers.viewing.index import indexed
+from evert.trainers.viewing.tokens import Tokens, cost, count_tokens
 
 HOSTILE = """\"'><script>document.title = "taken"</script><img src=x onerror="document.title=1">
 </style></p></section>{{ 7 * 7 }}{% raw %}<a href="javascript:alert(1)" onclick=alert(1)>&lt;"""
@@ -72,8 +63,8 @@ def episode(*turns: dict[str, Any], group: int = 0, reward: float = 1.0) -> dict
     """A rollout record."""
     turns[-1]["metrics"] = {"stop/completed": 1.0, "lineages": 1, "drift": 0}
     return {
-        "schema_version": 1, "group_idx": group, "traj_idx": 0, "total_reward": reward,
-        "steps": list(turns),
+        "schema_version": 1, "split": "train", "iteration": 0, "group_idx": group, "traj_idx": 0,
+        "total_reward": reward, "steps": list(turns),
     }  # fmt: skip
 
 
@@ -126,7 +117,8 @@ class MadeUp:
 
     def rollouts(self, step: int, *records: dict[str, Any]) -> None:
         """Write a step's rollout file."""
-        write_lines(self.path / f"iteration_{step:06d}" / ROLLOUTS, records)
+        rows = [record | {"iteration": step} for record in records]
+        write_lines(self.path / f"iteration_{step:06d}" / ROLLOUTS, rows)
 
     def _json(self, name: str, value: Any) -> None:
         (self.path / name).write_text(json.dumps(value))
@@ -144,10 +136,24 @@ def page_of(*arguments: str | Path) -> str:
     return (out / "index.html").read_text(encoding="utf-8")
 
 
+def answers_of(page: str) -> dict[str, Any]:
+    """The answers that a page has in it."""
+    [data] = re.findall(
+        '<script type="application/json" id="saved">(.*?)</script>', page, re.DOTALL
+    )
+    answers: dict[str, Any] = json.loads(data)["answers"]
+    return answers
+
+
+def tokens_of(path: Path) -> Tokens | None:
+    with indexed([path]) as index:
+        return count_tokens(read_run(path), index, 1)
+
+
 def test_a_run_is_read_as_far_as_it_went(made: MadeUp) -> None:
     made.rows[0][HELD_OUT_REWARD] = 0.25
     run = read_run(made.write())
-    assert (run.name, run.finished, run.progress, run.seconds) == ("game", True, "3 of 3", 6.0)
+    assert (run.name, run.kind, run.finished) == ("game", "run", True)
     assert (run.before["temperature_1"].reward, run.after["greedy"].reward) == (0.25, 0.85)
     assert [step["step"] for step in run.rows] == [0, 1, 2]
     assert run.rows[0][EPISODE_TOKENS] == 10.0
@@ -166,18 +172,28 @@ def test_an_unfinished_run_is_said_to_be_one_and_may_have_no_figures(made: MadeU
     made.rows = made.rows[:1]
     run = read_run(made.write(finished=False))
     assert (run.finished, bool(run.before), bool(run.after)) == (False, True, False)
-    assert [record["before"]["dialogue"][0]["said"] for record in run.samples] == ["six"]
-    assert list(held_out_episodes(run)) == ["Before training"]
-    text = Tags(page_of(made.path)).words
-    assert "0.25 → …" in text
-    assert "steps 1 of 3, not finished" in text
+    shown = answers_of(page_of(made.path))["run/1"]
+    assert (shown["finished"], shown["steps"], shown["planned"]) == (False, 1, 3)
+    assert [row["name"] for row in shown["table"]] == [
+        "before training, greedy", "before training, temperature 1",
+    ]  # fmt: skip
     made.rows = []
     run = read_run(made.write(finished=False))
-    assert (run.rows, run.seconds, count_tokens(run)) == ([], 0.0, None)
-    page = page_of(made.path)
-    assert "<img" not in page
-    assert "not shown: tokens" in page
-    assert "Say seven." in page
+    assert (run.rows, tokens_of(made.path)) == ([], None)
+    shown = answers_of(page_of(made.path))["run/1"]
+    assert (shown["panels"], shown["tokens"], shown["time"]) == ([], {}, None)
+
+
+def test_an_evaluation_is_reported_with_its_scores(tmp_path: Path) -> None:
+    (tmp_path / "evaluation.json").write_text('{"settings": {"models": ["oracle"], "env": "game"}}')
+    (tmp_path / "scores.csv").write_text(
+        "model,split,category,episodes,success,low,high,reward,calls,errors\n"
+        "oracle,test,,40,0.75,0.5,0.9,0.7,0,0\noracle,test,tools,20,0.75,0.5,0.9,0.7,0,0\n"
+    )
+    shown = answers_of(page_of(tmp_path))["run/1"]
+    assert shown["what"] == "evaluation"
+    [row] = shown["table"]
+    assert (row["name"], row["success"]) == ("oracle, test", "75.0% (50-90%)")
 
 
 def test_a_run_of_the_cookbooks_own_is_read_with_its_held_out_scores(tmp_path: Path) -> None:
@@ -188,12 +204,11 @@ def test_a_run_of_the_cookbooks_own_is_read_with_its_held_out_scores(tmp_path: P
     write_lines(tmp_path / "metrics.jsonl", [held[0], row(0), row(1), *held[1:]])
     run = read_run(tmp_path)
     assert (run.name, run.settings["learning_rate"]) == (tmp_path.name, 0.1)
-    assert run.progress == "2 of 5, not finished"
     assert run.curve(TRAIN_REWARD).steps == [1, 2]
     held_out = run.curve(HELD_OUT_REWARD)
     assert (held_out.steps, held_out.scores) == ([0, 1, 2], [0.25, 0.5, 0.75])
     assert held_out.seconds == [0.0, 2.0, 4.0]
-    assert (len(run.rows), run.seconds) == (2, 4.0)
+    assert len(run.rows) == 2
 
 
 def test_a_step_done_again_keeps_only_the_held_out_scores_of_the_first(made: MadeUp) -> None:
@@ -222,8 +237,10 @@ def test_what_another_version_wrote_is_left_out(made: MadeUp) -> None:
     (path / "before.json").write_text('{"scores": {"temperature_1": 3}}')
     run = read_run(path)
     assert run.rows[0][HELD_OUT_REWARD] == 0.25
-    assert run.skipped == 1
-    assert run.failures.describe().startswith("2 of 8 episodes failed (2 agent errors)")
+    assert run.before == {}
+    failures, skipped = read_batches(path)
+    assert skipped == 1
+    assert failures.describe().startswith("2 of 8 episodes failed (2 agent errors)")
 
 
 def test_success_is_found_under_the_names_that_agents_use(made: MadeUp) -> None:
@@ -294,28 +311,27 @@ def test_runs_get_names_that_tell_them_apart(tmp_path: Path) -> None:
         assert labels(runs_with(tmp_path / str(number), one, other)) == expected
 
 
-def test_settings_that_differ_come_first_and_paths_do_not_count(tmp_path: Path) -> None:
+def test_settings_that_differ_are_found_and_paths_do_not_count(tmp_path: Path) -> None:
     runs = runs_with(tmp_path, {"log_path": "a", "seed": 0}, {"log_path": "b", "seed": 1})
     assert differing_settings(runs) == ["seed"]
-    assert settings(runs).rows[0] == ("seed", ["0", "1"])
-    table = facts(runs)
-    assert table.rows[0] == ("seed", ["0", "1"])
-    assert table.differ == {"seed"}
-    assert dict(table.rows)["git revision"] == ["abcdef-dirty", "abcdef-dirty"]
-    assert dict(table.rows)["command"] == ["evert train env=game"] * 2
+    page = page_of(*(run.path for run in runs))
+    first, second = sorted(answers_of(page)["runs"]["runs"], key=lambda run: run["id"])
+    assert (first["settings"]["seed"], second["settings"]["seed"]) == ("0", "1")
+    assert first["facts"]["git"] == "abcdef-dirty"
+    assert first["facts"]["command"] == "evert train env=game"
+    assert first["facts"]["engine"] == "engine embedded, device cpu, parameters 853376"
     older = runs_with(tmp_path / "older", {"new": 1}, {})
     assert differing_settings(older) == []
-    assert dict(settings(older).rows)["new"] == ["1", "not recorded"]
 
 
 def test_the_interval_of_a_steps_reward_is_that_of_its_episodes(made: MadeUp) -> None:
     path = made.write()
     made.rollouts(1, *(episode(turn(9, 1), group=g, reward=float(g == 0)) for g in range(4)))
-    (file,) = rollout_files(path).values()
-    assert rewards_error(file) == half_of([[1.0], [0.0], [0.0], [0.0]])
-    drawn = reward_curve(read_run(path), TRAIN_REWARD)
+    with indexed([path]) as index:
+        drawn = reward_curve(read_run(path), TRAIN_REWARD, asking.steps(index, 1))
     assert drawn.steps == [1, 2, 3]
-    assert drawn.errors == pytest.approx([math.nan, rewards_error(file), math.nan], nan_ok=True)
+    half = half_of([[1.0], [0.0], [0.0], [0.0]])
+    assert drawn.errors == pytest.approx([math.nan, half, math.nan], nan_ok=True)
 
 
 def test_a_conversation_is_trained_on_once_a_lineage_where_that_was_recorded(made: MadeUp) -> None:
@@ -324,25 +340,25 @@ def test_a_conversation_is_trained_on_once_a_lineage_where_that_was_recorded(mad
     linear = episode(turn(100, 10), turn(120, 10))
     forked = episode(turn(100, 10), turn(110, 20, lineage=1))
     made.rollouts(0, linear, forked)
-    tokens = count_tokens(read_run(path))
+    tokens = tokens_of(path)
     assert tokens == Tokens(prefill=400, sample=80, train=130 + 110 + 130, is_estimate=False)
     held_out = {"test/env/all/total_ob_tokens": 1000, "test/env/all/total_ac_tokens": 100}
     made.rows = [row(0, **held_out)]  # which are not trained on
-    tokens = count_tokens(read_run(made.write()))
+    tokens = tokens_of(made.write())
     assert tokens == Tokens(prefill=1400, sample=180, train=370, is_estimate=False)
     for records in ([], [episode(turn(100, 10, lineage=None))]):
         made.rollouts(0, *records)
-        tokens = count_tokens(read_run(path))
+        tokens = tokens_of(path)
         assert tokens is not None
         assert tokens.train is None
 
 
-def test_of_many_steps_some_are_read_and_the_count_is_an_estimate(made: MadeUp) -> None:
+def test_if_not_all_episodes_are_on_record_the_count_is_an_estimate(made: MadeUp) -> None:
     made.rows = [row(step) for step in range(60)]
     path = made.write()
-    for step in range(60):
+    for step in range(0, 60, 2):
         made.rollouts(step, episode(turn(45, 5), turn(45, 5)))
-    tokens = count_tokens(read_run(path))
+    tokens = tokens_of(path)
     assert tokens is not None
     assert (tokens.train, tokens.is_estimate) == (60 * 480 // 2, True)
 
@@ -360,95 +376,91 @@ def test_a_cost_needs_a_price_and_a_count() -> None:
         assert cost(of, prices) == dollars_in_all
 
 
-def test_training_episodes_are_of_the_first_the_middle_and_the_last_step(made: MadeUp) -> None:
+def test_a_page_holds_the_worst_the_best_and_the_first_episodes_of_three_steps(
+    made: MadeUp,
+) -> None:
     path = made.write()
     for step in range(5):
-        made.rollouts(step, *(episode(turn(9, 1, guess=f"{step}-{g}"), group=g) for g in range(3)))
-    file = path / "iteration_000000" / ROLLOUTS  # with lines that are no episodes
-    file.write_text('{"cut of\n{"schema_version": 99}\n' + file.read_text())
-    columns = training_episodes(read_run(path))
-    assert list(columns) == ["Step 1", "Step 3", "Step 5"]
-    for episodes, step in zip(columns.values(), (0, 2, 4), strict=True):
-        shown = [each.turns[0].texts for each in episodes]
-        assert shown == [[("guess", f"{step}-0")], [("guess", f"{step}-1")]]
-        assert episodes[0].ending == "1 turn, completed"
+        rewards = [0.5] * 20 + [0.0, 0.5, 1.0]
+        made.rollouts(
+            step, *(episode(turn(9, 1), group=g, reward=r) for g, r in enumerate(rewards))
+        )
+    answers = answers_of(page_of(path))
+    steps = [name for name in answers if name.startswith("step/1/train/")]
+    assert steps == [f"step/1/train//{step}" for step in (0, 2, 4)]
+    held = {answers[name]["entry"]["id"] for name in answers if name.startswith("episode/")}
+    for name in steps:
+        shown = [each for each in answers[name]["episodes"] if each["id"] in held]
+        assert [each["grp"] for each in shown] == [0, 1, 2, 3, 20, 22]
+    samples = [name for name in answers if name.startswith("step/1/test/")]
+    assert samples == ["step/1/test//-1", f"step/1/test//{2**31}"]  # before and after
+    words = json.dumps([answers[name]["row"] for name in answers if name.startswith("episode/")])
+    assert "Say seven." in words
 
 
-def test_lines_that_lack_something_are_left_out(made: MadeUp) -> None:
+def test_lines_that_lack_something_are_counted_and_left_out(made: MadeUp) -> None:
     path, whole = made.write(), episode(turn(9, 1))
-    odd: list[Any] = [[{}], [5], 5, [turn(9, 1) | {"reward": None}]]
+    odd: list[Any] = [[{}], [5], 5, [turn(9, 1) | {"reward": None, "ac_len": "x"}]]
     unsaid = whole | {"total_reward": None}
     made.rollouts(0, unsaid, *(whole | {"steps": steps} for steps in odd), whole)
+    file = path / "iteration_000000" / ROLLOUTS
+    file.write_text('{"cut of\n[1]\n' + file.read_text())
     both = {"task": "7", "before": sample("six"), "after": None}
     write_lines(path / "samples.jsonl", [{"before": 5}, both, {"after": "seven"}])
-    assert read_rollouts(path / "iteration_000000" / ROLLOUTS) == [whole]
-    assert read_run(path).samples == [both]
-    page_of(path)
+    answers = answers_of(page_of(path))
+    assert (answers["run/1"]["episodes"], answers["run/1"]["broken"]) == (1, 9)
+    assert len(answers["step/1/train//0"]["episodes"]) == 1
 
 
-def test_who_called_is_shown_only_where_there_are_several(made: MadeUp) -> None:
-    path = made.write()
-    two = episode(turn(9, 1), {**turn(9, 1, lineage=1), "logs": {"caller": "tool", "lineage": 1}})
-    two["steps"][-1]["metrics"]["drift"] = 2
-    made.rollouts(0, two)
-    ((shown,),) = training_episodes(read_run(path)).values()
-    assert shown.turns[1].texts == [("caller", "tool"), ("lineage", "1")]
-    assert shown.ending == "2 turns, completed, drift 2"
-
-
-def test_long_episodes_and_long_texts_say_what_is_missing(made: MadeUp) -> None:
-    path = made.write()
-    made.rollouts(0, episode(*(turn(9, 1, n=number, text="x" * 90) for number in range(500))))
-    ((shown,),) = training_episodes(read_run(path)).values()
-    numbers = [dict(each.texts)["n"] for each in shown.turns]
-    assert (numbers[:2], numbers[-2:]) == (["0", "1"], ["10", "499"])
-    assert shown.left_out == 500 - len(shown.turns) == 488
-    notes: dict[str, Any] = {f"note {number}": "y" * 5000 for number in range(20)}
-    made.rollouts(0, episode(turn(9, 1, **notes)))
-    ((shown,),) = training_episodes(read_run(path)).values()
-    texts = shown.turns[0].texts
-    assert texts[0][1].endswith("… (3,000 more characters)")
-    assert texts[1:] == [("…", "19 more notes are not shown")]
-
-
-def test_held_out_episodes_are_shown_before_on_the_way_and_after(made: MadeUp) -> None:
+def test_a_page_has_a_size_that_it_keeps_and_says_what_did_not_fit(
+    made: MadeUp, monkeypatch: Patch, capsys: Shown
+) -> None:
     path = made.write()
     for step in range(3):
-        games = [episode(turn(9, 1, question=f"{step}-{g}"), group=g) for g in range(3)]
-        made.rollouts(step, episode(turn(9, 1, question="in training")))
-        write_lines(path / f"iteration_{step:06d}" / "eval_test_rollout_summaries.jsonl", games)
-    shown = held_out_episodes(read_run(path))
-    assert list(shown) == ["Before training", "After 2 steps, temperature 1", "After training"]
-    (before,), during, (after,) = shown.values()
-    assert before.turns[0].texts == [("told", "Say seven."), ("said", "six")]
-    assert [e.turns[0].texts for e in during] == [[("question", "2-0")], [("question", "2-1")]]
-    assert (after.reward, after.ending) == (1.0, "task 7, 1 turn")
+        long = (turn(9, 1, text="<" * 9_000) for _ in range(10))
+        made.rollouts(step, *(episode(each, group=group) for group, each in enumerate(long)))
+    whole = page_of(path)
+    assert json.loads(re.findall('"about":({.*?}),"answers"', whole)[0])["omitted"] == 0
+    monkeypatch.setattr(saving, "LARGEST", len(whole) // 2)
+    page = page_of(path)
+    assert len(page.encode()) <= len(whole) // 2
+    assert "step/1/train//0" in answers_of(page)
+    assert json.loads(re.findall('"about":({.*?}),"answers"', page)[0])["omitted"] > 0
+    monkeypatch.setattr(saving, "LARGEST", 10_000)
+    assert report.main([str(path)]) == 1
+    assert "even without episodes. Name fewer runs" in capsys.readouterr().err
 
 
 class Tags(html.parser.HTMLParser):
-    """Every tag with its attributes, and all text but the style."""
+    """Every tag with its attributes, its scripts and styles, and all other text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
+        self.code: dict[str, list[str]] = {"script": [], "style": []}
+        self.within: list[str] | None = None
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
         self.text += " "
+        self.within = self.code.get(tag) if not attrs else None
+        if self.within is not None:
+            self.within.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.within = None
 
     def handle_data(self, data: str) -> None:
-        if self.tags and self.tags[-1][0] != "style":
+        if self.within is None:
             self.text += data
+        else:
+            self.within[-1] += data
 
     def attributes(self) -> Iterator[tuple[str, str | None]]:
         for _, attributes in self.tags:
             yield from attributes.items()
-
-    @property
-    def words(self) -> str:
-        return " ".join(self.text.split())
 
 
 def write_hostile(made: MadeUp) -> Path:
@@ -465,53 +477,70 @@ def write_hostile(made: MadeUp) -> Path:
 def test_hostile_text_is_text_and_the_page_names_nothing_outside_itself(made: MadeUp) -> None:
     page = page_of(write_hostile(made), f"title={HOSTILE}")
     tags = Tags(page)
-    names = {tag for tag, _ in tags.tags}
-    assert not names & {"script", "iframe", "object", "embed", "form", "base"}
-    assert tags.text.count(HOSTILE) >= 5
-    assert "{{ 7 * 7 }}" in tags.text
-    assert not {"\x00", "\x1b", "\x9b"} & set(tags.text)  # no escape sequences of a terminal's
+    names = [tag for tag, _ in tags.tags]
+    assert not {*names} & {"img", "iframe", "object", "embed", "base"}
+    assert (names.count("script"), names.count("style"), names.count("form")) == (3, 2, 1)
+    assert tags.text.count(HOSTILE) == 1  # the title; all others are in the data
+    assert json.dumps(answers_of(page)).count(json.dumps(HOSTILE)[1:-1]) >= 5
+    assert not {"\x00", "\x1b", "\x9b"} & set(page)  # no escape sequences of a terminal's
     for name, value in tags.attributes():
         assert not name.startswith("on")
         if name in ("src", "href", "srcset", "action", "data", "poster"):
             assert (value or "").startswith(("data:", "#")), value
-    (policy,) = [
-        attributes["content"]
-        for tag, attributes in tags.tags
-        if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
-    ]
-    assert (policy or "").startswith("default-src 'none'; img-src data:;")
-    style = page[page.index("<style>") : page.index("</style>")]
+    [style] = [text for text in tags.code["style"] if ":root" in text]
     assert "url(" not in style
     assert "@import" not in style
 
 
-def test_the_page_says_what_the_run_is_what_it_reached_and_what_is_missing(made: MadeUp) -> None:
-    path = made.write(learning_rate=0.125)
-    tags = Tags(page_of(path))
-    for shown in (
-        "game", "tiny", "0.25 → 0.75", "greedy 0.35 → 0.85", "steps 3 of 3",
-        "success after 50 %", "95 % interval 25 to 75 %", "held-out episodes 4",
-        "embedded on cpu, 853,376 parameters", "system Linux, cpus 2", "abcdef-dirty",
-        "evert train env=game", "learning_rate 0.125", "sampling 1.5 s (25 %)",
-        "No prices were given, so no cost is shown.",
-        "Not recorded, so not shown: groups that teach; episodes that failed.",
-        "The agent records no success, so none is drawn by step",
-        "Not recorded, so not shown: KL, sampler to trainer; KL, policy to reference.",
-    ):  # fmt: skip
-        assert shown in tags.words, shown
-    for hidden in ("$", "failed in training", "Bits say"):
-        assert hidden not in tags.words, hidden
+def test_only_the_pages_own_scripts_and_styles_may_run(made: MadeUp) -> None:
+    tags = Tags(page_of(made.write()))
+    (policy,) = [
+        attributes["content"] or ""
+        for tag, attributes in tags.tags
+        if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert (rules.pop("default-src"), rules.pop("img-src")) == ("'none'", "data:")
+    assert (rules.pop("base-uri"), rules.pop("form-action")) == ("'none'", "'none'")
+    for tag, texts in tags.code.items():
+        digests = [hashlib.sha256(text.encode()).digest() for text in texts]
+        hashes = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
+        assert rules.pop(f"{tag}-src").split() == hashes
+    assert not rules
 
-    named = {value for name, value in tags.attributes() if name == "id"}
-    targets = {v[1:] for n, v in tags.attributes() if n == "href" and v and v.startswith("#")}
-    assert len(targets) > 5
-    assert targets <= named
+
+def test_no_secret_is_in_the_page(made: MadeUp, monkeypatch: Patch) -> None:
+    secret = "sk-proj-abcdefghijklmnop123456"
+    path = made.write(agent=secret, name=secret)
+    made.rollouts(0, episode(turn(9, 1, note=f"my key is {secret}")))
+    monkeypatch.setenv("OPENAI_API_KEY", secret)
+    page = page_of(path, f"title=a {secret}")
+    assert secret not in page
+    assert "my key is [OPENAI_API_KEY]" in page
+    assert "<title>\na [OPENAI_API_KEY]</title>" in page
+
+
+def test_the_page_has_what_the_run_is_and_what_it_reached(made: MadeUp) -> None:
+    path = made.write(learning_rate=0.125)
+    shown = answers_of(page_of(path))["run/1"]
+    assert (shown["trains"], shown["model"], shown["settings"]["learning_rate"]) == (
+        "game", "tiny", "0.125",
+    )  # fmt: skip
+    assert shown["scores"] == {"before": "0.25", "after": "0.75"}
+    assert [(row["name"], row["reward"]) for row in shown["table"]] == [
+        ("before training, greedy", "0.35"), ("before training, temperature 1", "0.25"),
+        ("after training, greedy", "0.85"), ("after training, temperature 1", "0.75"),
+    ]  # fmt: skip
+    assert {(row["success"], row["episodes"]) for row in shown["table"]} == {("50.0% (25-75%)", 4)}
+    assert shown["time"]["sampling"] == 1.5
+    assert "cost" not in shown["tokens"]
+    titles = {panel["title"] for panel in shown["panels"]}
+    assert {"Reward in training", "Entropy", "Time per step"} <= titles
+    assert not {"Success in training", "KL, sampler to trainer", "Tool calls", "Bits"} & titles
 
     files = {file.name for file in (path / "report").iterdir()}
     assert {"reward.png", "entropy.png", "time_spent.png", "index.html"} <= files
     assert not {"success.png", "kl.png", "tool_calls.png", "bits.png"} & files
-    sources = [attributes["src"] for tag, attributes in tags.tags if tag == "img"]
-    assert len(sources) == len(files) - 1 > 3
     for file in (path / "report").glob("*.png"):
         png = file.read_bytes()
         assert png[:8] == b"\x89PNG\r\n\x1a\n"
@@ -533,16 +562,19 @@ def test_what_there_is_has_its_figure_its_price_and_words(made: MadeUp, monkeypa
         for step in range(3)
     ]
     write_lines(path / "batches.jsonl", batches)
-    text = Tags(page_of(path, "sample_price=1000", "prefill_price=10")).words
-    for shown in (
-        "Causes seen: history.", "Success by step is the agent's metric success.",
-        "cost $0.252", "prefill $10, sample $1000",  # 3 steps of 80 sampled and 400 given
-        "failed in training 6 of 12 episodes failed (6 agent errors)",
-        "most frequent failure ValueError: <b>no table", "batches skipped 1",
-        "Bits are the entropy of an answer over the nouns",
-    ):  # fmt: skip
-        assert shown in text, shown
-    assert "oddness" not in text.lower()
+    shown = answers_of(page_of(path, "sample_price=1000", "prefill_price=10"))["run/1"]
+    assert shown["tokens"]["cost"] == "$0.252"  # 3 steps of 80 sampled and 400 given
+    assert shown["tokens"]["dollars per million"] == "prefill 10, sample 1000"
+    assert shown["failures"] == [
+        {"kind": "agent_error", "count": 6, "error": "ValueError: <b>no table"}
+    ]
+    assert shown["skipped"] == 1
+    assert any(
+        "Bits are the entropy of an answer over the nouns" in note for note in shown["notes"]
+    )
+    titles = {panel["title"] for panel in shown["panels"]}
+    assert {"Success in training", "Drift", "Tool calls"} <= titles
+    assert "oddness" not in json.dumps(shown).lower()
     files = {file.name for file in (path / "report").iterdir()}
     assert {"success.png", "drift.png", "data.png", "tool_calls.png", "failed.png"} <= files
     assert {"bits.png", "held_out_asks_first.png"} <= files
@@ -558,7 +590,7 @@ def test_the_command_says_where_the_page_is(made: MadeUp, tmp_path: Path, capsys
     assert f"report: {out / 'index.html'}\n" in shown
     assert f"figures: {len(list(out.glob('*.png')))} PNG files beside it\n" in shown
     page = (out / "index.html").read_text()
-    assert "<title>My runs</title>" in page
+    assert "<title>\nMy runs</title>" in page
     assert len(report.parse([str(run), twice])[0]) == 1
     assert not list(out.glob(".*"))
 

@@ -1,25 +1,23 @@
 """The page of ``evert report``, of real runs, in a headless Chromium; skipped without one."""
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
 from PIL import ImageStat
-from tests.trainers.reporting.conftest import ATTACK, DESKTOP, PHONE, Browser
+from tests.trainers.reporting.conftest import ATTACK, DESKTOP, INSIDE, PHONE, Browser, until
 
 from evert.trainers.commands import report
 from evert.trainers.reporting.run import read_run
-from evert.trainers.reporting.tokens import count_tokens
-from evert.trainers.reporting.transcripts import EPISODES, training_episodes
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
-from evert.trainers.system.files import read_json
+from evert.trainers.viewing.index import indexed
+from evert.trainers.viewing.tokens import count_tokens
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:pyparsing"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib"),
 ]
+STEP = "#step/1/train//2"
 
 
 @pytest.fixture(scope="session")
@@ -31,92 +29,123 @@ def page(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="session")
-def hostile_page(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hostile_page(hostile_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a run whose agent, model and user wrote attacks."""
-    run = shutil.copytree(real_runs[1], tmp_path_factory.mktemp("hostile") / "run")
-    facts = read_json(run / "run.json") or {}
-    facts |= {"name": ATTACK, "git": ATTACK, "command": [ATTACK]}
-    (run / "run.json").write_text(json.dumps(facts))
-    for rollouts in run.glob("iteration_*/train_rollout_summaries.jsonl"):
-        records = [json.loads(line) for line in rollouts.read_text().splitlines()]
-        for record in records:
-            record["steps"][0]["logs"] |= {ATTACK: ATTACK, "long": "w" * 3000}
-        rollouts.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert report.main([str(run)]) == 0
-    return run / "report" / "index.html"
+    out = tmp_path_factory.mktemp("report")
+    assert report.main([str(hostile_run), f"out={out}"]) == 0
+    return out / "index.html"
+
+
+def show(browser: Browser, page: Path, view: str = "", *look: object) -> None:
+    """Open a view of the page; it asks for nothing but itself, and complains about nothing."""
+    address = page.as_uri() + view
+    browser.open(address, *look)  # type: ignore[arg-type]
+    until(lambda: browser.ask("document.querySelector('#view h1') !== null"))
+    assert browser.ask("document.querySelector('h1').textContent") != "This cannot be shown"
+    assert browser.said() == []
+    asked = [each for each in browser.asked_for() if not each.startswith("data:")]
+    assert {each.partition("#")[0] for each in asked} == {page.as_uri()}
+
+
+def views_of(browser: Browser, page: Path) -> list[str]:
+    """The views that the page's links lead to, from one to the next."""
+    views, ahead = [""], [""]
+    while ahead:
+        show(browser, page, ahead.pop())
+        links = browser.ask("[...document.querySelectorAll('a[href^=\"#\"]')].map(a => a.hash)")
+        new = [link for link in dict.fromkeys(links) if link not in views and len(link) > 1]
+        kinds = [view.partition("/")[0] for view in views]
+        for link in new if len(views) < 40 else ():
+            if kinds.count(link.partition("/")[0]) < 4:
+                views.append(link)
+                ahead.append(link)
+                kinds.append(link.partition("/")[0])
+    return views
 
 
 def test_a_real_run_is_read_with_every_figure_it_can_have(finished: RunFolder) -> None:
     run = read_run(finished.path)
-    assert (run.finished, run.progress, run.name) == (True, "3 of 3", "identity")
+    assert (run.finished, len(run.rows), run.name) == (True, 3, "identity")
     assert run.curve(TRAIN_REWARD).steps == [1, 2, 3]
     assert run.curve(HELD_OUT_REWARD).steps == [0, 2, 3]
     assert run.curve("env/all/lineages").scores == [1.0, 1.0, 1.0]
     assert run.curve("optim/kl_sample_train_v1").scores == pytest.approx([0, 0, 0], abs=1e-4)
     assert set(run.before) == set(run.after) == {"greedy", "temperature_1"}
-    tokens = count_tokens(run)  # a game of one turn trains on all it was given and sampled
+    with indexed([finished.path]) as index:
+        tokens = count_tokens(run, index, 1)
+    # A game of one turn trains on all it was given and sampled.
     assert tokens is not None
     of_training = run.total("env/all/total_ob_tokens") + run.total("env/all/total_ac_tokens")
     assert (tokens.train, tokens.is_estimate) == (of_training, False)
     assert tokens.prefill > run.total("env/all/total_ob_tokens")
-    columns = training_episodes(run)
-    assert list(columns) == ["Step 1", "Step 2", "Step 3"]
-    for episodes in columns.values():
-        assert len(episodes) == EPISODES
-        told = [dict(each.turns[0].texts) for each in episodes]
-        assert all("Let's play a game. Say you are " in each["told"] for each in told)
-        assert all(each["said"] for each in told)
 
 
 def test_the_page_shows_every_figure_and_asks_for_nothing(browser: Browser, page: Path) -> None:
+    assert len(list(page.parent.glob("*.png"))) >= 12
     for size in (DESKTOP, PHONE):
-        browser.open(page.as_uri(), size)
+        show(browser, page, "", size)
+        assert until(lambda: browser.ask("document.querySelectorAll('canvas').length")) >= 8
         colours = browser.screenshot().getcolors(maxcolors=1 << 20) or []
         assert max(count for count, _ in colours) < 0.95 * size[0] * size[1]
         assert len(colours) > 50
-        widths = browser.ask("[...document.images].map(i => i.complete ? i.naturalWidth : 0)")
-        assert len(widths) == len(list(page.parent.glob("*.png"))) >= 12
-        assert min(widths) >= 600
-        assert browser.said() == []
-        asked = browser.asked_for()
-        assert asked[0] == page.as_uri()
-        assert all(address.startswith(("file:", "data:")) for address in asked)
-        assert [a for a in asked if a.startswith("file:")] == [page.as_uri()]
+        text = browser.ask("document.querySelector('main').innerText")
+        for words in ("learning_rate", "0.125", "success", "cost", "after training, greedy"):
+            assert words in text
+        assert "the worst, the best" in browser.ask("document.querySelector('footer').innerText")
 
 
-def test_a_phone_scrolls_nothing_sideways_and_stacks_what_stands_side_by_side(
+def test_every_link_leads_to_a_view_that_fits_a_desk_and_a_phone(
     browser: Browser, page: Path, hostile_page: Path
 ) -> None:
-    wide = "[...document.querySelectorAll('main *')].filter("
-    wide += f"e => e.getBoundingClientRect().right > {PHONE[0]} && !e.closest('.turns')).length"
-    for shown in (hostile_page, page):
-        browser.open(shown.as_uri(), PHONE)
-        browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
-        assert browser.ask("document.documentElement.scrollWidth") <= PHONE[0]
-        assert browser.ask(wide) == 0
-    columns = "[...document.querySelectorAll('.columns')].at(-1).children"
-    tops = f"[...{columns}].map(column => column.getBoundingClientRect().top)"
-    assert len(set(browser.ask(tops))) == 3
-    browser.open(page.as_uri())
-    assert len(browser.ask(tops)) == 3
-    assert len(set(browser.ask(tops))) == 1
+    for shown in (page, hostile_page):
+        views = views_of(browser, shown)
+        assert {view.partition("/")[0] for view in views} >= {"", "#run", "#step", "#episode"}
+        for size, scheme in ((DESKTOP, "light"), (PHONE, "dark")):
+            for kind in ("#run/", "#step/", "#episode/", ""):
+                view = next(view for view in views if view.startswith(kind))
+                show(browser, shown, view, size, scheme)
+                browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
+                assert browser.ask("document.documentElement.scrollWidth") <= size[0], view
+                assert browser.ask(INSIDE) == 0, view
+
+
+def test_what_the_page_does_not_hold_is_no_link_and_says_so(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri() + "#step/1/train//999")
+    said = "document.querySelector('main').innerText"
+    until(lambda: "evert view shows all of a run" in browser.ask(said))
+    show(browser, page, STEP)
+    links = "[...document.querySelectorAll('a[href^=\"#episode\"]')]"
+    assert browser.ask(f"{links}.every(a => holds(...a.hash.slice(1).split('/')))")
+    assert 0 < browser.ask(f"new Set({links}.map(a => a.hash)).size") < 16
+    assert browser.ask("document.getElementById('search')") is None
+    browser.ask(
+        "document.body.dispatchEvent(new KeyboardEvent('keydown', {key: '/', bubbles: true}))"
+    )
+    assert browser.said() == []
+
+
+def test_the_worst_episode_of_the_last_step_is_a_click_away(browser: Browser, page: Path) -> None:
+    show(browser, page, "#run/1")
+    browser.ask("document.querySelector('.tools a').click()")
+    until(lambda: browser.ask("location.hash.startsWith('#episode/')"))
+    until(lambda: browser.ask("document.querySelectorAll('.talk .said').length"))
 
 
 def test_hostile_text_is_read_as_it_was_written_and_scripts_are_forbidden(
     browser: Browser, hostile_page: Path, tmp_path: Path
 ) -> None:
-    browser.open(hostile_page.as_uri())
-    assert browser.ask("document.title") == ATTACK
-    assert browser.ask("document.scripts.length") == 0
-    assert browser.ask("document.querySelectorAll('img:not([src^=\"data:\"])').length") == 0
-    assert browser.ask("document.querySelector('#transcripts').innerText").count(ATTACK) >= 6
-    assert browser.said() == []
-    assert all(a.startswith(("file:", "data:")) for a in browser.asked_for())
+    views = views_of(browser, hostile_page)
+    for view in views:
+        show(browser, hostile_page, view)
+        until(lambda: ATTACK in browser.ask("document.querySelector('main').textContent"))
+        assert browser.ask("document.title").startswith(ATTACK)
+        assert browser.ask("document.scripts.length") == 3
+        assert browser.ask("document.querySelectorAll('img, main script').length") == 0
     script = "<script>document.title = 'taken'</script></body>"
     changed = hostile_page.read_text(encoding="utf-8").replace("</body>", script)
     (tmp_path / "changed.html").write_text(changed, encoding="utf-8")
     browser.open((tmp_path / "changed.html").as_uri())
-    assert browser.ask("document.title") == ATTACK
+    assert browser.ask("document.title").startswith(ATTACK)
     assert any("Content Security Policy" in message for message in browser.said())
 
 
@@ -130,8 +159,8 @@ def test_the_page_and_how_evert_works_are_light_or_dark_and_the_text_of_its_figu
         "return x < 0 || y < 0 || x + width > 980 || y + height > 602}).length"
     )
     for scheme, is_dark in (("light", False), ("dark", True)):
-        browser.open(page.as_uri(), scheme=scheme)
-        browser.ask("document.querySelector('#reward').scrollIntoView()")
+        show(browser, page, "", DESKTOP, scheme)
+        until(lambda: browser.ask("document.querySelectorAll('canvas').length"))
         shots = [browser.screenshot()]
         browser.open(figure.as_uri(), scheme=scheme)
         shots.append(browser.screenshot().crop((0, 0, 980, 600)))

@@ -13,18 +13,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tests.nightly import IS_NIGHT
-from tests.trainers.conftest import Patch, Shown, copy_of
+from tests.trainers.kit import Patch, Shown, copy_of
 
 from evert.bridge.errors import EvertError
 from evert.trainers.commands import train
 from evert.trainers.config.model_names import find_model
 from evert.trainers.episodes.failures import read_batches
 from evert.trainers.reporting.run import read_run
-from evert.trainers.reporting.tokens import count_tokens
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping.results import objective_of
 from evert.trainers.system.files import drop_broken_lines, file_errors, read_jsonl, write_whole
 from evert.trainers.training.resuming import open_run, prepare_folder
+from evert.trainers.viewing.answers import Answers
+from evert.trainers.viewing.index import indexed
+from evert.trainers.viewing.saving import saved_page
 
 FILES = (
     "run.json", "before.json", "metrics.jsonl", "checkpoints.jsonl", "batches.jsonl",
@@ -33,7 +35,6 @@ FILES = (
 
 
 def odd(value: Any) -> Any:
-    """A value of another type."""
     return 3 if isinstance(value, str | dict | list) else "x"
 
 
@@ -81,9 +82,9 @@ def deny(path: Path, file: Path) -> None:
     """Have nobody read a file; root gives the folder away and becomes somebody else."""
     file.chmod(0)
     if os.geteuid() == 0:
-        for each in (path.parent, path, *path.rglob("*")):
-            if each.suffix != ".safetensors":  # which are links
-                os.chown(each, 65534, 65534)
+        for place in (path.parent, path, *path.rglob("*")):
+            if place.suffix != ".safetensors":  # which are links
+                os.chown(place, 65534, 65534)
         os.seteuid(65534)
 
 
@@ -100,7 +101,9 @@ def taken_up(path: Path) -> None:
 
 def reported(path: Path) -> None:
     """What a report reads."""
-    count_tokens(read_run(path))
+    read_run(path)
+    with indexed([path]) as index:
+        assert saved_page(Answers(index, {}), "", 0.5)
 
 
 def named(path: Path) -> None:
@@ -124,31 +127,36 @@ def test_a_damaged_file_is_gone_behind_or_named(finished: RunFolder, part: int) 
     failed = []
     for name, how, reader in ROWS[part :: 4 if IS_NIGHT else 20]:
         with damaged(finished, name, how) as path:
-            said = str(path)
+            message = str(path)
             try:
                 with file_errors(path, "folder"):
                     reader(path)
             except EvertError as error:
-                said = str(error)
+                message = str(error)
             except Exception as error:
-                said = f"{error!r}\n"
-            if "\n" in said or not (str(path) in said or "held_out" in said):
-                failed.append((name, how, reader.__name__, said))
+                message = f"{error!r}\n"
+            if "\n" in message or not (str(path) in message or "held_out" in message):
+                failed.append((name, how, reader.__name__, message))
     assert not failed
 
 
-def test_the_command_goes_on_or_names_the_file(finished: RunFolder, capsys: Shown) -> None:
-    for name, how, status in (
+@pytest.mark.parametrize(
+    ("name", "how", "status"),
+    [
         ("metrics.jsonl", "other types", 0),
         ("config.json", "a folder", 1),
         ("metrics.jsonl", "a folder", 1),
         *(("run.json", how, 1) for how in ("half", "a list", "an empty object", "other types")),
-    ):
-        with damaged(finished, name, how) as path:
-            assert train.main(["steps=4", f"log_path={path}"]) == status, name
-            shown = capsys.readouterr().err
-            assert "Traceback" not in shown
-            assert not status or f"error: {path / name} cannot be " in shown
+    ],
+)
+def test_the_command_goes_on_or_names_the_file(
+    name: str, how: str, status: int, finished: RunFolder, capsys: Shown
+) -> None:
+    with damaged(finished, name, how) as path:
+        assert train.main(["steps=4", f"log_path={path}"]) == status
+        shown = capsys.readouterr().err
+        assert "Traceback" not in shown
+        assert not status or f"error: {path / name} cannot be " in shown
 
 
 def test_a_broken_line_is_taken_out_and_a_copy_keeps_it(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,19 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tests.faults.test_records import damaged, no_hang
-from tests.kit import ask, call, system, tool, user
+from tests.kit import ask, call, policy_of, system, tool, user
 from tests.trainers.commands.test_records import CALL, HERE, record_groups
-from tests.trainers.conftest import Patch, Shown
+from tests.trainers.kit import Cli, Patch
 from tests.trainers.reporting.test_view import opened
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from evert import ChatAgentGroupBuilder, Recorder, RolloutRecord, ScriptedPolicy, read_records
+from evert import ChatAgentGroupBuilder, Recorder, RolloutRecord, read_records
 from evert.bridge.env.pending import UNTRAINED
 from evert.bridge.errors import RecordError
 from evert.bridge.records import traces
-from evert.trainers import cli
+from evert.trainers.cli import main
 from evert.trainers.rundir.exports import FORMATS
+from evert.trainers.system.files import read_jsonl
 from evert.trainers.viewing.lines import entries, page_row
 
 FOREIGN: dict[str, Any] = {
@@ -68,27 +68,31 @@ async def two_conversations(client: Any, task: str) -> float:
     return 1.0
 
 
-async def recorded(folder: Path) -> list[RolloutRecord]:
-    recorder = Recorder(folder / "rollouts.jsonl")
-    policy = ScriptedPolicy(
-        lambda prompt: CALL if prompt.count("add") < 5 and "?" in prompt else "Two."
-    )
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two groups of two rollouts on record, to read."""
+    recorder = Recorder(tmp_path_factory.mktemp("run") / "rollouts.jsonl")
+    policy = policy_of(lambda prompt: CALL if prompt.count("add") < 5 and "?" in prompt else "Two.")
     for task in ("1 + 1?", "2 + 2?"):
-        await do_group_rollout(
-            ChatAgentGroupBuilder(two_conversations, task, 2, record=recorder), policy
-        )
-    return [*read_records(folder)]
+        group = ChatAgentGroupBuilder(two_conversations, task, 2, record=recorder)
+        asyncio.run(do_group_rollout(group, policy))
+    return recorder.path.parent
+
+
+@pytest.fixture(scope="module")
+def records(run: Path) -> list[RolloutRecord]:
+    return [*read_records(run)]
 
 
 def export(run: Path, form: str, out: Path) -> list[Any]:
-    """What an export writes: the values of its lines."""
-    assert cli.main(["export", f"run={run}", f"format={form}", f"out={out}"]) == 0
-    return [json.loads(line) for line in out.read_text().splitlines()]
+    assert main(["export", f"run={run}", f"format={form}", f"out={out}"]) == 0
+    return read_jsonl(out)
 
 
-async def test_a_training_trace_is_read_back_as_the_record_that_was_written(tmp_path: Path) -> None:
-    records = await recorded(tmp_path)
-    rows = export(tmp_path, "training_trace", tmp_path / "traces" / "out.jsonl")
+def test_a_training_trace_is_read_back_as_the_record_that_was_written(
+    run: Path, records: list[RolloutRecord], tmp_path: Path
+) -> None:
+    rows = export(run, "training_trace", tmp_path / "traces" / "out.jsonl")
     again = [*read_records(tmp_path / "traces" / "out.jsonl")]
     assert len(rows) == len(again) == len(records) == 4
     for row, back, record in zip(rows, again, records, strict=True):
@@ -101,29 +105,28 @@ async def test_a_training_trace_is_read_back_as_the_record_that_was_written(tmp_
             assert back.tools(turn) == record.tools(turn)
         for key in ("agent", "seed", "renderer", "tokenizer", "iteration", "group_idx"):
             assert back.row[key] == record.row[key]
-        assert [s["reward"] for s in back.row["steps"]] == [
-            s["reward"] for s in record.row["steps"]
-        ]
+        assert field("reward", back) == field("reward", record)
+
+
+def field(name: str, record: RolloutRecord) -> list[Any]:
+    return [step[name] for step in record.row["steps"]]
 
 
 def assert_same_tokens(first: RolloutRecord, second: RolloutRecord) -> None:
     assert first.prompts == second.prompts
-    assert [s["prompt"] for s in first.row["steps"]] == [s["prompt"] for s in second.row["steps"]]
+    assert field("prompt", first) == field("prompt", second)
     for turn in range(first.turns):
         assert first.action(turn) == second.action(turn)
 
 
-async def test_trajectories_are_read_back_with_their_tokens_and_calls(tmp_path: Path) -> None:
-    records = [*read_records(await record_groups(tmp_path))]
-    out = tmp_path / "atif"
-    assert cli.main(["export", f"run={tmp_path}", "format=atif", f"out={out}"]) == 0
+async def test_trajectories_are_read_back_with_tokens_and_calls(tmp_path: Path, cli: Cli) -> None:
+    records, out = [*read_records(await record_groups(tmp_path))], tmp_path / "atif"
+    cli(f"export run={tmp_path} format=atif out={out}")
     for back, record in zip(read_records(out), records, strict=True):
         assert back.prompts == record.prompts
         assert [*back.action(1).tokens] == [*record.action(1).tokens]
         assert (back.reward, back.task, back.text) == (record.reward, record.task, record.text)
-        assert [message["role"] for message in back.messages()] == [
-            message["role"] for message in record.messages()
-        ]
+        assert roles(back.messages()) == roles(record.messages())
         assert back.tools(1) == record.tools(1)
         assert json.loads(back.messages()[2]["tool_calls"][0]["function"]["arguments"]) == {"a": 1}
 
@@ -136,21 +139,21 @@ def spans_of(row: Any) -> list[Span]:
 
 
 def values(span: Span) -> dict[str, Any]:
-    return {
-        pair.key: json_format.MessageToDict(pair.value).popitem()[1] for pair in span.attributes
-    }
+    to_dict = json_format.MessageToDict
+    return {pair.key: to_dict(pair.value).popitem()[1] for pair in span.attributes}
 
 
-async def test_spans_are_read_by_opentelemetry_with_the_records_tokens(tmp_path: Path) -> None:
-    records = await recorded(tmp_path)
-    rows = export(tmp_path, "otel", tmp_path / "spans.jsonl")
-    again = export(tmp_path, "otel", tmp_path / "again.jsonl")
+def roles(messages: list[Any]) -> list[str]:
+    return [message["role"] for message in messages]
+
+
+def test_spans_are_read_by_opentelemetry_with_the_records_tokens(
+    run: Path, records: list[RolloutRecord], tmp_path: Path
+) -> None:
+    rows, again = (export(run, "otel", tmp_path / name) for name in ("a.jsonl", "again.jsonl"))
     for row, later, record in zip(rows, again, records, strict=True):
         root, *calls = spans_of(row)
-        assert [span.span_id for span in spans_of(later)] == [
-            root.span_id,
-            *(c.span_id for c in calls),
-        ]
+        assert [s.span_id for s in spans_of(later)] == [s.span_id for s in (root, *calls)]
         assert len(calls) == record.turns
         assert {call.parent_span_id for call in calls} == {root.span_id}
         assert {call.trace_id for call in calls} == {root.trace_id}
@@ -159,25 +162,24 @@ async def test_spans_are_read_by_opentelemetry_with_the_records_tokens(tmp_path:
         assert values(root)["gen_ai.operation.name"] == "invoke_agent"
         assert values(root)["evert.reward"] == record.reward
         for turn, span in enumerate(calls):
-            told = values(span)
+            attributes = values(span)
             assert (span.name, span.kind) == ("chat policy", Span.SPAN_KIND_CLIENT)
-            assert told["gen_ai.request.model"] == "policy"
-            assert int(told["gen_ai.usage.input_tokens"]) == len(record.prompts[turn])
-            assert int(told["gen_ai.usage.output_tokens"]) == len(record.action(turn).tokens)
-            asked = json.loads(told["gen_ai.input.messages"])
-            assert [each["role"] for each in asked] == [m["role"] for m in record.asked(turn)]
+            assert attributes["gen_ai.request.model"] == "policy"
+            assert int(attributes["gen_ai.usage.input_tokens"]) == len(record.prompts[turn])
+            assert int(attributes["gen_ai.usage.output_tokens"]) == len(record.action(turn).tokens)
+            messages = json.loads(attributes["gen_ai.input.messages"])
+            assert roles(messages) == roles(record.asked(turn))
             assert root.start_time_unix_nano < span.start_time_unix_nano < root.end_time_unix_nano
-        [said] = json.loads(values(calls[0])["gen_ai.output.messages"])
-        [part] = said["parts"]
+        [message] = json.loads(values(calls[0])["gen_ai.output.messages"])
+        [part] = message["parts"]
         assert (part["type"], part["name"], part["arguments"]) == ("tool_call", "add", {"a": 1})
         answer = json.loads(values(calls[1])["gen_ai.input.messages"])[-1]["parts"][0]
         assert (answer["type"], answer["response"]) == ("tool_call_response", "2")
 
 
-async def test_no_known_secret_is_exported(tmp_path: Path, monkeypatch: Patch) -> None:
-    await recorded(tmp_path)
-    file = tmp_path / "rollouts.jsonl"
-    file.write_text(file.read_text().replace("2 + 2?", "s3cretvalue42 2?").replace(
+def test_no_known_secret_is_exported(run: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    text = (run / "rollouts.jsonl").read_text()
+    (tmp_path / "rollouts.jsonl").write_text(text.replace("2 + 2?", "s3cretvalue42 2?").replace(
         '\\"a\\": 1', '\\"a\\": 1, \\"password\\": \\"correcthorsebattery\\"'))  # fmt: skip
     monkeypatch.setenv("MY_API_KEY", "s3cretvalue42")
     for form in ("sft", "training_trace", "otel"):
@@ -188,67 +190,56 @@ async def test_no_known_secret_is_exported(tmp_path: Path, monkeypatch: Patch) -
     assert "correcthorsebattery" not in text  # its name says what it is
 
 
-async def test_rollouts_are_written_one_after_the_other(tmp_path: Path) -> None:
-    records = await recorded(tmp_path)
-    for form in ("training_trace", "otel", "atif"):
-        read = list[RolloutRecord]()
-
-        def reading(read: list[RolloutRecord] = read) -> Iterator[RolloutRecord]:
-            for record in records:
-                read.append(record)
-                yield record
-
-        next(FORMATS[form](reading(), print))
-        assert len(read) == 1
+@pytest.mark.parametrize("form", ["training_trace", "otel", "atif"])
+def test_rollouts_are_written_one_after_the_other(form: str, records: list[RolloutRecord]) -> None:
+    rest = iter(records)
+    next(FORMATS[form](rest, print))
+    assert len([*rest]) == len(records) - 1
 
 
-def test_a_masked_turn_is_masked_again() -> None:
+@pytest.mark.parametrize("mask", [[0, 0], [0, 1]])
+def test_a_masked_turn_is_masked_again(mask: list[int]) -> None:
     assert traces.UNTRAINED == UNTRAINED
     turn = {"node_id": "a", "prompt_token_ids": [1, 2], "completion_token_ids": [3, 4],
-        "per_token_logps": [-1.0, -1.0]}  # fmt: skip
-    for mask in ([0, 0], [0, 1]):
-        [row] = traces.rows_of({"turns": [{**turn, "loss_mask": [0, 0, *mask]}]})
-        record = RolloutRecord(row)
-        assert record.row["steps"][0]["metrics"] == UNTRAINED
-        [again] = FORMATS["training_trace"]([record], print)
-        assert again["turns"][0]["loss_mask"] == [0, 0, 0, 0]
-        assert record.row["trace"]["has_reward"] is False
-        with pytest.raises(RecordError, match="they were not kept"):
-            record.messages()
+        "per_token_logps": [-1.0, -1.0], "loss_mask": [0, 0, *mask]}  # fmt: skip
+    [row] = traces.rows_of({"turns": [turn]})
+    record = RolloutRecord(row)
+    assert record.row["steps"][0]["metrics"] == UNTRAINED
+    [again] = FORMATS["training_trace"]([record], print)
+    assert again["turns"][0]["loss_mask"] == [0, 0, 0, 0]
+    assert record.row["trace"]["has_reward"] is False
+    with pytest.raises(RecordError, match="they were not kept"):
+        record.messages()
 
 
-async def test_a_trace_without_tokens_says_so_and_is_shown_as_text(
-    tmp_path: Path, capsys: Shown
-) -> None:
+async def test_a_trace_without_tokens_says_so_and_is_shown(tmp_path: Path, cli: Cli) -> None:
     file = tmp_path / "trajectory.json"
     file.write_text(json.dumps(FOREIGN, indent=2))
     record, helper = read_records(file)
     assert record.row["trace"] == {"format": "ATIF-v1.6", "has_tokens": False, "has_reward": False}
     assert (record.turns, record.text, record.reward, helper.text) == (2, "Two.", 0.0, "Done.")
-    assert [message["role"] for message in record.messages()] == [
-        "system", "user", "assistant", "tool", "assistant",
-    ]  # fmt: skip
+    assert roles(record.messages()) == ["system", "user", "assistant", "tool", "assistant"]
     for read in (lambda: record.prompts, lambda: record.action(0), record.trajectory):
         with pytest.raises(RecordError, match="ATIF-v1.6. without token ids"):
             read()
     async with opened(file, database=tmp_path / "index") as page:
         [listed] = (await page.get("runs"))["runs"]
-        found = await page.get("search", words="Right Two")
+        matches = await page.get("search", words="Right Two")
         step = await page.get("step", run=listed["id"], split="train", model="", step=0)
         first = await page.get("episode", id=step["episodes"][0]["id"])
-        texts = [each["said"] for each in step["episodes"]]
+        texts = [episode["said"] for episode in step["episodes"]]
     assert (listed["episodes"], listed["broken"], sorted(texts)) == (2, 0, ["Done.", "Two."])
-    assert not found["episodes"]
+    assert not matches["episodes"]
     assert first["pieces"] is None
     for step in first["row"]["steps"]:
         assert not {"prompt", "tokens", "logprobs"} & step.keys()
         assert step["call"]["messages"]
-    assert cli.main(["rescore", f"run={file}", f"reward={HERE}:length"]) == 0
-    assert cli.main(["rescore", f"run={file}", f"reward={HERE}:length", "replace=True"]) == 1
-    assert "replace=true changes evert's own records" in capsys.readouterr().err
+    cli(f"rescore run={file} reward={HERE}:length")
+    shown = cli(f"rescore run={file} reward={HERE}:length replace=True", status=1)
+    assert "replace=true changes evert's own records" in shown
 
 
-def test_a_trace_without_tokens_is_exported_as_text(tmp_path: Path, capsys: Shown) -> None:
+def test_a_trace_without_tokens_is_exported_as_text(tmp_path: Path, cli: Cli) -> None:
     file = tmp_path / "trajectory.json"
     file.write_text(json.dumps(FOREIGN))
     row, _ = export(file, "sft", tmp_path / "sft.jsonl")
@@ -259,18 +250,15 @@ def test_a_trace_without_tokens_is_exported_as_text(tmp_path: Path, capsys: Show
         "role": "tool", "content": "2", "tool_call_id": "1", "name": "add",
     }  # fmt: skip
     request, _ = export(file, "otel", tmp_path / "otel.jsonl")
-    told = [values(span) for span in spans_of(request)[1:]]
-    assert [each.get("gen_ai.usage.output_tokens") for each in told] == ["3", None]
+    attributes = [values(span) for span in spans_of(request)[1:]]
+    assert [span.get("gen_ai.usage.output_tokens") for span in attributes] == ["3", None]
     out = tmp_path / "atif"
-    assert cli.main(["export", f"run={file}", "format=atif", f"out={out}"]) == 0
-    [first, _] = [json.loads(each.read_text()) for each in sorted(out.iterdir())]
-    assert first["agent"] == {
-        key: FOREIGN["agent"][key] for key in ("name", "version", "tool_definitions")
-    }
+    cli(f"export run={file} format=atif out={out}")
+    [first, _] = [json.loads(file.read_text()) for file in sorted(out.iterdir())]
+    assert first["agent"] == {k: v for k, v in FOREIGN["agent"].items() if k != "model_name"}
     assert first["steps"][2]["metrics"] == {"prompt_tokens": 7, "completion_tokens": 3}
-    capsys.readouterr()
-    assert cli.main(["export", f"run={file}", "format=training_trace", f"out={out}.jsonl"]) == 1
-    assert "No trace of 2 rollouts can be written. The record was read" in capsys.readouterr().err
+    shown = cli(f"export run={file} format=training_trace out={out}.jsonl", status=1)
+    assert "No trace of 2 rollouts can be written. The record was read" in shown
 
 
 def turn_with(**fields: Any) -> dict[str, Any]:
@@ -280,10 +268,7 @@ def turn_with(**fields: Any) -> dict[str, Any]:
 
 
 WRONG: list[tuple[Any, str]] = [
-    (
-        {**FOREIGN, "steps": 3},
-        "trace is not a Trajectory: steps is 3; Input should be a valid list",
-    ),
+    ({**FOREIGN, "steps": 3}, "trace is not a Trajectory: steps is 3; Input should be a valid l"),
     ({**FOREIGN, "agent": {}}, "agent.name is missing"),
     ({**FOREIGN, "steps": [{"source": "agent", "message": 1}]}, "steps[0].message is 1; "),
     ({**FOREIGN, "subagent_trajectories": [[]]}, "subagent_trajectories[0] is []; "),
@@ -299,13 +284,10 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("trace", "error"), WRONG, ids=[error for _, error in WRONG])
-def test_a_wrong_field_of_a_trace_is_named_with_its_line(
-    trace: Any, error: str, tmp_path: Path, capsys: Shown
-) -> None:
+def test_a_traces_wrong_field_is_named(trace: Any, error: str, tmp_path: Path, cli: Cli) -> None:
     file = tmp_path / "traces.jsonl"
     file.write_text(f"{json.dumps(turn_with())}\n{json.dumps(trace)}\n")
-    assert cli.main(["export", f"run={file}", f"out={tmp_path / 'out.jsonl'}"]) == 1
-    printed = " ".join(capsys.readouterr().err.split())
+    printed = " ".join(cli(f"export run={file} out={tmp_path}/out.jsonl", status=1).split())
     assert f"{file}, line 2: " in printed
     assert error in printed
     assert not entries_of(json.dumps(trace).encode())

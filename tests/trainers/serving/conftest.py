@@ -1,9 +1,15 @@
-"""An engine in use, its clients, and a policy service."""
+"""A sampling client, a policy service, and three vendors' clients of it."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
+import anthropic
+import openai
 import pytest
 import tinker
+from google import genai
+from tests.trainers.kit import sampler_of
 
 from evert.bridge.tokens.bases import base_tokenizer
 from evert.trainers.engine.clients.engine import Engine
@@ -14,7 +20,7 @@ from evert.trainers.serving.service import PolicyService
 @pytest.fixture
 def client(engine: Engine) -> SamplingClient:
     """Samples the shipped base in this process."""
-    made: SamplingClient = tinker.ServiceClient().create_sampling_client(base_model="evert-tiny")  # type: ignore[assignment]
+    made: SamplingClient = sampler_of("evert-tiny")
     assert made.sampler  # loaded: transformers cannot be imported first by two threads at once
     return made
 
@@ -24,6 +30,17 @@ def service() -> Iterator[PolicyService]:
     """A policy service that offers nothing yet."""
     with PolicyService() as running:
         yield running
+
+
+@contextmanager
+def sdks(service: PolicyService) -> Iterator[tuple[Any, Any, Any]]:
+    key, root = service.key, service.url.removesuffix("/v1")
+    with (
+        openai.OpenAI(base_url=service.url, api_key=key, max_retries=0) as open_ai,
+        anthropic.Anthropic(base_url=root, api_key=key, max_retries=0) as claude,
+        genai.Client(api_key=key, http_options={"base_url": root}) as gemini,
+    ):
+        yield open_ai, claude, gemini
 
 
 def prompt(text: str = "Hi") -> tinker.ModelInput:

@@ -2,24 +2,25 @@
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
 import random
 import threading
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
-from google import genai
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.trainers.kit import Patch, spied
+from tests.trainers.serving.conftest import prompt, sdks
+from tinker import types
 
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.tokens.actions import read_action
 from evert.bridge.tokens.bases import model_renderer
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
+from evert.trainers.serving import chat
 from evert.trainers.serving.chat import BYTES, CONVERSATION, ChatModel
 from evert.trainers.serving.service import PolicyService
 from evert.trainers.serving.streaming import LiveReply
@@ -41,17 +42,9 @@ def served(client: Any, service: PolicyService) -> PolicyService:
     return service
 
 
-def root(service: PolicyService) -> str:
-    return service.url.removesuffix("/v1")
-
-
 def test_every_sdk_gets_the_same_greedy_reply_whole_and_as_a_stream(served: Any) -> None:
-    with (
-        openai.OpenAI(base_url=served.url, api_key=served.key, max_retries=0) as open_ai,
-        anthropic.Anthropic(base_url=root(served), api_key=served.key, max_retries=0) as claude,
-        genai.Client(api_key=served.key, http_options={"base_url": root(served)}) as gemini,
-    ):
-        texts, counts = _replies(open_ai, claude, gemini)
+    with sdks(served) as clients:
+        texts, counts = _replies(*clients)
     assert set(texts.values()) == {"I am not 7."}, texts
     assert len(counts) == 1
 
@@ -69,19 +62,16 @@ def _replies(open_ai: Any, claude: Any, gemini: Any) -> tuple[dict[str, Any], se
     message: Any = claude.messages.create(max_tokens=16, **asking)
     with claude.messages.stream(max_tokens=16, **asking) as stream:
         last: Any = stream.get_final_message()
-    content = gemini.models.generate_content(model="tiny", contents=text, config={"temperature": 0})
-    pieces = gemini.models.generate_content_stream(
-        model="tiny", contents=text, config={"temperature": 0}
-    )
+    request: Any = {"model": "tiny", "contents": text, "config": {"temperature": 0}}
+    content = gemini.models.generate_content(**request)
+    pieces = gemini.models.generate_content_stream(**request)
 
     texts = {
         "chat": chat.choices[0].message.content,
         "chat stream": "".join(chunk.choices[0].delta.content or "" for chunk in chunks),
         "responses": response.output_text,
         "responses stream": events[-1].response.output_text,
-        "responses deltas": "".join(
-            event.delta for event in events if event.type == "response.output_text.delta"
-        ),
+        "responses deltas": "".join(e.delta for e in events if e.type.endswith("text.delta")),
         "messages": message.content[0].text,
         "messages stream": last.content[0].text,
         "gemini": content.text,
@@ -122,11 +112,7 @@ async def test_what_cannot_be_served_is_refused_in_words_of_requests(
 
 
 def test_every_sdk_lists_the_models_with_the_fields_that_it_has(served: Any) -> None:
-    with (
-        openai.OpenAI(base_url=served.url, api_key=served.key) as open_ai,
-        anthropic.Anthropic(base_url=root(served), api_key=served.key) as claude,
-        genai.Client(api_key=served.key, http_options={"base_url": root(served)}) as gemini,
-    ):
+    with sdks(served) as (open_ai, claude, gemini):
         for model in (*open_ai.models.list(), open_ai.models.retrieve("tiny")):
             assert (model.id, model.object, model.created) == ("tiny", "model", 0)
         for info in (*claude.models.list(), claude.models.retrieve("tiny")):
@@ -135,9 +121,7 @@ def test_every_sdk_lists_the_models_with_the_fields_that_it_has(served: Any) -> 
         assert [model.name for model in gemini.models.list()] == ["models/tiny"]
 
 
-async def test_one_model_answers_to_any_name_and_samples_as_it_is_fixed(
-    client: Any, service: PolicyService
-) -> None:
+async def test_one_model_answers_to_any_name_as_fixed(client: Any, service: PolicyService) -> None:
     service.chat({"tiny": chat_model(service, client, sampling={"temperature": 0})})
     async with openai.AsyncOpenAI(base_url=service.url, api_key=service.key) as sdk:
         asking: Any = {"model": "gpt-4o", "messages": SAY, "temperature": 2}
@@ -145,9 +129,7 @@ async def test_one_model_answers_to_any_name_and_samples_as_it_is_fixed(
     assert {reply.choices[0].message.content for reply in replies} == {"I am not 7."}
 
 
-async def test_later_prompts_contain_the_ids_that_were_sampled(
-    client: Any, service: PolicyService
-) -> None:
+async def test_later_prompts_contain_the_sampled_ids(client: Any, service: PolicyService) -> None:
     sample, prompts = service.sample(client), list[tuple[list[int], list[int]]]()
 
     async def logged(prompt: Any, params: Any, watch: Any = None) -> Any:
@@ -168,9 +150,7 @@ async def test_later_prompts_contain_the_ids_that_were_sampled(
         assert after[: len(before) + len(sampled)] == before + sampled
 
 
-async def test_conversations_are_kept_up_to_a_number_of_tokens(
-    client: Any, service: PolicyService
-) -> None:
+async def test_conversations_are_kept_up_to_a_limit(client: Any, service: PolicyService) -> None:
     model = chat_model(service, client, keep=4 * CONVERSATION)
     for opening in range(12):
         messages = [{"role": "user", "content": f"Say {opening % 8}."}]
@@ -192,9 +172,7 @@ async def test_a_request_that_cannot_be_read_leaves_no_more_than_an_empty_book(
     assert model.kept_tokens == sum(book.tokens for book in model._books.values())
 
 
-async def test_what_a_prompt_does_not_show_counts_as_kept_too(
-    client: Any, service: PolicyService
-) -> None:
+async def test_what_a_prompt_does_not_show_counts_too(client: Any, service: PolicyService) -> None:
     service.chat({"tiny": chat_model(service, client, keep=2**14)})
     assert service._chat is not None
     padding = "x" * (BYTES * 2**12)
@@ -224,15 +202,9 @@ async def test_a_long_prompt_whose_client_left_is_rendered_to_its_end_and_counte
 
 
 async def test_a_long_opening_is_read_in_a_thread(
-    client: Any, service: PolicyService, monkeypatch: pytest.MonkeyPatch
+    client: Any, service: PolicyService, monkeypatch: Patch
 ) -> None:
-    threads, digest = list[threading.Thread](), hashlib.blake2b
-
-    def noted(*args: Any, **options: Any) -> Any:
-        threads.append(threading.current_thread())
-        return digest(*args, **options)
-
-    monkeypatch.setattr("evert.trainers.serving.chat.blake2b", noted)
+    threads = spied(monkeypatch, chat, "blake2b", lambda *_: threading.current_thread())
     model = chat_model(service, client)
     for text in ("Hi", "word " * 2**20):
         request = ChatRequest("tiny", [{"role": "user", "content": text}])
@@ -242,7 +214,6 @@ async def test_a_long_opening_is_read_in_a_thread(
 
 
 async def model_reply(service: PolicyService, model: ChatModel, request: ChatRequest) -> Any:
-    """The model's reply, in the service's loop."""
     future = asyncio.run_coroutine_threadsafe(model.reply(request, {}), service._loop)
     return await asyncio.wrap_future(future)
 
@@ -251,9 +222,7 @@ async def model_reply(service: PolicyService, model: ChatModel, request: ChatReq
 async def test_a_client_that_leaves_ends_its_sampling(
     client: Any, service: PolicyService, *, stream: bool
 ) -> None:
-    sampling = asyncio.Event()
-    left = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    sampling, left, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
 
     async def endless(prompt: Any, params: Any, watch: Any = None) -> Any:
         loop.call_soon_threadsafe(sampling.set)
@@ -275,9 +244,7 @@ async def test_a_client_that_leaves_ends_its_sampling(
         await left.wait()
 
 
-def test_a_failure_in_mid_stream_is_the_last_event_and_is_numbered_as_such(
-    client: Any, service: PolicyService
-) -> None:
+def test_a_failing_stream_ends_with_a_numbered_error(client: Any, service: PolicyService) -> None:
     has_begun = threading.Event()
 
     async def failing(prompt: Any, params: Any, watch: Any = None) -> Any:
@@ -297,9 +264,6 @@ def test_a_failure_in_mid_stream_is_the_last_event_and_is_numbered_as_such(
 
 
 def test_the_tokens_of_a_reply_are_seen_as_they_are_sampled(client: Any) -> None:
-    from tests.trainers.serving.conftest import prompt
-    from tinker import types
-
     seen: list[list[int]] = []
     params = types.SamplingParams(max_tokens=6, temperature=0)
     response = client.watch(prompt("Say you are 7."), params, lambda so_far: seen.append([*so_far]))

@@ -5,12 +5,11 @@ import io
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
-import tinker
 from bases.seeing import SeeingConfig, main
 from google import genai
 from PIL import Image
+from tests.trainers.kit import sampler_of
+from tests.trainers.serving.conftest import sdks
 
 from evert import read_records
 from evert.bridge.tokens.bases import model_renderer
@@ -27,44 +26,31 @@ def png() -> bytes:
     return file.getvalue()
 
 
-def test_every_api_shows_a_model_the_same_image(
-    engine: Engine, service: PolicyService, tmp_path: Path
-) -> None:
+def user(parts: list[Any]) -> dict[str, Any]:
+    return {"role": "user", "content": parts}
+
+
+def test_all_apis_show_one_image(engine: Engine, service: PolicyService, tmp_path: Path) -> None:
     folder = str(tmp_path / "seeing")
     main(SeeingConfig(out=folder))
-    client: Any = tinker.ServiceClient().create_sampling_client(base_model=folder)
+    client = sampler_of(folder)
     prompts = prompt_renderer(model_renderer(folder, "qwen3_vl_instruct"))
     model = ChatModel(service.sample(client), prompts, context=512, max_tokens=4)
     records = ServedRecords(tmp_path / "served", {"eyes": prompts})
     service.chat({"eyes": model}, records)
     data, words = base64.b64encode(png()).decode(), "What colour?"
-    url, root = f"data:image/png;base64,{data}", service.url.removesuffix("/v1")
+    url, text = f"data:image/png;base64,{data}", {"type": "text", "text": words}
     source = {"type": "base64", "media_type": "image/png", "data": data}
-    with (
-        openai.OpenAI(base_url=service.url, api_key=service.key) as open_ai,
-        anthropic.Anthropic(base_url=root, api_key=service.key) as claude,
-        genai.Client(api_key=service.key, http_options={"base_url": root}) as gemini,
-    ):
-        asked: Any = [
-            {"type": "image_url", "image_url": {"url": url}},
-            {"type": "text", "text": words},
-        ]
-        chat: Any = open_ai.chat.completions.create(
-            model="eyes", messages=[{"role": "user", "content": asked}]
-        )
-        asked = [
-            {"type": "input_image", "image_url": url, "detail": "auto"},
-            {"type": "input_text", "text": words},
-        ]
-        response: Any = open_ai.responses.create(
-            model="eyes", input=[{"role": "user", "content": asked}]
-        )
-        asked = [{"type": "image", "source": source}, {"type": "text", "text": words}]
-        message = claude.messages.create(
-            model="eyes", max_tokens=4, messages=[{"role": "user", "content": asked}]
-        )
-        asked = [genai.types.Part.from_bytes(data=png(), mime_type="image/png"), words]
-        content: Any = gemini.models.generate_content(model="eyes", contents=asked)
+    with sdks(service) as (open_ai, claude, gemini):
+        messages: Any = [user([{"type": "image_url", "image_url": {"url": url}}, text])]
+        chat = open_ai.chat.completions.create(model="eyes", messages=messages)
+        image: dict[str, Any] = {"type": "input_image", "image_url": url, "detail": "auto"}
+        messages = [user([image, {"type": "input_text", "text": words}])]
+        response = open_ai.responses.create(model="eyes", input=messages)
+        messages = [user([{"type": "image", "source": source}, text])]
+        message = claude.messages.create(model="eyes", max_tokens=4, messages=messages)
+        messages = [genai.types.Part.from_bytes(data=png(), mime_type="image/png"), words]
+        content = gemini.models.generate_content(model="eyes", contents=messages)
     counts = {
         chat.usage.prompt_tokens,
         response.usage.input_tokens,

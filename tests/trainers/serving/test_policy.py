@@ -25,7 +25,6 @@ from evert.trainers.serving.service import PolicyService
 
 @pytest.fixture
 def policy(client: Any, service: PolicyService) -> ServedPolicy:
-    """Of the shipped base."""
     named = service.url, service.offer(client).model
     tokenizer, key = base_tokenizer(), service.key
     return ServedPolicy(*named, api_key=key, max_tokens=12, seed=5, tokenizer=tokenizer)
@@ -50,8 +49,9 @@ async def test_it_asks_the_server_about_itself_once(policy: Any, service: Policy
 async def test_each_reply_has_the_next_seed(policy: ServedPolicy, client: Any) -> None:
     replies = [await policy(prompt(), []) for _ in range(3)]
     ways = [tinker.SamplingParams(max_tokens=12, seed=seed, stop=[]) for seed in (5, 6, 7)]
-    own = [await client.sample_async(prompt(), 1, way) for way in ways]
-    assert [reply.tokens for reply in replies] == [each.sequences[0].tokens for each in own]
+    responses = [await client.sample_async(prompt(), 1, way) for way in ways]
+    expected = [response.sequences[0].tokens for response in responses]
+    assert [reply.tokens for reply in replies] == expected
 
 
 Change = Callable[[dict[str, Any]], None]
@@ -68,9 +68,9 @@ def without(field: str) -> Change:
 def tempered(body: dict[str, Any]) -> None:
     """Log-probabilities at the temperature of sampling, as vLLM can be told to report."""
     for choice in body.get("choices", []):
-        found = choice.get("logprobs", {}).get("token_logprobs")
-        if found:
-            choice["logprobs"]["token_logprobs"] = [logprob / 2 for logprob in found]
+        logprobs = choice.get("logprobs", {}).get("token_logprobs")
+        if logprobs:
+            choice["logprobs"]["token_logprobs"] = [logprob / 2 for logprob in logprobs]
 
 
 UNFIT: list[tuple[Change, str]] = [
@@ -80,9 +80,9 @@ UNFIT: list[tuple[Change, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), UNFIT, ids=["no ids", "no scores", "tempered"])
+@pytest.mark.parametrize(("change", "text"), UNFIT, ids=["no ids", "no scores", "tempered"])
 async def test_a_server_that_will_not_do_is_refused_at_the_first_call(
-    policy: ServedPolicy, service: PolicyService, change: Change, said: str
+    policy: ServedPolicy, service: PolicyService, change: Change, text: str
 ) -> None:
     answer = service._answer
 
@@ -92,7 +92,7 @@ async def test_a_server_that_will_not_do_is_refused_at_the_first_call(
         change(body)
         return replace(answered, content=json.dumps(body).encode())
 
-    with patch.object(service, "_answer", changed), pytest.raises(UnfitServerError, match=said):
+    with patch.object(service, "_answer", changed), pytest.raises(UnfitServerError, match=text):
         await policy(prompt(), [])
 
 

@@ -5,11 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import openai
-import pytest
-from google import genai
+from tests.trainers.kit import Patch, until
+from tests.trainers.serving.conftest import sdks
 
 from evert import read_records
 from evert.bridge.records.record import RolloutRecord
@@ -20,6 +19,11 @@ from evert.trainers.serving.recording import ServedRecords
 from evert.trainers.serving.service import PolicyService
 
 SAY = [{"role": "user", "content": "Let's play a game. Say you are 7."}]
+
+
+def post_feedback(service: PolicyService, content: str) -> httpx.Response:
+    key = {"authorization": f"Bearer {service.key}"}
+    return httpx.post(f"{service.url}/feedback", content=content, headers=key)
 
 
 class Serving:
@@ -39,19 +43,14 @@ class Serving:
         return self.sdk.chat.completions.create(model="tiny", messages=messages, **fields)
 
     def feedback(self, **body: Any) -> httpx.Response:
-        key = {"authorization": f"Bearer {self.service.key}"}
-        return httpx.post(f"{self.service.url}/feedback", json=body, headers=key)
-
-    def close(self) -> None:
-        self.sdk.close()
-        self.service.close()
-        self.records.close()
+        return post_feedback(self.service, json.dumps(body))
 
     def __enter__(self) -> "Serving":
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        for part in (self.sdk, self.service, self.records):
+            part.close()
 
     def recorded(self) -> list[RolloutRecord]:
         self.records._writer.submit(lambda: None).result()  # what was handed over is written
@@ -76,10 +75,10 @@ def test_a_conversation_is_a_record_with_its_exact_tokens_and_the_rewards_given_
     assert late
     assert record.reward == 0.5
     assert next(iter(read_records(tmp_path))).reward == 0.75
-    said = [message["content"] for message in record.messages()]
-    assert said[0] == SAY[0]["content"]
-    assert said[2] == "And 0"
-    assert said[1::2] == [reply.choices[0].message.content for reply in replies]
+    texts = [message["content"] for message in record.messages()]
+    assert texts[0] == SAY[0]["content"]
+    assert texts[2] == "And 0"
+    assert texts[1::2] == [reply.choices[0].message.content for reply in replies]
     for turn, reply in enumerate(replies):
         action = record.action(turn)
         assert action.logprobs == [token.logprob for token in reply.choices[0].logprobs.content]
@@ -93,18 +92,13 @@ def test_a_conversation_is_a_record_with_its_exact_tokens_and_the_rewards_given_
 
 def test_every_api_gives_ids_that_take_feedback(client: Any, tmp_path: Path) -> None:
     with Serving(client, tmp_path) as serving:
-        root, key = serving.service.url.removesuffix("/v1"), serving.service.key
-        text: Any = SAY[0]["content"]
-        asked: Any = {"model": "tiny", "messages": SAY}
-        with (
-            anthropic.Anthropic(base_url=root, api_key=key) as claude,
-            genai.Client(api_key=key, http_options={"base_url": root}) as gemini,
-        ):
+        text = SAY[0]["content"]
+        with sdks(serving.service) as (open_ai, claude, gemini):
             ids = [
                 serving.ask(SAY).id,
                 [*serving.ask(SAY, stream=True)][-1].id,
-                serving.sdk.responses.create(model="tiny", input=text).id,
-                claude.messages.create(max_tokens=8, **asked).id,
+                open_ai.responses.create(model="tiny", input=text).id,
+                claude.messages.create(model="tiny", max_tokens=8, messages=SAY).id,
                 gemini.models.generate_content(model="tiny", contents=text).response_id,
             ]
         assert len({*ids}) == 5
@@ -128,8 +122,7 @@ def test_wrong_feedback_is_refused_and_says_what_is_expected(client: Any, tmp_pa
     with Serving(client, tmp_path) as serving:
         for body, status, words in BAD:
             content = json.dumps(body).replace("Infinity", "1e999")
-            key = {"authorization": f"Bearer {serving.service.key}"}
-            answer = httpx.post(f"{serving.service.url}/feedback", content=content, headers=key)
+            answer = post_feedback(serving.service, content)
             assert answer.status_code == status, body
             assert words in answer.json()["error"]["message"]
 
@@ -137,9 +130,7 @@ def test_wrong_feedback_is_refused_and_says_what_is_expected(client: Any, tmp_pa
 def test_without_records_feedback_is_refused(client: Any, service: PolicyService) -> None:
     service.chat({"tiny": ChatModel(service.sample(client), prompt_renderer(None),
                                     context=8192, max_tokens=8)})  # fmt: skip
-    body = {"id": "chatcmpl-0123456789ab0", "reward": 1}
-    key = {"authorization": f"Bearer {service.key}"}
-    answer = httpx.post(f"{service.url}/feedback", json=body, headers=key)
+    answer = post_feedback(service, '{"id": "chatcmpl-0123456789ab0", "reward": 1}')
     assert answer.status_code == 400
     assert "record=FOLDER" in answer.json()["error"]["message"]
 
@@ -149,8 +140,7 @@ def test_an_idle_or_dropped_conversation_is_written_and_its_rest_is_a_record_of_
 ) -> None:
     with Serving(client, tmp_path, idle=0.05) as serving:
         first = serving.ask(SAY)
-        while not serving.records._files():
-            asyncio.run(asyncio.sleep(0.01))
+        asyncio.run(until(serving.records._files))
         serving.recorded()
         rest = [*SAY, first.choices[0].message, {"role": "user", "content": "Why?"}]
         serving.ask(rest)
@@ -164,9 +154,7 @@ def test_an_idle_or_dropped_conversation_is_written_and_its_rest_is_a_record_of_
         assert len(serving.recorded()) == 3
 
 
-def test_a_share_is_recorded_and_feedback_on_the_others_is_no_error(
-    client: Any, tmp_path: Path
-) -> None:
+def test_a_share_is_recorded_and_other_feedback_is_no_error(client: Any, tmp_path: Path) -> None:
     with Serving(client, tmp_path, share=0.5) as serving:
         replies = [serving.ask([{"role": "user", "content": f"Say {n}."}]) for n in range(6)]
         answers = [serving.feedback(id=reply.id, reward=1) for reply in replies]
@@ -176,7 +164,7 @@ def test_a_share_is_recorded_and_feedback_on_the_others_is_no_error(
 
 
 def test_full_files_are_followed_by_others_and_the_oldest_are_deleted(
-    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Any, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(recording, "FILE", 4_000)
     with Serving(client, tmp_path, max_bytes=20_000, idle=0) as serving:
@@ -187,12 +175,12 @@ def test_full_files_are_followed_by_others_and_the_oldest_are_deleted(
     assert files[0].name > "000001.jsonl"
     assert len(files) > 2
     assert sum(file.stat().st_size for file in files) <= 20_000
-    told = [record.asked(0)[0]["content"] for record in read_records(tmp_path)]
-    assert told == [f"Say you are {number}." for number in range(24 - len(told), 24)]
+    texts = [record.asked(0)[0]["content"] for record in read_records(tmp_path)]
+    assert texts == [f"Say you are {number}." for number in range(24 - len(texts), 24)]
 
 
-def test_keys_of_this_machine_are_not_recorded(
-    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_machines_keys_are_not_recorded(
+    client: Any, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     secret = "sk-proj-" + "aB3" * 16
     monkeypatch.setenv("OPENAI_API_KEY", secret)

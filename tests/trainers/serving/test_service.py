@@ -5,11 +5,12 @@ import math
 import pickle
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import tinker
+from tests.trainers.kit import Log, Patch, sampler_of, until
 from tests.trainers.serving.conftest import prompt
 from tinker_cookbook.completers import TinkerTokenCompleter
 
@@ -26,18 +27,13 @@ Sampled = list[tuple[list[int], list[float] | None, str]]
 
 async def sampled(client: Any, params: Sequence[tinker.SamplingParams]) -> Sampled:
     """One reply for each of the parameters, asked for all at once."""
-    asked = [client.sample_async(prompt(f"Hi {i}"), 1, each) for i, each in enumerate(params)]
-    replies = [answer.sequences[0] for answer in await asyncio.gather(*asked)]
+    requests = [client.sample_async(prompt(f"Hi {i}"), 1, way) for i, way in enumerate(params)]
+    replies = [answer.sequences[0] for answer in await asyncio.gather(*requests)]
     return [(reply.tokens, reply.logprobs, reply.stop_reason) for reply in replies]
 
 
 def how(index: int, **fields: object) -> tinker.SamplingParams:
     return tinker.SamplingParams(**{"max_tokens": 12, "seed": index, **fields})  # type: ignore[arg-type]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
 
 
 LONG = how(0, stop=[], max_tokens=900)
@@ -51,9 +47,10 @@ async def test_served_samples_are_those_in_process(client: Any, service: PolicyS
     ways = [how(index, **way) for index, way in enumerate(WAYS)]
     there = await sampled(service.offer(client), ways)
     here = await sampled(client, ways)
-    for (tokens, served, reason), (own_tokens, own, own_reason) in zip(there, here, strict=True):
-        assert (tokens, reason) == (own_tokens, own_reason)
-        assert served == pytest.approx(own, abs=1e-5)  # other rows beside them: the last bit
+    for (tokens, logprobs, reason), expected in zip(there, here, strict=True):
+        assert (tokens, reason) == (expected[0], expected[2])
+        # Other rows beside them: the last bit.
+        assert logprobs == pytest.approx(expected[1], abs=1e-5)
 
 
 async def test_scores_are_the_same_and_change_no_draw(client: Any, service: PolicyService) -> None:
@@ -74,8 +71,8 @@ def test_a_served_client_works_in_any_loop_or_in_none(client: Any, service: Poli
         asyncio.run(served.sample_async(prompt(), 1, how(index)))
     completer = TinkerTokenCompleter(served, max_tokens=5)
     action = asyncio.run(completer(prompt(), ["<|im_end|>"]))
-    own = client.sample(prompt(), 3, how(1)).result().sequences
-    assert [r.tokens for r in replies] == [r.tokens for r in own]
+    expected = client.sample(prompt(), 3, how(1)).result().sequences
+    assert [r.tokens for r in replies] == [r.tokens for r in expected]
     assert served.get_base_model() == "evert-tiny"
     assert served.get_tokenizer().encode("Hi") == client.get_tokenizer().encode("Hi")
     assert len(action.tokens) == len(action.logprobs) <= 5
@@ -97,11 +94,11 @@ async def test_withdrawn_weights_are_refused_by_name(client: Any, service: Polic
 
 
 async def test_models_are_listed_while_others_are_offered(
-    client: Any, service: PolicyService, monkeypatch: pytest.MonkeyPatch
+    client: Any, service: PolicyService, monkeypatch: Patch
 ) -> None:
     """As from a trainer's thread, which may offer new weights at any moment."""
     served = service.offer(client)
-    newer = tinker.ServiceClient().create_sampling_client(base_model="evert-tiny")
+    newer = sampler_of("evert-tiny")
 
     def base_model() -> str:
         service.offer(newer)
@@ -115,12 +112,12 @@ async def test_the_engine_refuses_in_its_words(client: Any, service: Any, engine
     served = service.offer(client)
     options: dict[str, Any]
     for options in ({"max_tokens": 10**6}, {"temperature": math.nan}, {"top_p": -1}, {"top_k": 0}):
-        said = []
-        for each in (served, client):
+        messages = []
+        for sampler in (served, client):
             with pytest.raises(SamplingRequestError) as caught:
-                await each.sample_async(prompt(), 1, how(0, **options))
-            said.append(str(caught.value))
-        assert said[0] == said[1]
+                await sampler.sample_async(prompt(), 1, how(0, **options))
+            messages.append(str(caught.value))
+        assert messages[0] == messages[1]
     engine.close()
     with pytest.raises(EngineClosedError, match="no longer in use"):
         await served.sample_async(prompt(), 1, how(0))
@@ -129,8 +126,8 @@ async def test_the_engine_refuses_in_its_words(client: Any, service: Any, engine
 async def test_a_service_that_closes_lets_its_callers_go(client: Any) -> None:
     with PolicyService() as service:
         served = service.offer(client)
-        asked = [served.sample_async(prompt(f"{i}"), 1, LONG) for i in range(8)]
-        long = [asyncio.create_task(each) for each in asked]
+        requests = [served.sample_async(prompt(f"{i}"), 1, LONG) for i in range(8)]
+        long = [asyncio.create_task(request) for request in requests]
         await until(lambda: service.requests == len(long))
     ends = await asyncio.gather(*long, return_exceptions=True)
     assert {type(end) for end in ends} == {ServerGoneError}
@@ -142,7 +139,7 @@ async def test_a_service_that_closes_lets_its_callers_go(client: Any) -> None:
 async def test_a_caller_who_leaves_gives_up_its_work(client: Any, service: PolicyService) -> None:
     served = service.offer(client)
     task = asyncio.create_task(served.sample_async(prompt(), 1, LONG))
-    await until(lambda: bool(client.sampler.scheduler._runs))
+    await until(lambda: client.sampler.scheduler._runs)
     task.cancel()
     await until(lambda: not client.sampler.scheduler._runs)
     assert client.sampler.stats.sampled_tokens == 0  # of rows that were finished
@@ -181,25 +178,25 @@ STRANGE: list[tuple[bytes, int]] = [
 ]
 
 
+@pytest.mark.parametrize(("headers", "status"), STRANGE)
 async def test_a_request_needs_the_key_and_comes_from_no_page_of_another_host(
-    service: PolicyService, caplog: pytest.LogCaptureFixture
+    headers: bytes, status: int, service: PolicyService, caplog: Log
 ) -> None:
     host, port = service.url.split("/")[2].split(":")
-    for headers, status in STRANGE:
-        sent = headers.replace(b"KEY", service.key.encode())
-        if b"Host:" not in sent:
-            sent += f"\r\nHost: {host}:{port}".encode()
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"GET /v1/models HTTP/1.1\r\n" + sent + b"\r\n\r\n")
-        answer = await reader.readuntil(b"\r\n")
-        writer.close()
-        await writer.wait_closed()
-        assert int(answer.split()[1]) == status, headers
+    headers = headers.replace(b"KEY", service.key.encode())
+    if b"Host:" not in headers:
+        headers += f"\r\nHost: {host}:{port}".encode()
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /v1/models HTTP/1.1\r\n" + headers + b"\r\n\r\n")
+    answer = await reader.readuntil(b"\r\n")
+    writer.close()
+    await writer.wait_closed()
+    assert int(answer.split()[1]) == status
     assert not caplog.records
 
 
 async def test_a_long_text_is_cut_into_tokens_beside_the_services_loop(
-    client: Any, service: PolicyService, monkeypatch: pytest.MonkeyPatch
+    client: Any, service: PolicyService, monkeypatch: Patch
 ) -> None:
     threads: set[str] = set()
     tokenizer = client.get_tokenizer()
@@ -211,8 +208,8 @@ async def test_a_long_text_is_cut_into_tokens_beside_the_services_loop(
 
     monkeypatch.setattr(tokenizer, "__class__", Watched)
     served = service.offer(client)
-    asked = CompletionRequest(served.model, "Hello there. " * 50, how(0))
+    request = CompletionRequest(served.model, "Hello there. " * 50, how(0))
 
-    assert len((await served.request(asked)).sequences) == 1
+    assert len((await served.request(request)).sequences) == 1
     assert threads
     assert not [name for name in threads if "policy service" in name]

@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 import tinker
+from tests.trainers.kit import Patch
 from tests.trainers.serving.conftest import prompt
 
 from evert.trainers.engine.clients.sampling_client import SamplingClient
@@ -29,14 +30,16 @@ PARAMS = [
 ]
 
 
-def test_a_request_is_read_as_it_was_written() -> None:
-    for params in PARAMS:
-        asked = CompletionRequest("m", [1, 2], params, count=3, prompt_logprobs=True)
-        assert read_request(write_request(asked)) == asked
-    left_out = read_request(b'{"model": "m", "prompt": "Hi"}')
-    assert left_out == CompletionRequest(
-        "m", "Hi", tinker.SamplingParams(max_tokens=16), texts=True
-    )
+@pytest.mark.parametrize("params", PARAMS)
+def test_a_request_is_read_as_it_was_written(params: tinker.SamplingParams) -> None:
+    request = CompletionRequest("m", [1, 2], params, count=3, prompt_logprobs=True)
+    assert read_request(write_request(request)) == request
+
+
+def test_what_a_request_leaves_out_has_a_default() -> None:
+    params = tinker.SamplingParams(max_tokens=16)
+    request = read_request(b'{"model": "m", "prompt": "Hi"}')
+    assert request == CompletionRequest("m", "Hi", params, texts=True)
 
 
 def test_each_server_is_asked_for_the_whole_distribution_in_its_own_words() -> None:
@@ -93,11 +96,11 @@ async def test_a_body_that_is_wrong_is_refused_by_its_field_and_breaks_no_servic
     beyond = json.dumps({"model": served.model, "prompt": [10**8], "max_tokens": 1})
     more = [(vast, "."), (beyond, "."), (b"\xff\xfe\x00\xd8", ".")]
     async with aiohttp.ClientSession(headers=headers) as session:
-        for body, said in [*WRONG, *more]:
+        for body, text in [*WRONG, *more]:
             async with session.post(f"{service.url}/completions", data=body) as answer:
                 message = (await answer.json())["error"]["message"]
                 assert answer.status in (400, 404), message
-                assert re.search(said, message), message
+                assert re.search(text, message), message
         async with session.get(f"{service.url}/completions") as answer:
             assert answer.status == 404
     with pytest.raises(SamplingRequestError, match="A prompt of 500000 tokens"):
@@ -108,7 +111,7 @@ async def test_a_body_that_is_wrong_is_refused_by_its_field_and_breaks_no_servic
 
 
 async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
-    client: SamplingClient, service: PolicyService, monkeypatch: pytest.MonkeyPatch
+    client: SamplingClient, service: PolicyService, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("evert.trainers.serving.service.context_length_here", lambda name: 8)
     served = service.offer(client)
@@ -151,9 +154,9 @@ UNFIT: list[tuple[bytes, str]] = [
 ]
 
 
-def test_an_answer_without_what_is_needed_says_what_to_change() -> None:
-    change = "Expected vLLM 0.10.2 or newer, llama.cpp's server, or `evert serve`"
-    for content, said in UNFIT:
-        with pytest.raises(UnfitServerError, match=said) as error:
-            read_answer(content, ASKED)
-        assert change in str(error.value)
+@pytest.mark.parametrize(("content", "text"), UNFIT)
+def test_an_answer_without_what_is_needed_says_what_to_change(content: bytes, text: str) -> None:
+    with pytest.raises(UnfitServerError, match=text) as error:
+        read_answer(content, ASKED)
+    remedy = "Expected vLLM 0.10.2 or newer, llama.cpp's server, or `evert serve`"
+    assert remedy in str(error.value)

@@ -3,12 +3,13 @@
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainers.conftest import Patch, Shown
+from tests.trainers.kit import Cli, Patch, Shown
 from tinker_cookbook.rl import train as cookbook
 
 from evert import AgentDatasetBuilder, embedded_engine
@@ -113,9 +114,15 @@ def _home(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.delitem(sys.modules, "failing_agents", raising=False)
 
 
-def run(agent: str, *arguments: str) -> int:
-    """The command, in this process; returns its exit status."""
-    return train.main([f"agent=failing_agents:{agent}", *SMALL, *arguments])
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(cli: Cli) -> Run:
+    def train(agent: str, *words: str, status: int = 0) -> str:
+        return cli(f"train agent=failing_agents:{agent}", *SMALL, *words, status=status)
+
+    return train
 
 
 def folder() -> RunFolder:
@@ -126,9 +133,8 @@ def result() -> dict[str, Any]:
     return folder().read_json(RESULT) or {}
 
 
-def test_a_first_batch_without_a_call_is_skipped_and_the_next_trained_on(capsys: Shown) -> None:
-    assert run("calls_from_the_second_batch_on", "steps=3") == 0
-    shown = capsys.readouterr().out
+def test_a_first_batch_without_a_call_is_skipped_and_the_next_trained_on(run: Run) -> None:
+    shown = run("calls_from_the_second_batch_on", "steps=3")
     assert "step 1 is skipped: 4 of 4 episodes failed (4 episodes without a model call)" in shown
     assert "training: step 1/3  failed 100%" in shown
     assert "1 batches were skipped: nothing could be learned from them" in shown
@@ -140,20 +146,20 @@ def test_a_first_batch_without_a_call_is_skipped_and_the_next_trained_on(capsys:
     assert folder().checkpoints()[-1]["batch"] == 3
 
 
-def test_a_run_in_which_every_batch_is_skipped_can_be_had_and_ends_with_its_files() -> None:
-    assert run("no_call", "steps=2", "failed_steps=0", "test_tasks=failing_agents:TEST") == 0
+def test_a_run_in_which_every_batch_is_skipped_can_be_had_and_ends_with_its_files(run: Run) -> None:
+    run("no_call", "steps=2", "failed_steps=0", "test_tasks=failing_agents:TEST")
     assert result()["skipped_batches"] == 2
     assert result()["held_out"]["after"]["greedy"]["reward"] == 25.125  # what it returns
     assert folder().plot.exists()
-    assert run("no_call", "steps=3", "failed_steps=0", "test_tasks=failing_agents:TEST") == 0
+    run("no_call", "steps=3", "failed_steps=0", "test_tasks=failing_agents:TEST")
     assert [row["step"] for row in folder().steps()] == [0, 1, 2]
 
 
-def test_a_skipped_batch_is_played_again_by_a_run_that_was_stopped_after_it(capsys: Shown) -> None:
-    assert run("raises_at_first", "steps=3") == 1
-    again = capsys.readouterr().err.partition("To resume: evert train ")[2].splitlines()[0]
+def test_a_skipped_batch_is_played_again_by_a_run_stopped_after_it(run: Run, cli: Cli) -> None:
+    error = run("raises_at_first", "steps=3", status=1)
+    again = error.partition("To resume: evert train ")[2].splitlines()[0]
     Path("fixed").touch()
-    assert train.main(shlex.split(again)) == 0
+    cli("train", *shlex.split(again))
     steps = folder().steps()
     assert [(row["step"], row[FAILED]) for row in steps] == [(0, 0.0), (1, 0.0), (2, 0.0)]
     assert result()["failures"]["kinds"] == {}
@@ -184,10 +190,12 @@ TRACEBACK = """\
   LookupError: no table """
 
 
-def test_failures_are_said_once_and_after_three_steps_of_them_the_run_ends(capsys: Shown) -> None:
+def test_failures_are_said_once_and_three_steps_of_them_end_the_run(
+    run: Run, capsys: Shown
+) -> None:
     tests = "test_tasks=failing_agents:TEST"
-    assert run("raises", "steps=9", tests) == 1
-    shown, said = capsys.readouterr()
+    assert train.main(["agent=failing_agents:raises", *SMALL, "steps=9", tests]) == 1
+    shown, error = capsys.readouterr()
     shown = re.sub(r"line \d+", "line N", shown)
     for part in (
         "held-out tasks, untrained: 4 of 4 episodes failed (4 agent errors)\n",
@@ -206,18 +214,17 @@ def test_failures_are_said_once_and_after_three_steps_of_them_the_run_ends(capsy
         "failed_steps=0 never ends the run for this",
         "To resume: ",
     ):
-        assert part in said
-    assert "Traceback" not in said
+        assert part in error
+    assert "Traceback" not in error
     assert [row["step"] for row in read_jsonl(Path("run/batches.jsonl"))] == [0, 1, 2]
-    assert run("raises", "steps=5", "failed_steps=0", tests) == 0  # a resumed run may change it
+    run("raises", "steps=5", "failed_steps=0", tests)  # a resumed run may change it
 
 
-def test_where_few_fail_the_step_is_silent_and_the_end_says_it(capsys: Shown) -> None:
-    assert run("some_raise", "steps=2") == 0
-    shown = capsys.readouterr().out
+def test_where_few_fail_the_step_is_silent_and_the_end_says_it(run: Run) -> None:
+    shown = run("some_raise", "steps=2")
     assert "Traceback" not in shown
-    said = "2 of 8 episodes failed (2 agent errors); the commonest, 2x: LookupError: no table 0"
-    assert said in shown
+    message = "2 of 8 episodes failed (2 agent errors); the commonest, 2x: LookupError: no table 0"
+    assert message in shown
     assert "failed 50%" in shown
     assert "held-out" not in shown
     assert (result()["name"], result()["held_out"]["after"]) == ("some_raise", None)
@@ -226,65 +233,57 @@ def test_where_few_fail_the_step_is_silent_and_the_end_says_it(capsys: Shown) ->
     assert failure["traceback"].startswith("Traceback")
 
 
-def test_scored_it_stays_in_under_the_cookbooks_fail_fast_too() -> None:
+def test_scored_it_stays_in_under_the_cookbooks_fail_fast_too(run: Run) -> None:
     scored = ["on_agent_error=-1.0", "agent_timeout=2", "cookbook.rollout_error_tolerance=False"]
-    assert run("one_hangs", "steps=2", *scored) == 0
+    run("one_hangs", "steps=2", *scored)
     assert result()["failures"]["kinds"] == {"agent_timeout": 1}
     assert sum(row["env/all/total_episodes"] for row in folder().steps()) == 8
 
 
 @pytest.mark.parametrize("mode", [[], STREAM], ids=["one by one", "stream"])
-def test_any_other_failure_stops_the_run(
-    mode: list[str], monkeypatch: Patch, capsys: Shown
-) -> None:
+def test_any_other_failure_stops_the_run(mode: list[str], monkeypatch: Patch, run: Run) -> None:
     def broken(self: Any, *arguments: Any, **options: Any) -> Any:
         raise SamplingRequestError("the sampler is on fire")
 
     for name in ("sample_async", "sample"):  # of the Cookbook 0.5 and 0.6
         monkeypatch.setattr(SamplingClient, name, broken)
-    assert run("some_raise", "steps=2", *mode) == 1
-    assert "error: the sampler is on fire" in capsys.readouterr().err
+    assert "error: the sampler is on fire" in run("some_raise", "steps=2", *mode, status=1)
 
 
 @pytest.mark.parametrize("mode", [STREAM, ASYNC], ids=["stream", "async"])
-def test_failures_are_left_out_and_counted_in_every_mode(mode: list[str]) -> None:
-    assert run("some_raise", "steps=2", *mode) == 0
+def test_failures_are_left_out_and_counted_in_every_mode(mode: list[str], run: Run) -> None:
+    run("some_raise", "steps=2", *mode)
     assert result()["failures"]["kinds"] == {"agent_error": 2}
 
 
-def test_side_by_side_batches_without_a_call_are_skipped_and_counted(capsys: Shown) -> None:
+def test_side_by_side_batches_without_a_call_are_skipped_and_counted(run: Run) -> None:
     # One at a time. On a busy machine groups of two batches may come together: then there are
     # too few for a third step, and no batch is skipped.
-    assert run("calls_from_the_second_batch_on", "steps=3", "parallel=1", *ASYNC) == 0
-    shown = capsys.readouterr().out
+    shown = run("calls_from_the_second_batch_on", "steps=3", "parallel=1", *ASYNC)
     assert sum(result()["failures"]["kinds"].values()) == 4
     assert len(folder().steps()) == 2
     assert "1 batches were skipped" in shown or "2 of 3 steps were trained" in shown
 
 
 @pytest.mark.parametrize("mode", [STREAM, ASYNC, RETRY], ids=["stream", "async", "retry"])
-def test_nothing_but_failures_ends_every_mode(mode: list[str], capsys: Shown) -> None:
-    assert run("raises", "steps=4", *mode) == 1
-    said = capsys.readouterr().err
+def test_nothing_but_failures_ends_every_mode(mode: list[str], run: Run) -> None:
+    error = run("raises", "steps=4", *mode, status=1)
     if mode is STREAM and version("tinker-cookbook") < "0.6":
-        assert "error: Nothing could be learned from a whole batch" in said
-        assert "Train without stream_minibatch_config, or install tinker-cookbook 0.6" in said
+        assert "error: Nothing could be learned from a whole batch" in error
+        assert "Train without stream_minibatch_config, or install tinker-cookbook 0.6" in error
     else:
-        assert "steps in a row nearly all episodes failed" in said
+        assert "steps in a row nearly all episodes failed" in error
 
 
 @pytest.mark.parametrize(
     "mode", [[], STREAM, ASYNC, [*STREAM, *ASYNC]], ids=["all", "stream", "async", "both"]
 )
 def test_a_batch_of_constant_rewards_that_are_removed_ends_no_run_in_a_bare_error(
-    mode: list[str], capsys: Shown
+    mode: list[str], run: Run
 ) -> None:
     removing = "cookbook.remove_constant_reward_groups=True"
-    status = run("always_earns_one", "steps=1", removing, *mode)
-    said = capsys.readouterr().err
-    if mode is STREAM and version("tinker-cookbook") < "0.6":
-        assert status == 1
-        assert "whole batch (each of its groups has one reward, and remove_constant_" in said
-        assert "Train without stream_minibatch_config, or install tinker-cookbook 0.6" in said
-    else:
-        assert status == 0, said
+    fails = mode is STREAM and version("tinker-cookbook") < "0.6"
+    error = run("always_earns_one", "steps=1", removing, *mode, status=int(fails))
+    if fails:
+        assert "whole batch (each of its groups has one reward, and remove_constant_" in error
+        assert "Train without stream_minibatch_config, or install tinker-cookbook 0.6" in error

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from benchmarks import kill9
 from tests.nightly import IS_NIGHT
-from tests.trainers.conftest import FINISHED, Patch, Shown, environment
+from tests.trainers.kit import FINISHED, Cli, Patch, environment
 
 from evert.trainers.commands import train
 from evert.trainers.rundir import metrics
@@ -23,9 +23,8 @@ from evert.trainers.system.files import RunFolderError
 from evert.trainers.training.resuming import open_run, prepare_folder, tidy
 
 
-def resume(folder: RunFolder) -> int:
-    """The command, in this process; returns its exit status."""
-    return train.main([f"log_path={folder.path}"])
+def resume(cli: Cli, folder: RunFolder, status: int = 0) -> str:
+    return cli(f"train log_path={folder.path}", status=status)
 
 
 def rewards(folder: RunFolder) -> list[float]:
@@ -39,12 +38,11 @@ def steps_written(folder: RunFolder) -> list[int]:
 
 def saved(folder: RunFolder) -> set[str]:
     """Names of what is in the store, by kind."""
-    found = (folder.path / "checkpoints").glob("*/*weights/*")
-    return {f"{path.parent.name}/{path.name}" for path in found}
+    paths = (folder.path / "checkpoints").glob("*/*weights/*")
+    return {f"{path.parent.name}/{path.name}" for path in paths}
 
 
 def list_rolling(folder: RunFolder, run_id: str, *batches: int) -> None:
-    """List checkpoints to resume from."""
     with (folder.path / files.CHECKPOINTS).open("a") as listed:
         for batch in batches:
             path = f"tinker://{run_id}/weights/{batch:06d}"
@@ -53,7 +51,6 @@ def list_rolling(folder: RunFolder, run_id: str, *batches: int) -> None:
 
 
 def forget(folder: RunFolder, name: str) -> None:
-    """Strike a checkpoint off the list."""
     listed = folder.path / files.CHECKPOINTS
     files.keep_lines(listed, lambda record: record.get("name") != name)
 
@@ -69,7 +66,7 @@ def test_a_killed_run_goes_on_to_the_same_figures(finished: RunFolder, tmp_path:
 
 
 @pytest.mark.nightly
-def test_sigterm_does_what_ctrl_c_does(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
+def test_sigterm_does_what_ctrl_c_does(tmp_path: Path, monkeypatch: Patch, cli: Cli) -> None:
     tiny = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "eval_every=0"]
     command = [sys.executable, "-m", "evert.trainers.cli", "train", *tiny, "steps=200"]
     folder = RunFolder(tmp_path / "run")
@@ -91,8 +88,9 @@ def test_sigterm_does_what_ctrl_c_does(tmp_path: Path, monkeypatch: Patch, capsy
     printed = shlex.split(shown.strip().splitlines()[-1])
     assert printed[:2] == ["evert", "train"]
     monkeypatch.chdir(tmp_path)
-    assert train.main([*printed[2:], f"steps={done + 1}"]) == 0
-    assert f"resuming after step {done} of {done + 1}" in capsys.readouterr().out
+    assert f"resuming after step {done} of {done + 1}" in cli(
+        "train", *printed[2:], f"steps={done + 1}"
+    )
     assert steps_written(folder) == list(range(done + 1))
 
 
@@ -117,7 +115,7 @@ def test_of_rolling_checkpoints_the_one_to_resume_from_is_kept(copied: RunFolder
     ("lost", "rows"), [("nothing", 2), ("final", 3)], ids=["too few rows", "a step done again"]
 )
 def test_a_kill_between_a_kept_checkpoint_and_its_metrics_costs_no_row(
-    copied: RunFolder, finished: RunFolder, lost: str, rows: int, capsys: Shown
+    copied: RunFolder, finished: RunFolder, lost: str, rows: int, cli: Cli
 ) -> None:
     forget(copied, lost)
     files.keep_lines(copied.path / files.METRICS, lambda row: row["step"] < rows)
@@ -125,8 +123,7 @@ def test_a_kill_between_a_kept_checkpoint_and_its_metrics_costs_no_row(
         file = copied.path / name
         file.write_bytes(file.read_bytes().rstrip(b"\n"))  # a line without its end is no trap
     assert copied.steps_done() == (2 if lost == "final" else 3)
-    assert resume(copied) == 0
-    shown = capsys.readouterr().out
+    shown = resume(cli, copied)
     assert "resuming after step 2" in shown
     assert " s since the run was resumed, of which training " in shown
     assert steps_written(copied) == [0, 1, 2]
@@ -135,46 +132,40 @@ def test_a_kill_between_a_kept_checkpoint_and_its_metrics_costs_no_row(
 
 
 def test_a_run_killed_before_its_last_checkpoint_has_one_all_the_same(
-    copied: RunFolder, finished: RunFolder, capsys: Shown
+    copied: RunFolder, finished: RunFolder, cli: Cli
 ) -> None:
     (final,) = (copied.path / "checkpoints").glob("*/weights/final")
     final.rename(final.with_name("000003"))
     shutil.rmtree(final.parents[1] / "sampler_weights" / "final")
     forget(copied, "final")
     list_rolling(copied, final.parents[1].name, 3)
-    assert resume(copied) == 0
-    assert "all 3 steps are done" in capsys.readouterr().out
+    assert "all 3 steps are done" in resume(cli, copied)
     assert copied.after == finished.after
     assert saved(copied) == saved(finished)
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(
-    copied: RunFolder, finished: RunFolder, capsys: Shown
-) -> None:
+def test_a_damaged_checkpoint_falls_back(copied: RunFolder, finished: RunFolder, cli: Cli) -> None:
     for file in copied.path.glob("checkpoints/*/weights/final/*.safetensors"):
         part = file.read_bytes()[:1000]
         file.unlink()
         file.write_bytes(part)
-    assert resume(copied) == 0
-    said = "the newest checkpoint is damaged or gone: resuming after step 2"
-    assert said in capsys.readouterr().out
+    text = "the newest checkpoint is damaged or gone: resuming after step 2"
+    assert text in resume(cli, copied)
     assert rewards(copied) == rewards(finished)
 
 
 def test_a_lost_list_costs_no_checkpoint_and_lost_checkpoints_make_a_run_start_again(
-    copied: RunFolder, finished: RunFolder, capsys: Shown
+    copied: RunFolder, finished: RunFolder, cli: Cli
 ) -> None:
     listed, before = copied.path / files.CHECKPOINTS, saved(copied)
     text = listed.read_text()
     listed.unlink()
-    assert resume(copied) == 1
-    assert "lists no checkpoint, and" in capsys.readouterr().err
+    assert "lists no checkpoint, and" in resume(cli, copied, status=1)
     assert saved(copied) == before
     listed.write_text(text)
     shutil.rmtree(copied.path / "checkpoints")
-    assert resume(copied) == 0
-    said = "is damaged or gone: starting again from the first step instead"
-    assert said in capsys.readouterr().out
+    message = "is damaged or gone: starting again from the first step instead"
+    assert message in resume(cli, copied)
     assert rewards(copied) == rewards(finished)
     assert steps_written(copied) == [0, 1, 2]
 
@@ -223,25 +214,25 @@ def can_mount() -> bool:
 
 @pytest.mark.skipif(not can_mount(), reason="no mount namespace here")
 @pytest.mark.parametrize(
-    ("size", "said"),
+    ("size", "text"),
     [
         ("64k", "cannot be written to: No space left on device"),  # its first step
         pytest.param("16m", "No space left on device", marks=pytest.mark.nightly),  # a checkpoint
     ],
 )
-def test_a_full_disk_is_a_message_and_the_run_goes_on(tmp_path: Path, size: str, said: str) -> None:
+def test_a_full_disk_is_a_message_and_the_run_goes_on(tmp_path: Path, size: str, text: str) -> None:
     (disk := tmp_path / "disk").mkdir()
     arguments = [size, str(disk), sys.executable, SETTINGS, str(tmp_path)]
     subprocess.run(["unshare", "-rm", "sh", "-c", SCRIPT, "sh", *arguments], check=True)
     message, *_, status = (first := (tmp_path / "first").read_text()).splitlines()
     assert status == "1"
     assert message.startswith("error: ")
-    assert said in message
+    assert text in message
     assert "Traceback" not in first
     assert "To resume: " in first
     assert (tmp_path / "second").read_text() == "0\n"
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = files.read_jsonl(tmp_path / files.METRICS)
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
-    listed = (tmp_path / "checkpoints.jsonl").read_text().splitlines()
-    assert [json.loads(line)["name"] for line in listed] == ["000002", "000004", "final"]
+    listed = files.read_jsonl(tmp_path / files.CHECKPOINTS)
+    assert [row["name"] for row in listed] == ["000002", "000004", "final"]
     assert not [name for name in (tmp_path / "left").read_text().split() if name.startswith(".")]

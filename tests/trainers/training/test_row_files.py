@@ -9,7 +9,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 from rich.console import Console
 from tests.kit import assistant, calling, policy_of, system, tool, user
-from tests.trainers.conftest import Patch
+from tests.trainers.kit import Patch
 from tests.trainers.training.test_warm_up import settings
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -25,11 +25,7 @@ from evert.trainers.config.fields import DemonstrationsError
 from evert.trainers.rundir.folder import WARM_UP, RunFolder
 from evert.trainers.system.files import CHECKPOINTS, RunFolderError
 from evert.trainers.training.resuming import check_folder, prepare_folder
-from evert.trainers.training.warm_up import (
-    ConversationDatasetBuilder,
-    data_of,
-    load_demonstrations,
-)
+from evert.trainers.training.warm_up import ConversationDatasetBuilder, data_of, load_demonstrations
 
 HI, BYE = user("Hi"), assistant("Bye.")
 LOOK = tool("look", description="Looks <|im_end|> around.")
@@ -144,8 +140,8 @@ def test_a_renderer_that_changes_history_learns_each_reply_after_its_own_prompt(
     prompts = prompt_renderer(get_renderer("qwen3", base_tokenizer()))
     thought = {**BYE, "reasoning_content": "Hm."}
     data = learned({"messages": [HI, thought, HI, BYE]}, "qwen3")
-    for (tokens, text), asked in zip(data, ([HI], [HI, BYE, HI]), strict=True):
-        prompt: list[Any] = prompts.full(asked)  # type: ignore[arg-type]
+    for (tokens, text), history in zip(data, ([HI], [HI, BYE, HI]), strict=True):
+        prompt: list[Any] = prompts.full(history)  # type: ignore[arg-type]
         assert prompts.decode(tokens) == prompts.decode(prompt) + text
     assert ["Hm." in text for _, text in data] == [True, False]
 
@@ -201,9 +197,9 @@ BAD: list[tuple[str, Any, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "content", "said"), BAD, ids=[row[0] for row in BAD])
+@pytest.mark.parametrize(("name", "content", "text"), BAD, ids=[row[0] for row in BAD])
 def test_a_bad_row_is_named_by_file_line_and_field(
-    name: str, content: Any, said: str, tmp_path: Path, monkeypatch: Patch
+    name: str, content: Any, text: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(row_files, "LONGEST", 10_000 if name == "e.jsonl" else 2**24)
@@ -212,7 +208,7 @@ def test_a_bad_row_is_named_by_file_line_and_field(
     with pytest.raises(DemonstrationsError) as raised:
         load_demonstrations(name)
     assert str(raised.value).startswith(name)
-    assert said in str(raised.value)
+    assert text in str(raised.value)
 
 
 def test_a_conversation_longer_than_the_context_is_named() -> None:

@@ -11,13 +11,13 @@ nor shown, nor in an error.
 import asyncio
 import os
 import re
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from tests.nightly import each
+from tests.trainers.kit import run_python
 
 SECRETS = {
     "TINKER_API_KEY": "tml-sentinel-01", "AWS_SECRET_ACCESS_KEY": "wJalr/sentinel+02\\",
@@ -75,6 +75,7 @@ async def inside(client, task):
 TASKS = ["play", "fail"]
 """
 
+SECRET = rb".{0,40}(?:sentinel|evert-[\w-]{32}).{0,20}"
 TRAIN = (
     "train_tasks=telling_agents:TASKS test_tasks=telling_agents:TASKS engine=embedded device=cpu "
     "steps=1 batch_size=2 group_size=2 max_tokens=8 samples=2 eval_every=0 on_agent_error=0.0 "
@@ -92,19 +93,16 @@ def test_no_file_of_a_run_holds_a_secret(agent: str, tmp_path: Path) -> None:
         f"evaluate models=run agent=telling_agents:{agent} test_tasks=telling_agents:TASKS "
         "out=evaluation seeds=1",
     )
-    done = subprocess.run(
-        [sys.executable, "-c", EVERT, *commands], cwd=tmp_path,
-        env={**os.environ, **SECRETS, "WANDB_MODE": "offline"}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    env = {**os.environ, **SECRETS, "WANDB_MODE": "offline"}
+    shown = run_python("-c", EVERT, *commands, cwd=tmp_path, env=env)
     for command in ("train", "report", "evaluate"):
-        assert f"{command} ended with 0" in done.stdout, done.stderr
+        assert f"{command} ended with 0" in shown
 
     files = [path for path in tmp_path.glob("*/**/*") if path.is_file()]
     telling = [
-        f"{path.relative_to(tmp_path)}: {found[0][:80]!r}"
+        f"{path.relative_to(tmp_path)}: {matches[0][:80]!r}"
         for path in files
-        if (found := re.findall(rb".{0,40}(?:sentinel|evert-[\w-]{32}).{0,20}", path.read_bytes()))
+        if (matches := re.findall(SECRET, path.read_bytes()))
     ]
 
     assert len(files) > 20
@@ -174,4 +172,4 @@ async def test_what_a_run_was_given_from_python_is_on_no_way_out(tmp_path: Path)
     assert b"report ended with 0" in ways["commands"], ways["commands"].decode()
     assert b"is an address without a model" in ways["commands"]
     assert len(written) > 10
-    assert not [way for way, found in ways.items() if b"sentinel" in found]
+    assert not [way for way, content in ways.items() if b"sentinel" in content]

@@ -1,4 +1,4 @@
-"""How failures are told, counted and said, and how a run's groups are played."""
+"""How failures are recognised, counted and reported, and how a run's groups are played."""
 
 import asyncio
 import copy
@@ -16,7 +16,7 @@ import openai
 import pytest
 from google import genai
 from tests import kit
-from tests.trainers.conftest import Patch
+from tests.trainers.kit import Log, Patch
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_strategy import FailFast, MinViableGroup, RetryOnFailure
@@ -154,13 +154,13 @@ async def trajectory_of(agent: Callable[..., Any], **options: Any) -> Trajectory
 
 async def failures_of(agent: Any, **options: Any) -> list[Failure]:
     """What an agent's failure is where it is left out, if it is raised, and where it is scored."""
-    found = [failure_in(await trajectory_of(agent, on_agent_error=-1.0, **options))]
+    failures = [failure_in(await trajectory_of(agent, on_agent_error=-1.0, **options))]
     try:
         await trajectory_of(agent, **options)
     except Exception as error:
-        found.append(failure_of(error))
-    assert None not in found
-    return [each for each in found if each is not None]
+        failures.append(failure_of(error))
+    assert None not in failures
+    return [failure for failure in failures if failure is not None]
 
 
 ERROR, CORRECT = "agent_error", "Correct the agent where the traceback points."
@@ -198,12 +198,12 @@ async def test_what_is_scored_and_what_is_left_out_is_a_failure_of_its_kind_with
     limits = LIMITS if agent is rambles else None
     scored, *left_out = await failures_of(agent, limits=limits, **models)
     assert len(left_out) == (kind in (ERROR, "agent_timeout", "wrong_model_name"))
-    for found, what_else in zip([scored, *left_out], (SCORED, NOT_SCORED), strict=False):
-        assert found.kind == kind
-        assert found.error.startswith(error) or kind != ERROR
-        assert error in found.error
-        assert remedy.format(what_else=what_else) in found.remedy
-        assert agent not in (exits, raises) or f"in {agent.__name__}" in found.traceback
+    for failure, what_else in zip([scored, *left_out], (SCORED, NOT_SCORED), strict=False):
+        assert failure.kind == kind
+        assert failure.error.startswith(error) or kind != ERROR
+        assert error in failure.error
+        assert remedy.format(what_else=what_else) in failure.remedy
+        assert agent not in (exits, raises) or f"in {agent.__name__}" in failure.traceback
 
 
 async def test_what_is_not_the_agents_and_what_ended_well_are_none() -> None:
@@ -219,8 +219,8 @@ async def test_a_failure_holds_no_secret_and_can_be_written() -> None:
     def agent(client: Any) -> float:
         raise ValueError("at https://me:s3cret-word@h \ud800")
 
-    for found in await failures_of(agent):
-        for text in (found.error, found.traceback):
+    for failure in await failures_of(agent):
+        for text in (failure.error, failure.traceback):
             assert "https://me:[PASSWORD]@h \ufffd" in text
 
 
@@ -231,28 +231,28 @@ SLOW = Failure("agent_timeout", "too slow")
 
 
 def test_those_that_are_alike_are_counted_together() -> None:
-    found = Failures.of(8, [(VALUE, 1), (TABLE, 1), (OTHER_TABLE, 1), (SLOW, 1)])
-    assert found.kinds == {"agent_error": 3, "agent_timeout": 1}
-    assert (found.commonest, found.count, found.share) == (TABLE, 4, 0.5)
-    assert found.describe() == (
+    failures = Failures.of(8, [(VALUE, 1), (TABLE, 1), (OTHER_TABLE, 1), (SLOW, 1)])
+    assert failures.kinds == {"agent_error": 3, "agent_timeout": 1}
+    assert (failures.commonest, failures.count, failures.share) == (TABLE, 4, 0.5)
+    assert failures.describe() == (
         "4 of 8 episodes failed (3 agent errors, 1 timeout)\n"
         "the commonest, 2 times: LookupError: no table 1\n"
         "  Traceback: ...\n"
         f"Correct the agent where the traceback points. {NOT_SCORED}"
     )
     scored = Failure("agent_error", "ValueError: no", is_scored=True)
-    for others, said in (
+    for others, text in (
         ([(scored, 2)], "2 of 2 episodes failed and were scored (2 agent errors)"),
         ([(scored, 1), (SLOW, 1)], "2 of 2 episodes failed (1 agent error, 1 timeout)"),
     ):
-        assert Failures.of(2, others).summary() == said
+        assert Failures.of(2, others).summary() == text
     nothing = Failures.of(4, [])
     assert (nothing.share, nothing.commonest) == (0.0, None)
     assert nothing.describe() == "0 of 4 episodes failed"
     assert Failures.of(0, []).share == 0.0
 
-    one, other = Failures.of(4, [(SLOW, 1), (VALUE, 2)]), Failures.of(4, [(SLOW, 3)])
-    whole = merge([one, other])
+    first, second = Failures.of(4, [(SLOW, 1), (VALUE, 2)]), Failures.of(4, [(SLOW, 3)])
+    whole = merge([first, second])
     assert (whole.episodes, whole.kinds) == (8, {"agent_timeout": 4, "agent_error": 2})
     assert whole.found[0] == (SLOW, 4)
     assert Failures.read(json.loads(json.dumps(asdict(whole)))) == whole
@@ -263,10 +263,10 @@ def test_those_that_are_alike_are_counted_together() -> None:
 
 def test_each_kind_has_words_for_one_and_for_many_and_a_long_message_is_cut() -> None:
     for kind, (word, *_) in KINDS.items():
-        one, two = (Failures.of(n, [(Failure(kind, "x"), n)]) for n in (1, 2))
-        assert f"(1 {word})" in one.summary()
-        assert f"(2 {word})" not in two.summary()  # but a plural
-        assert two.describe().endswith("."), kind
+        single, double = (Failures.of(n, [(Failure(kind, "x"), n)]) for n in (1, 2))
+        assert f"(1 {word})" in single.summary()
+        assert f"(2 {word})" not in double.summary()  # but a plural
+        assert double.describe().endswith("."), kind
     assert shortened("one line") == "one line"
     assert len(shortened("line\n" * 50).splitlines()) == MOST_LINES + 1
 
@@ -278,7 +278,6 @@ def builder(agent: Any, group_size: int = 3) -> ChatAgentGroupBuilder:
 
 
 def failing_once() -> Callable[..., Any]:
-    """An agent whose first episode fails."""
     order = iter(range(100))
 
     async def agent(client: Any) -> float:
@@ -321,44 +320,44 @@ class Counting(ScriptedPolicy):
         return await super().__call__(*arguments, **options)
 
 
-async def test_a_run_samples_calls_together_that_an_agent_makes_at_once() -> None:
+@pytest.mark.parametrize("strategy", [None, FailFast(), RetryOnFailure(max_retries=1)])
+async def test_a_run_samples_calls_together_that_an_agent_makes_at_once(strategy: Any) -> None:
     async def gathers(client: Any) -> float:
         await asyncio.gather(*(kit.ask(client, f"{number}?") for number in range(8)))
         return 1.0
 
-    for asked in (None, FailFast(), RetryOnFailure(max_retries=1)):
-        config: Any = SimpleNamespace(
-            rollout_error_tolerance=asked, effective_rollout_strategy=lambda asked=asked: asked
-        )
-        policy = Counting(lambda prompt: "Yes.")
-        await do_group_rollout(builder(gathers, 1), policy, strategy_of(config))
-        assert policy.most == 8, asked
+    config: Any = SimpleNamespace(
+        rollout_error_tolerance=strategy, effective_rollout_strategy=lambda: strategy
+    )
+    policy = Counting(lambda prompt: "Yes.")
+    await do_group_rollout(builder(gathers, 1), policy, strategy_of(config))
+    assert policy.most == 8
 
 
-async def test_so_many_groups_of_held_out_tasks_are_played_at_a_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("batch", "most"), [(None, 2), (BatchPosition(0, 5), 5)])
+async def test_so_many_groups_of_held_out_tasks_are_played_at_a_time(
+    batch: BatchPosition | None, most: int, tmp_path: Path
+) -> None:
     """Those of a batch are played together: the Cookbook waits for all of them."""
-    told, places = Told(tmp_path), asyncio.Semaphore(2)
-    for batch, most in ((None, 2), (BatchPosition(0, 5), 5)):
-        groups, policy = [builder(kit.asks, 1) for _ in range(5)], Counting(lambda prompt: "Yes.")
-        for group in groups:
-            group.batch = batch
-        strategy = Counted(LeaveOut(), told.tally, places)
-        await asyncio.gather(*(do_group_rollout(group, policy, strategy) for group in groups))
-        assert policy.most == most
+    groups, policy = [builder(kit.asks, 1) for _ in range(5)], Counting(lambda prompt: "Yes.")
+    for group in groups:
+        group.batch = batch
+    strategy = Counted(LeaveOut(), Report(tmp_path).tally, asyncio.Semaphore(2))
+    await asyncio.gather(*(do_group_rollout(group, policy, strategy) for group in groups))
+    assert policy.most == most
 
 
-class Told:
-    """A tally with what it said."""
+class Report:
+    """A tally, what it said and what it wrote."""
 
     def __init__(self, path: Path, start: int = 0, steps: int = 9, failed_steps: int = 3) -> None:
-        self.said: list[str] = []
+        self.texts: list[str] = []
         path.mkdir(exist_ok=True)
         folder = RunFolder(path)
-        self.tally = Tally(folder, self.said.append, start, steps, failed_steps)
+        self.tally = Tally(folder, self.texts.append, start, steps, failed_steps)
         self.path = path
 
     def batch(self, failures: Sequence[Failure], trajectories: Sequence[Trajectory] = ()) -> None:
-        """A batch of one group."""
         self.tally.count(BatchPosition(index=0, groups=1), BatchSummary.of(trajectories, failures))
 
     @property
@@ -370,46 +369,46 @@ async def test_calls_that_nobody_reads_are_reported_at_the_first_step_only(tmp_p
     good = await trajectory_of(kit.asks)
     counts = {"tools/offered": 2, "tools/calls": 0, "tools/markup_in_text": 1}
     for number, (changed, warned) in enumerate([({}, 1), ({"tools/calls": 1}, 0)]):
-        told = Told(tmp_path / str(number))
+        report = Report(tmp_path / str(number))
         good.transitions[-1].metrics.update(counts | changed)
-        told.batch([], [good, good])
-        told.batch([], [good])
-        assert len(told.said) == warned
-        assert all("2 replies in 2 episodes hold the markup" in text for text in told.said)
+        report.batch([], [good, good])
+        report.batch([], [good])
+        assert len(report.texts) == warned
+        assert all("2 replies in 2 episodes hold the markup" in text for text in report.texts)
 
 
 async def test_a_batch_is_written_down_when_its_last_group_is_played(tmp_path: Path) -> None:
-    told, good = Told(tmp_path, start=5), await trajectory_of(kit.asks)
-    told.tally.count(BatchPosition(index=7, groups=2), BatchSummary.of([good, good], [TABLE]))
+    report, good = Report(tmp_path, start=5), await trajectory_of(kit.asks)
+    report.tally.count(BatchPosition(index=7, groups=2), BatchSummary.of([good, good], [TABLE]))
     assert not (tmp_path / BATCHES).exists()
-    told.tally.count(BatchPosition(index=7, groups=2), BatchSummary.of([good], []))
-    (record,) = told.records
+    report.tally.count(BatchPosition(index=7, groups=2), BatchSummary.of([good], []))
+    (record,) = report.records
     assert (record["step"], record["episodes"], record["kinds"]) == (5, 4, {"agent_error": 1})
     row = {FAILED: 0.25, SKIPPED: 0.0, f"{FAILED}/agent_error": 0.25}
-    assert record["metrics"] == told.tally.row(5) == row
-    assert told.tally.row(6) == {}
-    assert told.said == []
+    assert record["metrics"] == report.tally.row(5) == row
+    assert report.tally.row(6) == {}
+    assert report.texts == []
     assert read_batches(tmp_path)[0].kinds == {"agent_error": 1}
 
 
 async def test_an_overflow_to_be_learned_from_is_said_and_ends_nothing(tmp_path: Path) -> None:
-    told, grown = Told(tmp_path), await trajectory_of(rambles, limits=LIMITS)
+    report, grown = Report(tmp_path), await trajectory_of(rambles, limits=LIMITS)
     for _ in range(5):
-        told.batch([], [grown])
-    assert len(told.said) == 1
-    assert told.said[0].startswith("step 1: 1 of 1 episodes failed (1 context overflow)")
-    assert told.records[0]["metrics"] == {
+        report.batch([], [grown])
+    assert len(report.texts) == 1
+    assert report.texts[0].startswith("step 1: 1 of 1 episodes failed (1 context overflow)")
+    assert report.records[0]["metrics"] == {
         FAILED: 0.0, SKIPPED: 0.0, f"{FAILED}/context_overflow": 1.0,
     }  # fmt: skip
-    assert told.tally.error is None
+    assert report.tally.error is None
 
 
 def test_a_reason_is_explained_once_and_another_one_again(tmp_path: Path) -> None:
-    told = Told(tmp_path, failed_steps=0)
-    told.tally.report("held-out tasks", Failures.of(1, [(TABLE, 1)]))
+    report = Report(tmp_path, failed_steps=0)
+    report.tally.report("held-out tasks", Failures.of(1, [(TABLE, 1)]))
     for failure in (TABLE, OTHER_TABLE, SLOW, SLOW, TABLE):
-        told.batch([failure])
-    first, second, third = told.said
+        report.batch([failure])
+    first, second, third = report.texts
     assert first.startswith("held-out tasks:")
     assert second == "step 1 is skipped: 1 of 1 episodes failed (1 agent error) as before"
     assert third.startswith("step 3 is skipped:")
@@ -417,11 +416,11 @@ def test_a_reason_is_explained_once_and_another_one_again(tmp_path: Path) -> Non
 
 
 async def test_a_batch_of_masked_replies_is_skipped_though_none_failed(tmp_path: Path) -> None:
-    told, played = Told(tmp_path), await trajectory_of(kit.asks)
+    report, played = Report(tmp_path), await trajectory_of(kit.asks)
     played.transitions[-1].metrics["parse_error_masked"] = 1.0
-    told.batch([], [played])
-    assert told.said == ["step 1 is skipped: no reply in it can be learned from"]
-    assert told.tally.has_skipped
+    report.batch([], [played])
+    assert report.texts == ["step 1 is skipped: no reply in it can be learned from"]
+    assert report.tally.has_skipped
     assert read_batches(tmp_path)[1] == 1
 
 
@@ -438,23 +437,23 @@ async def test_steps_in_a_row_of_which_nearly_all_episodes_fail_end_a_run(tmp_pa
         ({"start": 8}, [bad], "the worst reward: on_agent_error=-1.0."),  # its last step
         ({"failed_steps": 1}, [([], scored)], "Equal rewards teach nothing: take a model that"),
     ]
-    for number, (options, batches, said) in enumerate(table):
-        told = Told(tmp_path / str(number), **options)
+    for number, (options, batches, text) in enumerate(table):
+        report = Report(tmp_path / str(number), **options)
         for failures, trajectories in batches:
-            told.batch(failures, trajectories)
-        assert isinstance(told.tally.error, EpisodesFailedError) is bool(said)
-        assert said in str(told.tally.error)
-    assert "on_agent_error" not in str(told.tally.error)
+            report.batch(failures, trajectories)
+        assert isinstance(report.tally.error, EpisodesFailedError) is bool(text)
+        assert text in str(report.tally.error)
+    assert "on_agent_error" not in str(report.tally.error)
 
 
 async def test_every_group_of_a_training_batch_is_counted_and_no_other(tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    await do_group_rollout(builder(failing_once()), POLICY, Counted(LeaveOut(), told.tally))
+    report = Report(tmp_path)
+    await do_group_rollout(builder(failing_once()), POLICY, Counted(LeaveOut(), report.tally))
     no_batch = ChatAgentGroupBuilder(kit.asks)
-    await do_group_rollout(no_batch, POLICY, Counted(LeaveOut(), told.tally))
-    retrying = Counted(RetryOnFailure(max_retries=1), told.tally)
+    await do_group_rollout(no_batch, POLICY, Counted(LeaveOut(), report.tally))
+    retrying = Counted(RetryOnFailure(max_retries=1), report.tally)
     await do_group_rollout(builder(failing_once()), POLICY, retrying)
-    left_out, retried = told.records
+    left_out, retried = report.records
     assert (left_out["episodes"], left_out["kinds"]) == (3, {"agent_error": 1})
     assert "in agent" in left_out["found"][0][0]["traceback"]
     assert (retried["episodes"], retried["kinds"]) == (4, {"agent_error": 1})
@@ -464,34 +463,38 @@ async def test_every_group_of_a_training_batch_is_counted_and_no_other(tmp_path:
     assert copy.deepcopy(retrying) is retrying  # which the Cookbook does to write it down
 
 
-async def test_a_group_that_is_given_up_has_failed_unless_it_ends_the_run(tmp_path: Path) -> None:
-    for inner, error in (
+@pytest.mark.parametrize(
+    ("inner", "error"),
+    [
         (RetryOnFailure(max_retries=0), AgentError),
         (MinViableGroup(max_retries=0), AllTrajectoriesFailedError),
         (LeaveOut(), GroupFailedError),
         (FailFast(), AgentError),
-    ):
-        told = Told(tmp_path / type(inner).__name__)
-        with pytest.raises(error):
-            await do_group_rollout(builder(raises, 1), POLICY, Counted(inner, told.tally))
-        ends = isinstance(inner, FailFast)
-        assert [row["metrics"][FAILED] for row in told.records] == [1.0] * (not ends)
-        assert isinstance(told.tally.error, AgentError) is ends
+    ],
+)
+async def test_a_group_that_is_given_up_has_failed_unless_it_ends_the_run(
+    inner: Any, error: type[Exception], tmp_path: Path
+) -> None:
+    report, ends = Report(tmp_path), isinstance(inner, FailFast)
+    with pytest.raises(error):
+        await do_group_rollout(builder(raises, 1), POLICY, Counted(inner, report.tally))
+    assert [row["metrics"][FAILED] for row in report.records] == [1.0] * (not ends)
+    assert isinstance(report.tally.error, AgentError) is ends
 
 
 async def test_a_training_that_nobody_ends_is_cancelled_with_the_run(tmp_path: Path) -> None:
-    told, cleaned_up = Told(tmp_path, failed_steps=1), []
+    report, cleaned_up = Report(tmp_path, failed_steps=1), []
 
     async def waits_for_ever(failures: Sequence[Failure]) -> None:
         try:
             if failures:
-                told.batch(failures)
+                report.batch(failures)
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)
             cleaned_up.append(True)
 
-    watching = asyncio.create_task(told.tally.watch(waits_for_ever([])))
+    watching = asyncio.create_task(report.tally.watch(waits_for_ever([])))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     watching.cancel()
@@ -499,26 +502,24 @@ async def test_a_training_that_nobody_ends_is_cancelled_with_the_run(tmp_path: P
         await watching
     assert cleaned_up == [True]
     with pytest.raises(EpisodesFailedError):
-        await told.tally.watch(waits_for_ever([TABLE]))
+        await report.tally.watch(waits_for_ever([TABLE]))
     assert cleaned_up == [True, True]
 
 
-async def test_what_ended_the_run_is_what_is_raised(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    told = Told(tmp_path, failed_steps=1)
+async def test_what_ended_the_run_is_what_is_raised(tmp_path: Path, caplog: Log) -> None:
+    report = Report(tmp_path, failed_steps=1)
 
     async def raises_another() -> None:
-        told.batch([TABLE])
-        told.tally.end(ValueError("later"))
+        report.batch([TABLE])
+        report.tally.end(ValueError("later"))
         raise LookupError("something else")
 
     async def broken() -> None:
         raise LookupError("something else")
 
     with pytest.raises(EpisodesFailedError):
-        await told.tally.watch(raises_another())
+        await report.tally.watch(raises_another())
     gc.collect()
     assert "raises_another" not in caplog.text  # as a task whose exception was never retrieved
     with pytest.raises(LookupError, match="something else"):
-        await Told(tmp_path / "other").tally.watch(broken())
+        await Report(tmp_path / "other").tally.watch(broken())

@@ -14,7 +14,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
     EventAccumulator,
 )
-from tests.trainers.conftest import Patch, Shown
+from tests.trainers.kit import Cli, Patch
 
 from evert.trainers.commands import train
 from evert.trainers.config.backend import wandb_hosts
@@ -48,9 +48,9 @@ def _offline() -> Iterator[None]:
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """Two steps, then a third one: a run and its resumption, tracked by both."""
     folder = tmp_path_factory.mktemp("tracked") / "identity-evert-tiny-today"
-    asked = ["wandb_project=games", "tags=night,try", "tensorboard=True"]
+    trackers = ["wandb_project=games", "tags=night,try", "tensorboard=True"]
     with redirect_stderr(io.StringIO()) as errors:
-        assert train.main([*SMALL, *asked, "steps=2", f"log_path={folder}"]) == 0
+        assert train.main([*SMALL, *trackers, "steps=2", f"log_path={folder}"]) == 0
         shutil.copytree(folder, folder.with_name("first"))
         assert train.main([f"log_path={folder}", "steps=3"]) == 0
     assert "wandb" not in errors.getvalue()  # it has a lot to say
@@ -89,17 +89,14 @@ def leveldb_records(log: bytes) -> Iterator[bytes]:
 
 
 def wandb_runs(folder: RunFolder) -> list[Any]:
-    """Each session's announcement of the run."""
     return [record.run for record in wandb_records(folder) if record.HasField("run")]
 
 
 def wandb_history(folder: RunFolder) -> list[dict[str, Any]]:
-    """The metrics of each step."""
     return [values(r.history.item) for r in wandb_records(folder) if r.HasField("history")]
 
 
 def values(items: Any) -> dict[str, Any]:
-    """What records name by a key or by a path."""
     return {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in items}
 
 
@@ -150,7 +147,6 @@ def test_a_run_that_fails_ends_as_failed(tmp_path: Path) -> None:
 
 
 def settings(**values: Any) -> TrainSettings:
-    """Of a run of a game."""
     return train.parse(["env=identity", *(f"{key}={value}" for key, value in values.items())])
 
 
@@ -176,9 +172,7 @@ def test_only_wandb_online_opens_a_door(monkeypatch: Patch) -> None:
     wandb.teardown()
 
 
-def test_wandb_without_a_login_says_what_to_do(
-    tmp_path: Path, monkeypatch: Patch, capsys: Shown
-) -> None:
+def test_wandb_without_login_says_what_to_do(tmp_path: Path, monkeypatch: Patch, cli: Cli) -> None:
     import wandb
 
     wandb.teardown()
@@ -186,8 +180,7 @@ def test_wandb_without_a_login_says_what_to_do(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     path = tmp_path / "run"
-    assert train.main([*SMALL, "steps=1", "wandb_project=p", f"log_path={path}"]) == 1
-    message = capsys.readouterr().err
+    message = cli("train", *SMALL, "steps=1", "wandb_project=p", f"log_path={path}", status=1)
     assert "could not be started for wandb_project=p: No API key configured" in message
     assert "WANDB_MODE=offline" in message
     assert not path.exists()
@@ -195,32 +188,30 @@ def test_wandb_without_a_login_says_what_to_do(
 
 
 def events(folder: Path) -> Any:
-    """The event files of a run."""
     everything = {"scalars": 0, "tensors": 0}
     return EventAccumulator(str(folder / "tensorboard"), size_guidance=everything).Reload()
 
 
 def scalars(folder: Path, name: str) -> dict[int, float]:
-    """Step -> value."""
-    found = [(scalar.step, scalar.value) for scalar in events(folder).Scalars(name)]
-    assert len({step for step, _ in found}) == len(found)
-    return dict(found)
+    points = [(scalar.step, scalar.value) for scalar in events(folder).Scalars(name)]
+    assert len({step for step, _ in points}) == len(points)
+    return dict(points)
 
 
 def test_every_number_and_setting_is_in_event_files(first: RunFolder, tracked: RunFolder) -> None:
-    rows, found = tracked.steps(), events(tracked.path)
+    rows, logged = tracked.steps(), events(tracked.path)
     assert [row["step"] for row in rows] == [0, 1, 2]
     for name in (TRAIN_REWARD, "time/total", "optim/lr"):
         wanted = {row["step"]: row[name] for row in rows}
         assert scalars(tracked.path, name) == pytest.approx(wanted)
     numbers = {k for row in rows for k, v in row.items() if isinstance(v, int | float)} - {"step"}
-    assert numbers <= set(found.Tags()["scalars"])
+    assert numbers <= set(logged.Tags()["scalars"])
     curve, result = scalars(first.path, HELD_OUT_REWARD), first.read_json(RESULT) or {}
     assert sorted(curve) == [0, 1, 2]
     assert curve[2] == pytest.approx(result["held_out"]["after"]["temperature_1"]["reward"])
-    (text,) = found.Tensors("settings/text_summary")[0].tensor_proto.string_val
+    (text,) = logged.Tensors("settings/text_summary")[0].tensor_proto.string_val
     assert "| batch_size | 2 |" in text.decode()
-    session = found.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    session = logged.PluginTagToContent("hparams")["_hparams_/session_start_info"]
     assert b"learning_rate" in session
 
 
@@ -228,7 +219,6 @@ ABOUT = {"settings": {"steps": 9}, "engine": {"engine": "none"}, "versions": {}}
 
 
 def log_rows(folder: RunFolder, rows: list[dict[str, Any]]) -> None:
-    """One session, which writes these."""
     with tracking(settings(tensorboard=True), folder, ABOUT, QUIET) as logger:
         for row in rows:
             logger.log_metrics(row, row["step"])
@@ -241,7 +231,6 @@ def checkpoint(folder: RunFolder, step: int) -> None:
 
 
 def step_row(step: int, reward: float) -> dict[str, Any]:
-    """A line of ``metrics.jsonl``."""
     return {"step": step, "progress": 0.5, TRAIN_REWARD: reward, "note": "text is left out"}
 
 
@@ -273,11 +262,14 @@ def test_the_final_score_comes_after_the_last_step_if_it_is_tracked(tmp_path: Pa
     assert scalars(tmp_path, HELD_OUT_REWARD) == {3: 0.5}
 
 
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
-    for package, asked in (("wandb", "wandb_project=p"), ("tensorboard", "tensorboard=True")):
-        monkeypatch.setitem(sys.modules, package, None)
-        assert train.main([*SMALL, asked, f"log_path={tmp_path / 'run'}"]) == 1
-        said = capsys.readouterr().err
-        assert f"error: {asked} needs the package {package}" in said
-        assert f"pip install {package}, or leave {asked.partition('=')[0]} out" in said
-        assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize(
+    ("package", "setting"), [("wandb", "wandb_project=p"), ("tensorboard", "tensorboard=True")]
+)
+def test_a_missing_package_is_named(
+    package: str, setting: str, tmp_path: Path, monkeypatch: Patch, cli: Cli
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    error = cli("train", *SMALL, setting, f"log_path={tmp_path / 'run'}", status=1)
+    assert f"error: {setting} needs the package {package}" in error
+    assert f"pip install {package}, or leave {setting.partition('=')[0]} out" in error
+    assert not (tmp_path / "run").exists()

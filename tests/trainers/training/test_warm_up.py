@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.trainers.conftest import Patch
+from tests.trainers.kit import Patch
 from tinker_cookbook.supervised.types import SupervisedDataset
 
 from evert.bridge.tokens.bases import base_tokenizer
@@ -21,11 +21,7 @@ from evert.trainers.rundir.folder import WARM_UP as FOLDER
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.files import CHECKPOINTS, METRICS, read_jsonl
 from evert.trainers.training.resuming import prepare_folder
-from evert.trainers.training.warm_up import (
-    ConversationDatasetBuilder,
-    warm_up,
-    warm_up_config,
-)
+from evert.trainers.training.warm_up import ConversationDatasetBuilder, warm_up, warm_up_config
 
 HELLO = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello."}]
 
@@ -132,8 +128,8 @@ async def test_a_stopped_warm_up_ends_as_any_other(tmp_path: Path, monkeypatch: 
                 prepare_folder(folder, wanted, (), "embedded", console)
             warm = await warm_up(wanted, path, console, embedded=True)
             assert warm is not None
-            found = engine.store.folder(str(warm.sampler_path)) / "model.safetensors"
-            made[path] = found.read_bytes()
+            weights = engine.store.folder(str(warm.sampler_path)) / "model.safetensors"
+            made[path] = weights.read_bytes()
 
     assert [row["step"] for row in read_jsonl(stopped / FOLDER / METRICS)] == list(range(12))
     assert len(batches) == 10 + 12 - 7
@@ -146,7 +142,7 @@ def test_a_run_warms_up_and_then_trains_from_there(tmp_path: Path) -> None:
     folder = train.run(wanted, console, str)
     config = folder.read_json("config.json") or {}
     listed = read_jsonl(folder.path / FOLDER / CHECKPOINTS)
-    (final,) = [each for each in listed if each["name"] == "final"]
+    (final,) = [row for row in listed if row["name"] == "final"]
     assert config["load_checkpoint_path"] == final["state_path"]
     assert config["kl_reference_config"]["load_checkpoint_path"] == final["sampler_path"]
     assert abs(folder.steps()[0]["kl_policy_base"]) < 1e-3  # nothing was learned before it

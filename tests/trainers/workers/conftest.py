@@ -37,12 +37,13 @@ def yes_client() -> Any:
 
             from evert import ScriptedPolicy
 
-            said = await ScriptedPolicy(["Yes."])(prompt, [], max_tokens=sampling_params.max_tokens)
+            limit = sampling_params.max_tokens
+            action = await ScriptedPolicy(["Yes."])(prompt, [], max_tokens=limit)
             sequence = tinker.SampledSequence(
                 stop_reason="stop",
                 sequence_id="",
-                tokens_np=np.array(said.tokens),
-                logprobs_np=np.array(said.maybe_logprobs),
+                tokens_np=np.array(action.tokens),
+                logprobs_np=np.array(action.maybe_logprobs),
             )
             return tinker.SampleResponse(sequences=[sequence])
 
@@ -62,7 +63,6 @@ def after_a_call(then: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def says_task() -> Callable[..., Any]:
-    """An agent that is a closure, and earns its task."""
     return after_a_call(lambda task: float(task))
 
 
@@ -78,11 +78,11 @@ def lengths(dying: Path | None = None) -> Callable[..., Any]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     async def agent(client: Any, task: float) -> float:
-        said = await client.chat.completions.create(
+        completion = await client.chat.completions.create(
             messages=[{"role": "user", "content": f"Say {task}."}]
         )
         die_once(task)
-        return float(len(said.choices[0].message.content) % 7)
+        return float(len(completion.choices[0].message.content) % 7)
 
     return agent
 
@@ -112,6 +112,5 @@ async def play(
 
 
 def rewards(group: TrajectoryGroup | None) -> list[float]:
-    """What a group earned."""
     assert group is not None
     return group.get_total_rewards()

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 import pytest
-import tinker
+from tests.trainers.kit import sampler_of, until
 from tests.trainers.workers.conftest import after_a_call, play, rewards, says_task
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.rollout_strategy import FailFast
@@ -47,17 +47,10 @@ SECONDS = 60.0
 """How long a test waits for what has to come."""
 
 
-async def until(reached: Callable[[], object]) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not reached():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-
-
 # -- 1. groups ------------------------------------------------------------------------------------
 
 
 def said(groups: Any) -> list[Any]:
-    """The actions of some groups."""
     return [t.transitions[0].ac for group in groups for t in group.trajectories_G]
 
 
@@ -78,15 +71,15 @@ async def test_a_sampler_is_told_here_what_came_of_groups_elsewhere(pool: PoolRo
     def fails(task: float) -> None:
         raise ValueError("This agent fails.")
 
-    told: list[list[float]] = []
+    reports: list[list[float]] = []
     for agent in (says_task(), after_a_call(fails)):
         builder = ChatAgentGroupBuilder(agent, 3.0, group_size=2)
-        builder.on_rewards = told.append  # type: ignore[assignment]
+        builder.on_rewards = reports.append  # type: ignore[assignment]
         with suppress(AgentError):
             await play(pool, None, builder=builder)
-    await until(lambda: len(told) == 2)
+    await until(lambda: len(reports) == 2)
 
-    assert told == [[3.0, 3.0], []]
+    assert reports == [[3.0, 3.0], []]
 
 
 async def test_a_judges_weights_are_sampled_from_here(pool: PoolRollouts, engine: Engine) -> None:
@@ -94,14 +87,14 @@ async def test_a_judges_weights_are_sampled_from_here(pool: PoolRollouts, engine
     judge = judge_group(TinkerModel("evert-tiny", max_tokens=4), "The longest.")
 
     async def draws(client: Any) -> float:
-        asked = [{"role": "user", "content": str(client.seed)}]
-        await client.chat.completions.create(messages=asked)
+        messages = [{"role": "user", "content": str(client.seed)}]
+        await client.chat.completions.create(messages=messages)
         return 0.0
 
     builder = ChatAgentGroupBuilder(draws, group_size=2, group_reward=judge)
     group = await play(pool, None, builder=builder)
     assert group is not None
-    assert [each["judge/failed"] for each in group.metrics_G] == [1.0, 1.0]
+    assert [metrics["judge/failed"] for metrics in group.metrics_G] == [1.0, 1.0]
 
 
 async def test_an_agent_with_seats_plays_elsewhere(pool: PoolRollouts) -> None:
@@ -117,7 +110,7 @@ async def test_an_agent_with_seats_plays_elsewhere(pool: PoolRollouts) -> None:
 
     assert group is not None
     turns = [trajectory.transitions for trajectory in group.trajectories_G]
-    assert [len(each) for each in turns] == [1] * 4  # two episodes of two seats
+    assert [len(transitions) for transitions in turns] == [1] * 4  # two episodes of two seats
     assert {turn.metrics["process"] for (turn,) in turns}.isdisjoint({os.getpid()})
 
 
@@ -140,11 +133,11 @@ async def test_a_worker_plays_several_groups_at_a_time(pool: PoolRollouts, tmp_p
             await asyncio.sleep(0.01)
         return float(os.getpid())
 
-    found = await asyncio.gather(
+    groups = await asyncio.gather(
         *(play(pool, waits_for_the_others, task, size=1, agent_timeout=SECONDS) for task in "abc")
     )
 
-    assert 1 <= len({reward for group in found for reward in rewards(group)}) <= 2  # workers
+    assert 1 <= len({reward for group in groups for reward in rewards(group)}) <= 2  # workers
 
 
 async def test_an_agents_error_comes_back_as_it_is_with_its_cause(pool: PoolRollouts) -> None:
@@ -173,8 +166,8 @@ async def test_what_a_group_logs_is_logged_here(pool: PoolRollouts, caplog: Any)
     caplog.set_level(logging.INFO)
     await play(pool, after_a_call(logs), size=1)
 
-    said = [(each.name, each.getMessage()) for each in caplog.records]
-    assert [one for one in said if one[0] in ("mine", "quiet")] == [
+    logged = [(record.name, record.getMessage()) for record in caplog.records]
+    assert [entry for entry in logged if entry[0] in ("mine", "quiet")] == [
         ("mine", "task 6"),
         ("mine", "task 7"),
         ("quiet", "task 7"),
@@ -192,10 +185,10 @@ def test_only_the_cookbooks_groups_are_played(pool: PoolRollouts) -> None:
         pool.submit(print, "Hi")
 
 
-def test_there_is_at_least_one_worker_with_room_for_a_group() -> None:
-    for numbers in ((0, 1), (1, 0)):
-        with pytest.raises(ValueError, match="must be at least 1, got 0"):
-            PoolRollouts(*numbers)
+@pytest.mark.parametrize("numbers", [(0, 1), (1, 0)])
+def test_there_is_at_least_one_worker_with_room_for_a_group(numbers: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="must be at least 1, got 0"):
+        PoolRollouts(*numbers)
 
 
 turned = threading.Event()
@@ -207,8 +200,6 @@ def wait_for_the_loop() -> None:
 
 
 class Slow:
-    """An agent whose module is imported when the event loop has turned."""
-
     def __reduce__(self) -> Any:
         return wait_for_the_loop, ()
 
@@ -227,9 +218,7 @@ TEMPLATE = (
 )
 
 
-def test_a_models_own_template_travels_and_is_prepared_once(
-    tiny_model: str, tmp_path: Path
-) -> None:
+def test_a_models_template_travels_and_is_prepared_once(tiny_model: str, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     renderer = model_renderer(str(folder), "template(mood='calm')")
@@ -344,16 +333,16 @@ def test_workers_end_when_their_trainer_is_killed() -> None:
 
 
 def base_client() -> Any:
-    made: Any = tinker.ServiceClient().create_sampling_client(base_model="evert-tiny")
+    made = sampler_of("evert-tiny")
     assert made.sampler  # loaded
     return made
 
 
 def greeted() -> Callable[..., Any]:
     async def agent(client: Any, task: str) -> float:
-        asked = [{"role": "user", "content": task}]
-        reply = await client.chat.completions.create(messages=asked, model="judge")
-        await client.chat.completions.create(messages=asked)
+        messages = [{"role": "user", "content": task}]
+        reply = await client.chat.completions.create(messages=messages, model="judge")
+        await client.chat.completions.create(messages=messages)
         return float(len(reply.choices[0].message.content))
 
     return agent
@@ -365,7 +354,7 @@ async def test_groups_draw_and_earn_as_here(pool: PoolRollouts, engine: Engine) 
         for executor in (pool, None)
     ]
     assert [rewards(group) for group in there] == [[0.0, 0.0], [3.0, 3.0]]
-    assert [each.tokens for each in said(there)] == [each.tokens for each in said(here)]
+    assert [action.tokens for action in said(there)] == [action.tokens for action in said(here)]
 
 
 async def test_frozen_weights_are_sampled_from_the_engine_that_runs(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from evert.trainers.episodes.scores import Score
+from evert.trainers.episodes.scores import Score, share_text
 from evert.trainers.reporting.figures import style
 from evert.trainers.reporting.figures.colours import COLOURS
 from evert.trainers.reporting.figures.style import INK, SMALL, SOFT, Axes, plain
@@ -68,9 +68,8 @@ def _draw_share(axes: Axes, place: float, score: Score, colour: str) -> None:
     axes.errorbar(score.success, place, xerr=ends, fmt="none", ecolor=INK, elinewidth=1.2,
                   capsize=2.5, clip_on=False)  # fmt: skip
     look = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": SMALL}
-    share, low, high = (f"{100 * value:.0f}" for value in (score.success, score.low, score.high))
-    axes.annotate(f"{share} %", (1.12, place), ha="right", color=INK, weight="bold", **look)
-    axes.annotate(f"{low} to {high} %, n = {score.episodes}", (1.14, place), color=SOFT, **look)
+    text = f"{share_text(score.success, score.low, score.high)}, n = {score.episodes}"
+    axes.annotate(text, (1.03, place), color=SOFT, **look)
 
 
 def draw_time(labels: Sequence[str], spent: Sequence[Mapping[str, float] | None]) -> Figure:

@@ -45,14 +45,13 @@ class Api:
     def refusal(self, **fields: Any) -> openai.BadRequestError:
         """The 400 that these fields are answered with."""
         try:
-            read = self.read(**fields)
+            request = self.read(**fields)
         except openai.BadRequestError as error:
             return error
-        pytest.fail(f"{fields} is not refused: {read}")
+        pytest.fail(f"{fields} is not refused: {request}")
 
 
 def parameters(*methods: Any) -> set[str]:
-    """The names that methods of an SDK take, in all of their overloads."""
     functions = [function for method in methods for function in (method, *get_overloads(method))]
     signatures = map(inspect.signature, functions)
     return {name for signature in signatures for name in signature.parameters} - {"self"}
@@ -89,7 +88,6 @@ every_api = pytest.mark.parametrize("name", APIS)
 
 
 def called(call_id: str | None, name: str = "add", arguments: str = "{}") -> Fields:
-    """A call of a tool as it is read."""
     function = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
 

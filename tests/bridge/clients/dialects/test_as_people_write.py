@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.bridge.clients.dialects.apis import APIS, HI, HI_PARTS, SCHEMA, reply
-from tests.kit import ask, call, calling, play, policy_of, rewards, tool, user
+from tests.kit import ask, assert_says, call, calling, play, policy_of, rewards, tool, user
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
 from tinker_cookbook.rl.rollouts import do_single_rollout
@@ -44,8 +44,8 @@ def roles(request: ChatRequest) -> list[str]:
 
 
 def arguments(request: ChatRequest) -> str:
-    [made] = read_message(request.messages[1], 1, {})["tool_calls"]
-    return made.function.arguments
+    [call] = read_message(request.messages[1], 1, {})["tool_calls"]
+    return call.function.arguments
 
 
 def text(request: ChatRequest) -> object:
@@ -78,7 +78,7 @@ USE = {"type": "tool_use", "id": "c", "name": "add"}
 
 REQUESTS: dict[str, tuple[str, dict[str, Any], Any, Any]] = {
     "a developer's message": ("chat", {"messages": [{"role": "developer", "content": "Be."}, HI]},
-        lambda read: roles(read), ["developer", "user"]),
+        lambda request: roles(request), ["developer", "user"]),
     'arguments ""': ("chat", chat_history({"role": "assistant", "tool_calls": [chat_call("")]}),
         arguments, "{}"),
     "arguments null": ("chat", chat_history({"role": "assistant", "tool_calls": [chat_call(None)]}),
@@ -87,28 +87,28 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], Any, Any]] = {
     "a refusal as a part": ("chat", chat_history(REFUSAL_PART), text, "No."),
     "a strict tool": ("chat", {"tools": [CHAT_TOOL]}, strict, STRICT),
     "one call at a time": ("chat", {"tools": [CHAT_TOOL], "parallel_tool_calls": False},
-        lambda read: read.one_call, True),
+        lambda request: request.one_call, True),
     "calls at the same time": ("chat", {"tools": [CHAT_TOOL], "parallel_tool_calls": True},
-        lambda read: read.one_call, False),
+        lambda request: request.one_call, False),
     "an item's arguments": ("responses", {"input": [HI, {"type": "function_call", "call_id": "c",
         "name": "add", "arguments": ""}]}, arguments, "{}"),
     "an item's refusal": ("responses", {"input": [HI, REFUSAL_ITEM]}, text, "No."),
     "a strict function": ("responses", {"tools": [FLAT_TOOL]}, strict, STRICT),
     "one item at a time": ("responses", {"tools": [FLAT_TOOL], "parallel_tool_calls": False},
-        lambda read: read.one_call, True),
+        lambda request: request.one_call, True),
     "tools that the agent runs": ("responses",
         {"tools": [FLAT_TOOL, {"type": "shell"}, {"type": "apply_patch"}]},
-        lambda read: read.left_out, ("shell", "apply_patch")),
+        lambda request: request.left_out, ("shell", "apply_patch")),
     "a program that calls tools": ("responses",
         {"tools": [FLAT_TOOL, {"type": "programmatic_tool_calling"}]},
-        lambda read: read.left_out, ("programmatic_tool_calling",)),
+        lambda request: request.left_out, ("programmatic_tool_calling",)),
     "a tool use without an input": ("anthropic",
         chat_history({"role": "assistant", "content": [{**USE, "input": None}]}), arguments, "{}"),
     "a strict tool of Anthropic": ("anthropic", {"tools": [ANTHROPIC_TOOL]}, strict, STRICT),
     "one use at a time": ("anthropic", {"tools": [ANTHROPIC_TOOL], "tool_choice":
-        {"type": "auto", **ONE}}, lambda read: read.one_call, True),
+        {"type": "auto", **ONE}}, lambda request: request.one_call, True),
     "one use of any tool": ("anthropic", {"tools": [ANTHROPIC_TOOL], "tool_choice":
-        {"type": "any", **ONE}}, lambda read: (read.one_call, read.format.must_call),
+        {"type": "any", **ONE}}, lambda request: (request.one_call, request.format.must_call),
         (True, ("add",))),
     "a JSON schema with types in capitals": ("gemini", {"generationConfig":
         {"responseMimeType": "application/json", "responseJsonSchema": IN_CAPITALS}},
@@ -116,7 +116,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], Any, Any]] = {
     "parameters with types in capitals": ("gemini", {"tools": [{"functionDeclarations":
         [{"name": "add", "parametersJsonSchema": IN_CAPITALS}]}]}, parameters, [SCHEMA]),
     "calls that build on each other": ("gemini", {"toolConfig": {"functionCallingConfig":
-        {"mode": "COMPOSITIONAL"}}}, lambda read: read.may_call, True),
+        {"mode": "COMPOSITIONAL"}}}, lambda request: request.may_call, True),
     **{
         f"a result of role {role}": ("gemini", function_response(role), roles,
             ["user", "assistant", "tool"])
@@ -149,9 +149,9 @@ ANSWERS: dict[str, list[str]] = {
 def test_an_answer_has_the_fields_that_people_read(api: str) -> None:
     body = APIS[api].least
     dialect = APIS[api].dialect("policy")
-    whole = dialect.write(reply(), dialect.read(body), "1", body)
+    answer = dialect.write(reply(), dialect.read(body), "1", body)
     for path in ANSWERS[api]:
-        value: Any = whole
+        value: Any = answer
         for step in path.split("."):
             value = value[int(step)] if step.isdecimal() else value[step]
         assert value is not None, path
@@ -201,7 +201,7 @@ async def test_an_agent_that_allows_one_call_gets_one(ask_for_one: Any) -> None:
     async def agent(client: AgentClient) -> float:
         return float(await ask_for_one(client) == ["north"])
 
-    trajectory = await do_single_rollout(policy_of(TWO), ChatAgentEnv(agent))
+    trajectory = await play(agent, TWO)
 
     assert rewards(trajectory) == [1.0]
     assert trajectory.transitions[0].metrics["parse_error"] == 1.0
@@ -218,18 +218,16 @@ async def test_the_arguments_of_a_strict_tool_are_asked_for_again_until_they_fit
 
     async def agent(client: AgentClient) -> float:
         completion = await call(client, tools=[tool("add", strict=True, parameters=schema)])
-        [made] = completion.choices[0].message.tool_calls
-        return float(json.loads(made.function.arguments).get("x") == 1)
+        [tool_call] = completion.choices[0].message.tool_calls
+        return float(json.loads(tool_call.function.arguments).get("x") == 1)
 
     replies = calling("add", x="one"), calling("add", x=1)
-    trajectory = await do_single_rollout(policy_of(*replies), ChatAgentEnv(agent))
+    trajectory = await play(agent, *replies)
 
     assert rewards(trajectory) == [0.0, 1.0]
-    assert trajectory.transitions[0].logs["format_error"] == (
-        'Your call of add does not fit the schema at $.x: "one" is not of type "integer".'
-    )
+    assert_says(trajectory.transitions[0].logs["format_error"], "call of add", '$.x: "one"')
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
-    free = await do_single_rollout(policy_of(replies[1]), ChatAgentEnv(agent))
+    free = await play(agent, replies[1])
     assert trajectory.transitions[0].ob == free.transitions[0].ob  # nothing is asked for before
 
 
@@ -241,10 +239,10 @@ async def test_tool_ids_that_recur_in_each_reply_are_no_drift(spaced: bool) -> N
         messages: list[Any] = [user("Look.")]
         for turn in range(3):
             completion = await call(client, *messages, tools=[tool("look")])
-            [made] = completion.choices[0].message.tool_calls
-            again = {"id": "call_0", "type": "function", "function": made.function.model_dump()}
+            [tool_call] = completion.choices[0].message.tool_calls
+            echo = {"id": "call_0", "type": "function", "function": tool_call.function.model_dump()}
             messages += [
-                {"role": "assistant", "content": "", "tool_calls": [again]},
+                {"role": "assistant", "content": "", "tool_calls": [echo]},
                 {"role": "tool", "tool_call_id": "call_0", "content": f"room {turn}"},
             ]
         return 1.0
@@ -257,9 +255,7 @@ async def test_tool_ids_that_recur_in_each_reply_are_no_drift(spaced: bool) -> N
 
 
 @pytest.mark.parametrize("deferred", [True, False])
-async def test_a_function_that_is_loaded_by_a_search_is_called_in_its_own_namespace(
-    deferred: bool,
-) -> None:
+async def test_a_function_found_by_a_search_is_called_in_its_own_namespace(deferred: bool) -> None:
     """OpenAI's Agents SDK finds no tool for the call otherwise."""
     lookup = {**FLAT_TOOL, "defer_loading": True} if deferred else FLAT_TOOL
     tools: Any = [lookup, {"type": "tool_search"}]
@@ -268,11 +264,11 @@ async def test_a_function_that_is_loaded_by_a_search_is_called_in_its_own_namesp
         create = client.openai.responses.create
         start: Any = [HI]
         first = await create(model=client.model, input=start, tools=tools)
-        [made] = [item for item in first.output if item.type == "function_call"]
-        result: Any = {"type": "function_call_output", "call_id": made.call_id, "output": "3"}
-        history: Any = [*start, made.model_dump(exclude_none=True), result]
+        [tool_call] = [item for item in first.output if item.type == "function_call"]
+        result: Any = {"type": "function_call_output", "call_id": tool_call.call_id, "output": "3"}
+        history: Any = [*start, tool_call.model_dump(exclude_none=True), result]
         await create(model=client.model, input=history, tools=tools)
-        return float((made.name, made.namespace) == ("add", "add" if deferred else None))
+        return float((tool_call.name, tool_call.namespace) == ("add", "add" if deferred else None))
 
     trajectory = await play(agent, calling("add"), "3")
 
@@ -321,7 +317,7 @@ async def test_an_agent_that_reads_anothers_conversation_rewrites_no_history() -
         return 1.0
 
     policy = ScriptedPolicy(["harmless", "1", "harmless", "2"])
-    trajectory = await do_single_rollout(policy, ChatAgentEnv(agent))
+    trajectory = await play(agent, policy)
 
     metrics = trajectory.transitions[-1].metrics
     assert (metrics["drift"], metrics["handoffs"]) == (0, 1)

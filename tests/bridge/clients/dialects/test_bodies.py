@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
-from tests.kit import play_without_a_call
+from tests.kit import Patch, as_agent
 from tests.nightly import draws
 
 from evert import AgentClient
@@ -36,7 +36,7 @@ OBJECTS = st.dictionaries(
 
 
 @pytest.fixture
-def all_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def all_are_long(monkeypatch: Patch) -> None:
     monkeypatch.setattr(bodies, "LONG_BODY", 0)
 
 
@@ -57,9 +57,9 @@ def test_a_long_body_is_read_as_the_standard_library_reads_it(
 def test_a_broken_body_is_refused_where_the_standard_library_refuses(
     body: dict[str, Any], place: int, byte: int, cut: bool
 ) -> None:
-    whole = json.dumps(body).encode()
-    place %= len(whole)
-    broken = whole[:place] if cut else whole[:place] + bytes([byte]) + whole[place + 1 :]
+    content = json.dumps(body).encode()
+    place %= len(content)
+    broken = content[:place] if cut else content[:place] + bytes([byte]) + content[place + 1 :]
     try:
         expected = json.loads(broken)
     except (ValueError, RecursionError):
@@ -71,11 +71,11 @@ def test_a_broken_body_is_refused_where_the_standard_library_refuses(
             read_body(broken)
 
 
-def test_a_body_of_too_many_values_is_refused() -> None:
-    for value in ("[]", "{}", "1", '""', "null"):
-        body = f'{{"messages": [{f"{value}," * MAX_VALUES}1]}}'
-        with pytest.raises(openai.BadRequestError, match="The body has more than 262144 values"):
-            read_body(body.encode())
+@pytest.mark.parametrize("value", ["[]", "{}", "1", '""', "null"])
+def test_a_body_of_too_many_values_is_refused(value: str) -> None:
+    body = f'{{"messages": [{f"{value}," * MAX_VALUES}1]}}'
+    with pytest.raises(openai.BadRequestError, match="The body has more than 262144 values"):
+        read_body(body.encode())
 
 
 def test_what_stands_in_a_text_is_no_value_and_one_without_an_end_is_refused_at_once() -> None:
@@ -85,13 +85,13 @@ def test_what_stands_in_a_text_is_no_value_and_one_without_an_end_is_refused_at_
         read_body(b'{"x": ' + b'"\\,' * MAX_VALUES)
 
 
-def test_a_long_body_that_is_nested_too_deeply_is_refused() -> None:
-    for opening, closing in [("[", "]"), ('{"x":', "}")]:
-        with pytest.raises(openai.BadRequestError, match=r"nested more than 100|recursion depth"):
-            read_body(opening.encode() * LONG_BODY)
-        deep = opening * 101 + "1" + closing * 101
-        with pytest.raises(openai.BadRequestError, match="nested more than 100"):
-            read_body(f'{{"text": "{"x" * LONG_BODY}", "deep": {deep}}}'.encode())
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"x":', "}")])
+def test_a_long_body_that_is_nested_too_deeply_is_refused(opening: str, closing: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"nested more than 100|recursion depth"):
+        read_body(opening.encode() * LONG_BODY)
+    deep = opening * 101 + "1" + closing * 101
+    with pytest.raises(openai.BadRequestError, match="nested more than 100"):
+        read_body(f'{{"text": "{"x" * LONG_BODY}", "deep": {deep}}}'.encode())
 
 
 @asynccontextmanager
@@ -116,42 +116,34 @@ QUESTION = {"role": "user", "content": LONG}
 
 
 @pytest.mark.parametrize("served", [True, False], ids=["over HTTP", "in process"])
-async def test_the_loop_runs_on_while_a_long_text_is_counted(served: bool) -> None:
-    async def agent(client: AgentClient) -> float:
-        sdk, claude = client.openai, client.anthropic
-        if served:
-            address = client.serve()
-            own: Any = {"api_key": address.api_key, "timeout": 600}
-            sdk = openai.AsyncOpenAI(base_url=address.base_url, **own)
-            claude = anthropic.AsyncAnthropic(base_url=address.root_url, **own)
-        asked: Any = {"model": "other", "messages": [QUESTION]}
-        async with sdk, claude:
-            for counted in (
-                sdk.responses.input_tokens.count(model="other", input=LONG),
-                claude.messages.count_tokens(**asked),
-            ):
-                async with turns_of_the_loop() as turns:
-                    assert (await counted).input_tokens > 60_000
-                assert turns[0] > 20
-        return 1.0
+@as_agent()
+async def test_the_loop_runs_on_while_a_long_text_is_counted(
+    client: AgentClient, served: bool
+) -> None:
+    sdk, claude = client.openai, client.anthropic
+    if served:
+        address = client.serve()
+        options: Any = {"api_key": address.api_key, "timeout": 600}
+        sdk = openai.AsyncOpenAI(base_url=address.base_url, **options)
+        claude = anthropic.AsyncAnthropic(base_url=address.root_url, **options)
+    fields: Any = {"model": "other", "messages": [QUESTION]}
+    async with sdk, claude:
+        for counted in (
+            sdk.responses.input_tokens.count(model="other", input=LONG),
+            claude.messages.count_tokens(**fields),
+        ):
+            async with turns_of_the_loop() as turns:
+                assert (await counted).input_tokens > 60_000
+            assert turns[0] > 20
 
-    await play_without_a_call(agent)
 
-
-async def test_the_loop_runs_on_while_a_long_body_is_read() -> None:
+@as_agent()
+async def test_the_loop_runs_on_while_a_long_body_is_read(client: AgentClient) -> None:
     body = json.dumps({"messages": [QUESTION], "metadata": {"x": [[]] * 200_000}}).encode()
-
-    async def agent(client: AgentClient) -> float:
-        async with turns_of_the_loop() as turns:
-            endpoint = client._endpoint
-            await endpoint.read_soon(endpoint.route("POST", "/v1/chat/completions", body))
-        assert turns[0] > 10
-        return 1.0
-
-    await play_without_a_call(agent)
-
-
-# -- events ----------------------------------------------------------------------------------------
+    async with turns_of_the_loop() as turns:
+        endpoint = client._endpoint
+        await endpoint.read_soon(endpoint.route("POST", "/v1/chat/completions", body))
+    assert turns[0] > 10
 
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=100)
@@ -179,17 +171,20 @@ def decoded(stream: bytes, cut: int) -> list[Any]:
 
 def test_events_are_read_as_they_were_written_however_they_are_cut() -> None:
     for cut in (1, 7, 10_000):
-        named, unnamed = decoded(named_events(EVENTS), cut), decoded(bare_events(EVENTS), cut)
-        for events, names in [(named, ["one", "two"]), (unnamed, [None, None])]:
+        named_chunks, unnamed = (
+            decoded(named_events(EVENTS), cut),
+            decoded(bare_events(EVENTS), cut),
+        )
+        for events, names in [(named_chunks, ["one", "two"]), (unnamed, [None, None])]:
             assert [event.event for event in events] == names
             assert [event.json() for event in events] == EVENTS
     assert named_events([]) == b""
     assert bare_events([]) == b""
 
 
-def test_a_reader_of_lines_gets_whole_events() -> None:
+@pytest.mark.parametrize("library", [httpx, httpx2])
+def test_a_reader_of_lines_gets_whole_events(library: Any) -> None:
     """Some split at every kind of line break that Unicode knows."""
-    for library in (httpx, httpx2):
-        response: Any = library.Response(200, content=bare_events(EVENTS))
-        lines = [line for line in response.iter_lines() if line]
-        assert [json.loads(line.removeprefix("data: ")) for line in lines] == EVENTS
+    response: Any = library.Response(200, content=bare_events(EVENTS))
+    lines = [line for line in response.iter_lines() if line]
+    assert [json.loads(line.removeprefix("data: ")) for line in lines] == EVENTS

@@ -70,7 +70,6 @@ NOTHING_SPECIAL: dict[str, list[Fields]] = {
 
 
 def placed(within: str, fields: Fields) -> Fields:
-    """Fields where they stand in a body."""
     return {within: fields} if within else fields
 
 
@@ -78,7 +77,9 @@ def placed(within: str, fields: Fields) -> Fields:
 def test_every_parameter_of_the_sdk_has_exactly_one_policy(name: str) -> None:
     api = APIS[name]
     parts = [
-        part for one in api.settings.values() for part in (one.honoured, one.ignored, one.refused)
+        part
+        for policy in api.settings.values()
+        for part in (policy.honoured, policy.ignored, policy.refused)
     ]
     counts = {parameter: sum(parameter in part for part in parts) for parameter in api.sdk()}
 
@@ -111,8 +112,8 @@ def test_an_absent_field_is_absent_in_every_spelling(name: str, within: str) -> 
     policy = api.settings[within]
     for field in (policy.honoured | {*policy.refused}) - {*api.least}:
         for absent in (None, openai.NOT_GIVEN, openai.omit, anthropic.NOT_GIVEN, anthropic.omit):
-            read = api.read(**placed(within, {field: absent}))
-            assert read == api.read(), f"{field}={absent}"
+            request = api.read(**placed(within, {field: absent}))
+            assert request == api.read(), f"{field}={absent}"
 
 
 @every_api
@@ -218,10 +219,10 @@ THINGS: dict[str, tuple[Fields, dict[str, Fields]]] = {
 
 @pytest.mark.parametrize("thing", THINGS)
 def test_a_thing_is_the_same_by_whatever_name(thing: str) -> None:
-    read, spellings = THINGS[thing]
+    expected, spellings = THINGS[thing]
     for name, fields in spellings.items():
         api = APIS[name]
-        assert api.read(**fields) == replace(api.read(), **read), name
+        assert api.read(**fields) == replace(api.read(), **expected), name
 
 
 # -- what cannot be read -------------------------------------------------------------------------
@@ -398,53 +399,53 @@ CLASSES: dict[str, Any] = {
 THOUGHTS = {"generationConfig": {"thinkingConfig": {"includeThoughts": True}}}
 
 
-def written(name: str, said: Reply, **body: Any) -> Any:
-    """What an API says of a reply."""
+def answer_of(name: str, said: Reply, **body: Any) -> Any:
     api = APIS[name]
     return api.dialect("policy").write(said, api.read(model="judge"), "1", {**api.least, **body})
 
 
-def history(name: str, whole: Any) -> Fields:
-    """The body that goes on from an answer."""
+def history(name: str, answer: Any) -> Fields:
     if name == "chat":
-        return {"messages": [HI, whole["choices"][0]["message"]]}
+        return {"messages": [HI, answer["choices"][0]["message"]]}
     if name == "responses":
-        return {"input": [HI, *whole["output"]]}
+        return {"input": [HI, *answer["output"]]}
     if name == "anthropic":
-        return {"messages": [HI, {"role": "assistant", "content": whole["content"]}, HI]}
-    return {"contents": [HI_PARTS, whole["candidates"][0]["content"]]}
+        return {"messages": [HI, {"role": "assistant", "content": answer["content"]}, HI]}
+    return {"contents": [HI_PARTS, answer["candidates"][0]["content"]]}
 
 
 ECHOES: list[Callable[[str], str]] = [str, str.strip, "\n\n {} \n".format, str.rstrip]
 """What agents do to a text before they send it back."""
 
 
-def echoed(value: Any, echo: Callable[[str], str]) -> Any:
+def echo_of(value: Any, echo: Callable[[str], str]) -> Any:
     """An answer whose texts, but for its thoughts, went through an agent."""
     if isinstance(value, list):
-        return [echoed(item, echo) for item in value]
+        return [echo_of(item, echo) for item in value]
     if not isinstance(value, dict) or value.get("thought") or value.get("type") == "reasoning_text":
         return value
     return {
-        key: echo(one) if key in ("text", "content") and type(one) is str else echoed(one, echo)
+        key: echo(one) if key in ("text", "content") and type(one) is str else echo_of(one, echo)
         for key, one in value.items()
     }
 
 
 @every_api
-def test_an_answer_is_the_sdks_own_class_and_is_recognised_when_it_is_sent_back(name: str) -> None:
-    for row, said in REPLIES.items():
-        for body in ({}, THOUGHTS) if name == "gemini" else ({},):
-            whole = written(name, said, **body)
-            typed = CLASSES[name].model_validate(whole)
-            if name == "gemini":
-                again = typed.model_dump(mode="json", by_alias=True, exclude_none=True)
-                assert again == whole
-            else:
-                again = typed.to_dict()
-            for answer, echo in itertools.product((whole, again), ECHOES):
-                read = APIS[name].read(**history(name, echoed(answer, echo)))
-                assert is_sent_back(said, read.messages[1]), row
+@pytest.mark.parametrize(("row", "said"), REPLIES.items())
+def test_an_answer_is_the_sdks_own_class_and_is_recognised_when_it_is_sent_back(
+    row: Any, said: Any, name: str
+) -> None:
+    for body in ({}, THOUGHTS) if name == "gemini" else ({},):
+        whole = answer_of(name, said, **body)
+        typed = CLASSES[name].model_validate(whole)
+        if name == "gemini":
+            dumped = typed.model_dump(mode="json", by_alias=True, exclude_none=True)
+            assert dumped == whole
+        else:
+            dumped = typed.to_dict()
+        for answer, echo in itertools.product((whole, dumped), ECHOES):
+            request = APIS[name].read(**history(name, echo_of(answer, echo)))
+            assert is_sent_back(said, request.messages[1]), row
 
 
 NUMBERS = {
@@ -458,13 +459,13 @@ NUMBERS = {
 
 @every_api
 def test_an_answer_has_its_number_its_model_and_its_usage(name: str) -> None:
-    whole, (number, model, usage, *counts) = written(name, reply()), NUMBERS[name]
+    answer, (number, model, usage, *counts) = answer_of(name, reply()), NUMBERS[name]
 
-    assert whole[number].rpartition("-")[2].rpartition("_")[2] == "1"
-    assert whole[model] == "judge"
+    assert answer[number].rpartition("-")[2].rpartition("_")[2] == "1"
+    assert answer[model] == "judge"
     expected = zip(counts, (11, 3, 14), strict=True)
-    assert whole[usage].items() >= {(key, count) for key, count in expected if key}
-    assert ("total_tokens" in whole[usage]) is (counts[2] == "total_tokens")
+    assert answer[usage].items() >= {(key, count) for key, count in expected if key}
+    assert ("total_tokens" in answer[usage]) is (counts[2] == "total_tokens")
 
 
 CUT = reply(finish_reason="length")
@@ -480,32 +481,32 @@ ENDS: dict[str, list[tuple[Any, Any]]] = {
     "gemini": [(reply(), "STOP"), (CUT, "MAX_TOKENS"), (CALLS, "STOP"), (STOPPED, "STOP")],
 }  # fmt: skip
 REASON: dict[str, Callable[[Any], Any]] = {
-    "chat": lambda whole: whole["choices"][0]["finish_reason"],
-    "responses": lambda whole: whole["status"],
-    "anthropic": lambda whole: (whole["stop_reason"], whole["stop_sequence"]),
-    "gemini": lambda whole: whole["candidates"][0]["finishReason"],
+    "chat": lambda answer: answer["choices"][0]["finish_reason"],
+    "responses": lambda answer: answer["status"],
+    "anthropic": lambda answer: (answer["stop_reason"], answer["stop_sequence"]),
+    "gemini": lambda answer: answer["candidates"][0]["finishReason"],
 }
 
 
 @every_api
 def test_the_reason_of_the_end_is_the_apis_own(name: str) -> None:
-    for said, reason in ENDS[name]:
-        assert REASON[name](written(name, said)) == reason, said
+    for end, reason in ENDS[name]:
+        assert REASON[name](answer_of(name, end)) == reason, end
 
 
 def test_arguments_that_are_no_object_are_given_whole() -> None:
     for arguments in ("no JSON", "[1]", "5", "[" * 3000):
-        said = reply("", calls=(("add", arguments),))
-        [block] = written("anthropic", said)["content"]
-        [part] = written("gemini", said)["candidates"][0]["content"]["parts"]
+        call = reply("", calls=(("add", arguments),))
+        [block] = answer_of("anthropic", call)["content"]
+        [part] = answer_of("gemini", call)["candidates"][0]["content"]["parts"]
         assert block["input"] == part["functionCall"]["args"] == {"arguments": arguments}
 
 
 def test_a_call_keeps_its_id_and_its_arguments_to_the_letter() -> None:
     texts = ['{ "x":1 }', '{"x": 1}']
-    whole = written("chat", reply("", calls=tuple(("add", text) for text in texts)))
+    answer = answer_of("chat", reply("", calls=tuple(("add", text) for text in texts)))
     calls = [called(f"call-{number}", arguments=text) for number, text in enumerate(texts)]
-    assert whole["choices"][0]["message"]["tool_calls"] == calls
+    assert answer["choices"][0]["message"]["tool_calls"] == calls
 
 
 # -- refusals ------------------------------------------------------------------------------------
@@ -530,10 +531,13 @@ WORDS = {400: "INVALID_ARGUMENT", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED", 4
         ("chat", 400, {"error": ERROR}, "", {"error": ERROR}),
         ("responses", 400, {"error": ERROR}, "error", IN_A_STREAM),
         ("anthropic", 400, ANTHROPICS, "error", ANTHROPICS),
-        *(("gemini", one, geminis(one, WORDS[one]), "", geminis(one, WORDS[one])) for one in WORDS),
+        *(
+            ("gemini", status, geminis(status, WORDS[status]), "", geminis(status, WORDS[status]))
+            for status in WORDS
+        ),
     ],
 )
-def test_a_refusal_has_the_apis_form(
+def test_refusals_have_the_apis_form(
     name: str, status: int, whole: Fields, event: str, within: Fields
 ) -> None:
     dialect = APIS[name].dialect("policy")

@@ -9,13 +9,13 @@
 import asyncio
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import tinker_cookbook.renderers as cookbook
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.kit.renderers import MakeRenderer
 from tests.nightly import draws
 from tinker_cookbook.renderers.base import Message, ToolCall
 from tinker_cookbook.rl.rollouts import do_single_rollout
@@ -173,13 +173,11 @@ def mutated(draw: st.DrawFn, body: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def subset(draw: st.DrawFn, body: dict[str, Any]) -> dict[str, Any]:
-    """Some of a body's fields as they are, some with anything at all."""
     names = draw(st.sets(st.sampled_from(sorted(body))))
     return {name: body[name] if draw(st.booleans()) else draw(VALUES) for name in names}
 
 
 def deep(kind: str, depth: int) -> str:
-    """JSON of lists or objects in each other."""
     opening, closing = ("[", "]") if kind == "lists" else ('{"x":', "}")
     return f"{opening * depth}1{closing * depth}"
 
@@ -294,18 +292,14 @@ def test_any_bytes_are_a_call_or_a_400(endpoint: Endpoint, path: str, content: b
 @pytest.mark.parametrize("path", COUNTS)
 @examples(300)
 @given(data=st.data())
-def test_tokens_are_counted_or_it_is_a_400(
-    endpoint: Endpoint, path: str, data: st.DataObject
-) -> None:
+def test_tokens_are_counted_or_a_400(endpoint: Endpoint, path: str, data: st.DataObject) -> None:
     check(endpoint, path, dumped(data.draw(mutated(COUNTS[path]) | subset(COUNTS[path]))))
 
 
 @every_api
 @pytest.mark.parametrize("kind", ["lists", "objects"])
 @pytest.mark.parametrize("depth", [90, 100, 110, 200, 500, *range(900, 1000, 9), 5000, 100_000])
-def test_a_body_of_any_depth_is_a_call_or_a_400(
-    endpoint: Endpoint, path: str, depth: int, kind: str
-) -> None:
+def test_depth_is_a_call_or_a_400(endpoint: Endpoint, path: str, depth: int, kind: str) -> None:
     check(endpoint, path, deep(kind, depth).encode())
     for name in BODIES[path]:
         body = dumped({**BODIES[path], name: "deep"}).decode()
@@ -333,9 +327,7 @@ def test_any_reply_is_an_answer(endpoint: Endpoint, path: str, reply: Reply, str
 
 @examples(300)
 @given(method=st.sampled_from(["GET", "PUT", "DELETE", "HEAD"]) | TEXTS, path=TEXTS)
-def test_another_path_is_a_404_that_says_what_there_is(
-    endpoint: Endpoint, method: str, path: str
-) -> None:
+def test_another_path_is_a_404_with_a_list(endpoint: Endpoint, method: str, path: str) -> None:
     for place in (path, f"/v1/{path}", f"/v1/models/{path}/", "/v1/files", *BODIES):
         answer = endpoint.read(endpoint.route(method, place, b""))
         assert isinstance(answer, ApiResponse)
@@ -350,13 +342,12 @@ def test_another_path_is_a_404_that_says_what_there_is(
 
 
 async def play(bodies: list[tuple[str, bytes]], reply: str) -> None:
-    """One episode of an agent that sends these bodies, one after the other."""
     answers: list[ApiResponse] = []
 
     async def agent(client: AgentClient) -> float:
         for path, content in bodies:
-            sent = client._endpoint.route("POST", path, content)
-            answers.append(await client._endpoint.answer(sent))
+            request = client._endpoint.route("POST", path, content)
+            answers.append(await client._endpoint.answer(request))
             if answers[-1].status != 200:
                 check_error(answers[-1], path)
                 # else too many refusals in a row would end the episode
@@ -386,24 +377,22 @@ def requests(draw: st.DrawFn) -> tuple[str, bytes]:
     | st.sampled_from(['{"x": 1}', "[" * 3000, "<tool_call>\n{}\n</tool_call>", "<tool_call>"])
     | st.just('<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'),
 )
-def test_whatever_is_let_pass_is_sampled_for_or_refused(
-    sent: list[tuple[str, bytes]], reply: str
-) -> None:
+def test_what_passes_is_sampled_for_or_refused(sent: list[tuple[str, bytes]], reply: str) -> None:
     asyncio.run(play(sent, reply))
 
 
 async def test_a_reply_in_parts_that_belongs_to_no_known_conversation_is_sampled_for() -> None:
     parts = {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}
-    other = {"role": "user", "content": "Something else."}
-    bodies = [dumped({"messages": messages}) for messages in ([other], [parts, other])]
+    question = {"role": "user", "content": "Something else."}
+    bodies = [dumped({"messages": messages}) for messages in ([question], [parts, question])]
 
     await play([("/v1/chat/completions", body) for body in bodies], "Fine.")
 
 
 async def test_a_call_nested_too_deeply_to_read_is_delivered_as_text() -> None:
-    said = f'<tool_call>\n{{"name": "add", "arguments": {deep("lists", 3000)}}}\n</tool_call>'
+    text = f'<tool_call>\n{{"name": "add", "arguments": {deep("lists", 3000)}}}\n</tool_call>'
 
-    await play([("/v1/chat/completions", dumped({"messages": CHAT["messages"]}))], said)
+    await play([("/v1/chat/completions", dumped({"messages": CHAT["messages"]}))], text)
 
 
 TWO_PARTS = [{"role": "user", "content": [{"type": "text", "text": text} for text in ("a", "b")]}]
@@ -417,13 +406,13 @@ UNRENDERED = {
 
 @pytest.mark.parametrize(("name", "body"), UNRENDERED.items(), ids=UNRENDERED)
 async def test_what_a_renderer_cannot_render_is_a_400(
-    make_renderer: Callable[[str], cookbook.Renderer], name: str, body: dict[str, Any]
+    make_renderer: MakeRenderer, name: str, body: dict[str, Any]
 ) -> None:
     answers: list[ApiResponse] = []
 
     async def agent(client: AgentClient) -> float:
-        sent = client._endpoint.route("POST", "/v1/chat/completions", dumped(body))
-        answers.append(await client._endpoint.answer(sent))
+        request = client._endpoint.route("POST", "/v1/chat/completions", dumped(body))
+        answers.append(await client._endpoint.answer(request))
         return 1.0
 
     renderer = make_renderer(name)

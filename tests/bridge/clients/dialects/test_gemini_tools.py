@@ -25,11 +25,11 @@ def refusal(read: Callable[..., Any], *arguments: Any) -> openai.BadRequestError
 
 
 def test_a_field_has_one_name_and_null_is_none() -> None:
-    given = {"max_output_tokens": 1, "topP": 2, "stop": 3, "a__b": 4, "text": None}
+    fields = {"max_output_tokens": 1, "topP": 2, "stop": 3, "a__b": 4, "text": None}
 
-    assert read_fields(given, "p") == {"maxOutputTokens": 1, "topP": 2, "stop": 3, "aB": 4}
-    others: list[Any] = [None, 5, "x", []]
-    for value in others:
+    assert read_fields(fields, "p") == {"maxOutputTokens": 1, "topP": 2, "stop": 3, "aB": 4}
+    values: list[Any] = [None, 5, "x", []]
+    for value in values:
         error = refusal(read_fields, value, "contents[0]")
         assert error.param == "contents[0]"
         assert error.message == f"'contents[0]' must be an object, got {value!r}."
@@ -69,10 +69,10 @@ SCHEMAS: dict[str, tuple[Fields, Fields]] = {
 
 
 def test_schemas_become_json_schemas() -> None:
-    for row, (given, written) in SCHEMAS.items():
-        assert json_schema(given, "p") == written, row
-        if given.get("nullable"):
-            assert first_error(json.dumps(written), None) is None, row
+    for row, (schema, expected) in SCHEMAS.items():
+        assert json_schema(schema, "p") == expected, row
+        if schema.get("nullable"):
+            assert first_error(json.dumps(expected), None) is None, row
 
 
 def test_a_schema_within_must_be_an_object() -> None:
@@ -91,9 +91,9 @@ def test_declarations_of_several_tools_are_functions_in_their_order() -> None:
     look = {"name": "look", "parameters": {"type": "OBJECT"}, "response": {"type": "STRING"}}
     tools = [{"functionDeclarations": [add]}, {"function_declarations": [look, {"name": "end"}]}]
 
-    read = read_tools(tools)
-    assert [tool["type"] for tool in read] == ["function"] * 3
-    assert [tool["function"] for tool in read] == [
+    functions = read_tools(tools)
+    assert [tool["type"] for tool in functions] == ["function"] * 3
+    assert [tool["function"] for tool in functions] == [
         {"name": "add", "description": "It.", "parameters": number},
         {"name": "look", "description": None, "parameters": {"type": "object"}},
         {"name": "end", "description": None, "parameters": None},
@@ -109,8 +109,8 @@ def part(id: str, **args: Any) -> Fields:
 
 def calling(*calls: tuple[str | None, int], name: str = "add") -> Fields:
     """What the model said, by the ids and the arguments of its calls."""
-    written = [called(id, name, json.dumps({"x": x})) for id, x in calls]
-    return {"role": "assistant", "content": "", "tool_calls": written}
+    tool_calls = [called(id, name, json.dumps({"x": x})) for id, x in calls]
+    return {"role": "assistant", "content": "", "tool_calls": tool_calls}
 
 
 def result(id: str | None = None, name: str = "add") -> Fields:

@@ -32,10 +32,10 @@ def message(**said: Any) -> Any:
 def test_messages_are_not_copied_and_an_unknown_field_passes_over_the_wire() -> None:
     messages, tools = [HI], [dict[str, Any]()]
 
-    read = CHAT.read(messages=messages, tools=tools)
+    request = CHAT.read(messages=messages, tools=tools)
     tools.append({})
-    assert read.messages is messages
-    assert read.tools == [{}], "a list of them is"
+    assert request.messages is messages
+    assert request.tools == [{}], "a list of them is"
     assert CHAT.read(max_output_tokens=5) == CHAT.read()
 
 
@@ -58,20 +58,17 @@ def test_what_is_not_there_is_null_or_absent() -> None:
     assert message(text="").content == ""
 
 
-# -- responses -------------------------------------------------------------------------------------
-
-
 ADD = {"type": "function", "name": "add", "description": "It.", "parameters": SCHEMA}
 RUN = {"type": "custom", "name": "run", "description": "It."}
 SPACE = {"type": "namespace", "name": "math", "description": "M", "tools": [ADD, RUN]}
 
 
 def offered(*tools: Any) -> Fields:
-    read = RESPONSES.read(tools=[*tools]).tools or []
-    return {tool["function"]["name"]: tool["function"]["parameters"] for tool in read}
+    tools_read = RESPONSES.read(tools=[*tools]).tools or []
+    return {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools_read}
 
 
-def written(said: Any, **body: Any) -> Fields:
+def answer_of(said: Any, **body: Any) -> Fields:
     body = {"input": "Hi", **body}
     dialect = Responses("policy")
     return dialect.write(said, dialect.read(body), "1", body)
@@ -87,8 +84,8 @@ def test_custom_tools_are_functions_of_one_text_and_those_of_a_namespace_carry_i
 def test_openais_own_tools_are_left_out_and_named() -> None:
     for kind in (*BUILT_IN_TOOLS, "web_search_2025_08_26"):
         assert [*offered({"type": kind}, ADD)] == ["add"], kind
-        read = RESPONSES.read(tools=[{"type": kind}])
-        assert (read.tools, read.left_out) == (None, (kind,))
+        request = RESPONSES.read(tools=[{"type": kind}])
+        assert (request.tools, request.left_out) == (None, (kind,))
     refusal = RESPONSES.refusal(tools=[{"type": "shell"}], tool_choice="required")
     assert "no tools that OpenAI defines (shell): offer functions." in refusal.message
 
@@ -98,31 +95,31 @@ def test_a_forced_tool_may_be_a_custom_one_or_any_of_several() -> None:
         ("required", ("add", "run")),
         ({"type": "custom", "name": "run"}, ("run",)),
     ]:
-        read = RESPONSES.read(tools=[ADD, RUN], tool_choice=choice)
-        assert read.format == ReplyFormat(must_call=names)
+        request = RESPONSES.read(tools=[ADD, RUN], tool_choice=choice)
+        assert request.format == ReplyFormat(must_call=names)
     allowed = {"type": "allowed_tools", "mode": "auto"}
     assert RESPONSES.read(tools=[ADD], tool_choice=allowed) == RESPONSES.read(tools=[ADD])
 
 
 def test_a_custom_tool_is_called_with_its_text_and_one_in_a_namespace_by_both_names() -> None:
     calls = (("run", '{"input": "ls"}'), ("run", '{"cmd": 1}'), ("run", "no JSON"))
-    output = written(reply("", calls=calls), tools=[RUN])["output"]
+    output = answer_of(reply("", calls=calls), tools=[RUN])["output"]
     assert [item["type"] for item in output] == ["custom_tool_call"] * 3
     assert [item["input"] for item in output] == ["ls", '{"cmd": 1}', "no JSON"]
 
     calls = (("run", '{"input": "ls -l"}'), ("math.add", "{}"), ("math.run", '{"input": ""}'))
-    said = reply("", calls=calls)
-    output = written(said, tools=[ADD, RUN, SPACE])["output"]
+    answer = reply("", calls=calls)
+    output = answer_of(answer, tools=[ADD, RUN, SPACE])["output"]
     assert (output[1]["type"], output[1]["name"]) == ("function_call", "add")
     assert [item.get("namespace") for item in output] == [None, "math", "math"]
-    assert is_sent_back(said, RESPONSES.read(input=[HI, *output]).messages[1])
+    assert is_sent_back(answer, RESPONSES.read(input=[HI, *output]).messages[1])
 
 
 def test_a_response_can_be_continued_by_its_id() -> None:
     dialect = Responses("policy")
     body: Fields = {"input": "Hi", "instructions": "Add.", "tools": [ADD]}
-    said = reply("So.", reasoning="Hm.", calls=(("add", "{}"),), finish_reason="tool_calls")
-    first = dialect.write(said, dialect.read(body), "1", body)
+    answer = reply("So.", reasoning="Hm.", calls=(("add", "{}"),), finish_reason="tool_calls")
+    first = dialect.write(answer, dialect.read(body), "1", body)
     result = {"type": "function_call_output", "call_id": "call-0", "output": "5"}
     body = {"input": [result], "previous_response_id": first["id"]}
 
@@ -143,24 +140,23 @@ def test_a_response_can_be_continued_by_its_id() -> None:
 
 def test_responses_share_their_history_and_are_kept_unless_store_is_false() -> None:
     dialect, texts = Responses("policy"), [f"{n}" * 50 for n in range(9)]
-    kept: list[Any] = []
+    histories: list[Any] = []
     for length in (3, 6, 9):
         body: Fields = {
             "instructions": "Add.",
             "input": [{"role": "user", "content": t} for t in texts[:length]],
         }
-        made = dialect.write(reply("So."), dialect.read(body), str(length), body)
-        kept.append(dialect._conversations[made["id"]])
-    assert [len(messages) for messages in kept] == [4, 7, 10]
-    assert all(one is other for one, other in zip(kept[0][:3], kept[2], strict=False))
+        answer = dialect.write(reply("So."), dialect.read(body), str(length), body)
+        histories.append(dialect._conversations[answer["id"]])
+    assert [len(messages) for messages in histories] == [4, 7, 10]
+    assert all(
+        before is after for before, after in zip(histories[0][:3], histories[2], strict=False)
+    )
 
     body["store"] = False
-    made = dialect.write(reply("So."), dialect.read(body), "x", body)
+    answer = dialect.write(reply("So."), dialect.read(body), "x", body)
     with pytest.raises(openai.BadRequestError, match="not found here"):
-        dialect.read({"input": "Hi", "previous_response_id": made["id"]})
-
-
-# -- gemini ----------------------------------------------------------------------------------------
+        dialect.read({"input": "Hi", "previous_response_id": answer["id"]})
 
 
 def gemini_written(said: Any, **body: Any) -> Fields:
@@ -199,7 +195,7 @@ def test_thoughts_are_shown_to_who_asks_for_them() -> None:
         ({"thinkingBudget": 100}, False),
         (5, False),
     ]:
-        whole = gemini_written(reply(reasoning="Hm."), generationConfig={"thinkingConfig": config})
+        answer = gemini_written(reply(reasoning="Hm."), generationConfig={"thinkingConfig": config})
         thoughts = [{"text": "Hm.", "thought": True}] if shown else []
         expected = [*thoughts, {"text": "Hello."}]
-        assert whole["candidates"][0]["content"]["parts"] == expected, config
+        assert answer["candidates"][0]["content"]["parts"] == expected, config

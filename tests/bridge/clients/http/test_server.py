@@ -14,7 +14,18 @@ import openai
 import psutil
 import pytest
 from google import genai
-from tests.kit import assistant, play, play_without_a_call, reward, tokens_of, user
+from tests.kit import (
+    Logs,
+    Patch,
+    as_agent,
+    assistant,
+    play,
+    play_without_a_call,
+    reward,
+    start,
+    tokens_of,
+    user,
+)
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
@@ -47,7 +58,7 @@ async def nothing_is_left() -> AsyncIterator[None]:
 
 
 @pytest.fixture
-def often_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
+def often_pinged(monkeypatch: Patch) -> None:
     monkeypatch.setattr(calls, "PING_EVERY", 0.05)
 
 
@@ -65,22 +76,19 @@ def google(client: AgentClient) -> genai.client.AsyncClient:
 
 
 def session_of(client: AgentClient) -> aiohttp.ClientSession:
-    own = {"authorization": f"Bearer {client.api_key}"}
-    return aiohttp.ClientSession(f"{client.base_url}/", headers=own)
+    headers = {"authorization": f"Bearer {client.api_key}"}
+    return aiohttp.ClientSession(f"{client.base_url}/", headers=headers)
 
 
 async def post(session: aiohttp.ClientSession, mark: Any = None, **fields: Any) -> str:
     """The text that a completion has."""
-    asked = session.post("chat/completions", json={**ASKED, **fields}, headers=mark)
-    async with asked as response:
+    call = session.post("chat/completions", json={**ASKED, **fields}, headers=mark)
+    async with call as response:
         return str((await response.json())["choices"][0]["message"]["content"])
 
 
 async def step(env: ChatAgentEnv, text: str) -> Any:
     return await env.step(tokens_of(text))
-
-
-# -- one server, one key a rollout ---------------------------------------------------------------
 
 
 async def test_many_rollouts_share_a_server_and_none_is_mixed_up() -> None:
@@ -99,17 +107,15 @@ async def test_many_rollouts_share_a_server_and_none_is_mixed_up() -> None:
     def echo(prompt: str) -> str:
         return f"echo of task {prompt.partition('task ')[2].partition('<')[0]}"
 
-    played = [play(agent, echo, task=f"task {number}") for number in range(50)]
-    trajectories = await asyncio.gather(*played)
+    episodes = [play(agent, echo, task=f"task {number}") for number in range(50)]
+    trajectories = await asyncio.gather(*episodes)
 
     assert len(addresses) == 1
     assert [len(trajectory.transitions) for trajectory in trajectories] == [3] * 50
     assert all(trajectory.transitions[-1].metrics["lineages"] == 1 for trajectory in trajectories)
 
 
-async def test_it_listens_on_loopback_only_unless_asked_and_then_advises_tls(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_it_listens_on_loopback_only_unless_asked_and_then_advises_tls(caplog: Logs) -> None:
     async def agent(client: AgentClient) -> float:
         port = int(client.base_url.rpartition(":")[2].partition("/")[0])
         listening = [c for c in psutil.Process().net_connections() if c.status == "LISTEN"]
@@ -151,8 +157,7 @@ async def test_an_sdk_that_timed_out_gets_its_reply_on_its_own_retry() -> None:
             contents.append(completion.choices[0].message.content)
         return 1.0
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     await asyncio.sleep(1.0)  # the SDK gives up and asks again meanwhile
     result = await step(env, "late")
 
@@ -161,7 +166,7 @@ async def test_an_sdk_that_timed_out_gets_its_reply_on_its_own_retry() -> None:
     assert env.turns == 1
 
 
-async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: Patch) -> None:
     monkeypatch.setattr(calls, "RETRY_PATIENCE", 0.05)
 
     async def agent(client: AgentClient) -> float:
@@ -169,12 +174,11 @@ async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: pytest.Monk
             with pytest.raises(openai.APITimeoutError):
                 await sdk.chat.completions.create(**ASKED)
             await asyncio.sleep(0.2)
-            again: Any = {"model": SERVED, "messages": [user("Again")], "timeout": 30}
-            completion = await sdk.chat.completions.create(**again)
+            fields: Any = {"model": SERVED, "messages": [user("Again")], "timeout": 30}
+            completion = await sdk.chat.completions.create(**fields)
         return float(completion.choices[0].message.content == "second")
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     await asyncio.sleep(0.6)
     between = await step(env, "first")  # nobody waits for it any more
     assert not between.episode_done
@@ -183,8 +187,6 @@ async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: pytest.Monk
 
 
 class Slow(MessageCompleter):
-    """Takes so many seconds, and fails."""
-
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
@@ -193,7 +195,7 @@ class Slow(MessageCompleter):
         raise ValueError("no such game")
 
 
-async def test_calls_that_were_given_up_keep_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_that_were_given_up_keep_no_other_out(monkeypatch: Patch) -> None:
     monkeypatch.setattr(calls, "RETRY_PATIENCE", 0.05)
     monkeypatch.setattr(calls, "REMEMBERED", 1)
     monkeypatch.setattr(connections, "AT_ONCE", 1)
@@ -202,12 +204,12 @@ async def test_calls_that_were_given_up_keep_no_other_out(monkeypatch: pytest.Mo
         with left_alone():
             async with openai_of(client, timeout=0.2, max_retries=0) as sdk:
                 for text in ("one", "two"):
-                    asked: Any = {"model": "slow", "messages": [user(text)]}
+                    fields: Any = {"model": "slow", "messages": [user(text)]}
                     with pytest.raises(openai.APITimeoutError):
-                        await sdk.chat.completions.create(**asked)
+                        await sdk.chat.completions.create(**fields)
                 await asyncio.sleep(0.2)
-                asked = {"model": "policy", "messages": QUESTION, "timeout": 30}
-                await sdk.chat.completions.create(**asked)
+                fields = {"model": "policy", "messages": QUESTION, "timeout": 30}
+                await sdk.chat.completions.create(**fields)
         return 1.0
 
     assert reward(await play(agent, models={"slow": Slow(60)})) == 1.0
@@ -215,24 +217,24 @@ async def test_calls_that_were_given_up_keep_no_other_out(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("often_pinged")
 async def test_a_frozen_model_that_fails_is_named_whole_or_in_a_stream() -> None:
-    told = "The model 'judge' failed: ValueError: no such game"
-    said: list[str] = []
+    message = "The model 'judge' failed: ValueError: no such game"
+    answers: list[str] = []
 
     async def agent(client: AgentClient) -> float:
-        asked = {"model": "judge", "messages": QUESTION}
+        fields = {"model": "judge", "messages": QUESTION}
         async with session_of(client) as session:
             for stream in (False, True):
-                body = {**asked, "stream": stream}
+                body = {**fields, "stream": stream}
                 with left_alone():
                     answer = await session.post("chat/completions", json=body)
-                    said.append(f"{answer.status} {await answer.text()}")
+                    answers.append(f"{answer.status} {await answer.text()}")
         return 1.0
 
     for seconds in (0.0, 0.2):
         await play_without_a_call(agent, models={"judge": Slow(seconds)})
 
-    assert [line[:3] for line in said] == ["400", "400", "400", "200"]
-    assert all(told in line and '"model_failed"' in line for line in said)
+    assert [line[:3] for line in answers] == ["400", "400", "400", "200"]
+    assert all(message in line and '"model_failed"' in line for line in answers)
 
 
 # -- streams -------------------------------------------------------------------------------------
@@ -243,14 +245,13 @@ async def test_a_waiting_stream_is_kept_alive_by_comments() -> None:
     raw: list[bytes] = []
 
     async def agent(client: AgentClient) -> float:
-        asked = {**ASKED, "stream": True}
-        async with session_of(client) as http, http.post("chat/completions", json=asked) as answer:
+        fields = {**ASKED, "stream": True}
+        async with session_of(client) as http, http.post("chat/completions", json=fields) as answer:
             assert answer.content_type == "text/event-stream"
             raw.append(await answer.read())
         return 1.0
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     await asyncio.sleep(0.3)
     await step(env, "patience")
 
@@ -273,8 +274,7 @@ async def test_the_sdks_read_a_stream_that_waited(pause: float) -> None:
             texts.append("".join([chunk.text or "" async for chunk in chunks]))
         return 1.0
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     replies = ["a reply in several pieces", "and another one of those", "and one of Google's"]
     for reply in replies:
         await asyncio.sleep(pause)
@@ -292,17 +292,16 @@ class Late(MessageCompleter):
 
 
 @pytest.mark.usefixtures("often_pinged")
-async def test_what_goes_wrong_in_a_stream_of_googles_that_waited_is_its_own_error() -> None:
-    async def agent(client: AgentClient) -> float:
-        with left_alone():
-            async with google(client) as sdk:
-                chunks = await sdk.models.generate_content_stream(model="late", contents="Hi")
-                with pytest.raises(genai.errors.ClientError, match="It is late") as caught:
-                    [chunk async for chunk in chunks]
-        assert (caught.value.code, caught.value.status) == (400, "INVALID_ARGUMENT")
-        return 1.0
-
-    await play_without_a_call(agent, models={"late": Late()})
+@as_agent(models={"late": Late()})
+async def test_what_goes_wrong_in_a_stream_of_googles_that_waited_is_its_own_error(
+    client: AgentClient,
+) -> None:
+    with left_alone():
+        async with google(client) as sdk:
+            chunks = await sdk.models.generate_content_stream(model="late", contents="Hi")
+            with pytest.raises(genai.errors.ClientError, match="It is late") as caught:
+                [chunk async for chunk in chunks]
+    assert (caught.value.code, caught.value.status) == (400, "INVALID_ARGUMENT")
 
 
 @pytest.mark.usefixtures("often_pinged")
@@ -314,8 +313,7 @@ async def test_a_rollout_that_is_closed_ends_a_waiting_stream() -> None:
                 pass
         return 1.0
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     await asyncio.sleep(0.2)
     await asyncio.wait_for(env.close(), 5)
 
@@ -325,14 +323,12 @@ async def test_a_rollout_that_is_closed_ends_a_waiting_stream() -> None:
 # -- addresses and seats -------------------------------------------------------------------------
 
 
-async def test_a_blocking_agent_may_ask_for_an_address_from_its_thread() -> None:
-    def agent(client: Any) -> bool:
-        assert client.serve() == client.serve()
-        with openai.OpenAI(base_url=client.base_url, api_key=client.api_key) as sdk:
-            completion = sdk.chat.completions.create(**ASKED)
-        return bool(completion.choices[0].message.content == "hello")
-
-    assert reward(await play(agent, "hello")) == 1.0
+@as_agent("hello")
+def test_a_blocking_agent_may_ask_for_an_address_from_its_thread(client: Any) -> None:
+    assert client.serve() == client.serve()
+    with openai.OpenAI(base_url=client.base_url, api_key=client.api_key) as sdk:
+        completion = sdk.chat.completions.create(**ASKED)
+    assert completion.choices[0].message.content == "hello"
 
 
 async def test_an_address_asked_for_while_the_last_one_is_let_go_works() -> None:
@@ -362,10 +358,10 @@ async def test_an_address_asked_for_while_the_last_one_is_let_go_works() -> None
 
 async def test_a_seats_client_taken_twice_goes_on_with_the_same_responses() -> None:
     async def agent(client: AgentClient) -> float:
-        asked: Any = {"model": "evert/p", "input": "Hi"}
-        first = await client.seat("p").openai.responses.create(**asked)
-        asked["previous_response_id"] = first.id
-        second = await client.seat("p").openai.responses.create(**asked)
+        fields: Any = {"model": "evert/p", "input": "Hi"}
+        first = await client.seat("p").openai.responses.create(**fields)
+        fields["previous_response_id"] = first.id
+        second = await client.seat("p").openai.responses.create(**fields)
         ids = {first.id, second.id}
         for name in ("p", "q", "p"):
             ids.add((await client.seat(name).chat.completions.create(messages=QUESTION)).id)

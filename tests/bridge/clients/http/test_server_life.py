@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import pytest
 from tests import kit
-from tests.kit import tokens_of, user
+from tests.kit import start, tokens_of, user
 
 from evert import AgentClient, ChatAgentEnv, EnvClosedError, EpisodeEndedError
 from evert.bridge.clients.http import server
@@ -66,7 +66,7 @@ async def play(agent: Any = asking) -> float:
     return kit.reward(await kit.play(agent, lambda prompt: "yes"))
 
 
-async def abandoned(addresses: list[Address]) -> ChatAgentEnv:
+async def abandon(addresses: list[Address]) -> ChatAgentEnv:
     """An Env that has handed out an address and is left as it is."""
 
     async def agent(client: AgentClient) -> float:
@@ -74,8 +74,7 @@ async def abandoned(addresses: list[Address]) -> ChatAgentEnv:
         await client.chat.completions.create(messages=QUESTION)
         return 1.0
 
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
+    env = await start(agent)
     return env
 
 
@@ -192,14 +191,12 @@ def test_an_interface_is_named_with_its_port_or_without(host: str, named: tuple[
 
 
 @pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
-def test_a_run_that_fails_or_is_cancelled_takes_its_server_along(
-    error: type[BaseException],
-) -> None:
+def test_a_run_that_fails_or_is_cancelled_ends_its_server(error: type[BaseException]) -> None:
     addresses: list[Address] = []
-    kept: list[ChatAgentEnv] = []
+    envs: list[ChatAgentEnv] = []
 
     async def trainer() -> None:
-        kept.append(await abandoned(addresses))
+        envs.append(await abandon(addresses))
         if error is RuntimeError:
             raise error
         asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)  # type: ignore[union-attr]
@@ -213,29 +210,29 @@ def test_a_run_that_fails_or_is_cancelled_takes_its_server_along(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio's own
-def test_a_loop_that_is_closed_takes_its_server_along() -> None:
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 50])
+def test_a_loop_that_is_closed_takes_its_server_along(turns: int) -> None:
     """At any moment of the server's start, and with its Env still held by somebody."""
-    for turns in (0, 1, 2, 3, 50):
-        addresses: list[Address] = []
-        loop = asyncio.new_event_loop()
+    addresses: list[Address] = []
+    loop = asyncio.new_event_loop()
 
-        async def some_turns(addresses: list[Address] = addresses, turns: int = turns) -> Any:
-            env = await abandoned(addresses)
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            return env
+    async def some_turns(addresses: list[Address] = addresses, turns: int = turns) -> Any:
+        env = await abandon(addresses)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return env
 
-        kept = loop.run_until_complete(some_turns())
-        with socket.create_connection(("127.0.0.1", port_of(addresses[0]))) as idle:
-            loop.run_until_complete(asyncio.sleep(0.05 if turns else 0))
-            cancel_all(loop)
-            loop.close()
-            idle.settimeout(10)
-            with suppress(ConnectionResetError):
-                assert idle.recv(1) == b"", turns
-        assert not listening(), turns
-        assert is_refused(addresses[0]), turns
-        assert kept.turns == 0
+    kept = loop.run_until_complete(some_turns())
+    with socket.create_connection(("127.0.0.1", port_of(addresses[0]))) as idle:
+        loop.run_until_complete(asyncio.sleep(0.05 if turns else 0))
+        cancel_all(loop)
+        loop.close()
+        idle.settimeout(10)
+        with suppress(ConnectionResetError):
+            assert idle.recv(1) == b"", turns
+    assert not listening(), turns
+    assert is_refused(addresses[0]), turns
+    assert kept.turns == 0
 
 
 def port_of(address: Address) -> int:
@@ -247,7 +244,7 @@ def port_of(address: Address) -> int:
 def test_a_loop_that_is_dropped_unclosed_takes_its_server_along() -> None:
     loop = asyncio.new_event_loop()
     addresses: list[Address] = []
-    loop.run_until_complete(abandoned(addresses))
+    loop.run_until_complete(abandon(addresses))
     cancel_all(loop)
     gone = weakref.ref(loop)
     del loop
@@ -263,19 +260,16 @@ def test_a_loop_that_is_stopped_and_goes_on_serves_on() -> None:
     async def agent(client: AgentClient) -> float:
         addresses.append(client.serve())
         await client.chat.completions.create(messages=QUESTION)
-        return float(await asyncio.wrap_future(asked) == "yes")
+        return float(await asyncio.wrap_future(answer) == "yes")
 
     env = ChatAgentEnv(agent)
     with ThreadPoolExecutor(1) as pool, contextlib.closing(asyncio.new_event_loop()) as loop:
         loop.run_until_complete(env.initial_observation())
-        asked = pool.submit(ask, addresses[0])  # while nobody answers
+        answer = pool.submit(ask, addresses[0])  # while nobody answers
         steps = [loop.run_until_complete(env.step(tokens_of("yes"))) for _ in range(2)]
 
     assert [step.episode_done for step in steps] == [False, True]
     assert steps[1].reward == 1.0
-
-
-# -- loops, threads, forks -----------------------------------------------------------------------
 
 
 def test_loops_in_threads_have_servers_of_their_own() -> None:

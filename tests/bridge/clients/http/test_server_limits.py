@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit import play
+from tests.kit import Logs, Patch, play, until
 
 from evert import AgentClient
 from evert.bridge.clients.http import connections, server
@@ -29,14 +29,6 @@ ROOT = Path(__file__).parents[4]
 QUESTION = [{"role": "user", "content": "Hi"}]
 BODY = json.dumps({"model": "any", "messages": QUESTION}).encode()
 PATH = "/v1/chat/completions"
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        for pause in itertools.repeat(0.02):
-            if is_true():
-                return
-            await asyncio.sleep(pause)
 
 
 @asynccontextmanager
@@ -51,13 +43,13 @@ async def serving(reply: str = "yes", host: str = "127.0.0.1") -> AsyncIterator[
         return 1.0
 
     async with asyncio.TaskGroup() as tasks:
-        played = tasks.create_task(play(agent, lambda prompt: reply))
+        episode = tasks.create_task(play(agent, lambda prompt: reply))
         try:
             yield await address
         finally:
             over.set()
-            await asyncio.wait({played})
-            played.exception()  # a rollout without a call has no trajectory
+            await asyncio.wait({episode})
+            episode.exception()  # a rollout without a call has no trajectory
 
 
 def the_connections() -> Connections:
@@ -112,16 +104,15 @@ def request(
 
 
 async def one_answer(reader: asyncio.StreamReader) -> bytes:
-    """A whole answer on a connection that stays."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
     return head + await reader.readexactly(length)
 
 
-async def told(address: Address, sent: bytes) -> bytes:
+async def send(address: Address, data: bytes) -> bytes:
     """All that comes back until the server closes the connection."""
     reader, writer = await connect(address)
-    writer.write(sent)
+    writer.write(data)
     try:
         return await asyncio.wait_for(reader.read(), 60)
     except ConnectionResetError:
@@ -135,13 +126,11 @@ def status(answer: bytes) -> int:
 # -- slow ones -----------------------------------------------------------------------------------
 
 
-async def test_a_connection_that_is_idle_or_never_ends_its_headers_is_hung_up_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_idle_connection_or_endless_headers_are_hung_up_on(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "IDLE_TIME", 0.3)
     async with serving() as address:
-        for sent in (b"", request(address, key="none", close=False), request(address, close=False)):
-            await told(address, sent)
+        for data in (b"", request(address, key="none", close=False), request(address, close=False)):
+            await send(address, data)
         reader, writer = await connect(address)
         writer.write(f"POST {PATH} HTTP/1.1\r\n".encode())
         while not reader.at_eof() and not writer.is_closing():
@@ -149,36 +138,36 @@ async def test_a_connection_that_is_idle_or_never_ends_its_headers_is_hung_up_on
             await asyncio.sleep(0.02)
 
 
-async def test_a_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_come_is_a_408(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "BODY_TIME", 0.3)
     async with serving() as address:
-        answer = await told(address, request(address)[:-1])
+        answer = await send(address, request(address)[:-1])
     assert status(answer) == 408
     assert b"The body was not sent within 0.3 s." in answer
 
 
-def echoed(address: Address) -> bytes:
+def echo(address: Address) -> bytes:
     """A request whose answer is longer than what any socket takes."""
     body = json.dumps({"input": "Hi", "metadata": {"echoed": "x" * 2**24}}).encode()
     return request(address, body, line="POST /v1/responses HTTP/1.1")
 
 
-async def test_a_client_that_reads_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_reads_nothing_is_hung_up_on(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "WRITE_TIME", 0.3)
     async with serving() as address:
-        with socket.socket() as own:
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            own.setblocking(False)
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
             loop = asyncio.get_running_loop()
-            await loop.sock_connect(own, place(address))
-            await loop.sock_sendall(own, echoed(address))
+            await loop.sock_connect(client, place(address))
+            await loop.sock_sendall(client, echo(address))
             await until(lambda: not the_connections().every)
 
 
 async def test_clients_that_read_nothing_do_not_outlive_the_server() -> None:
     async with serving() as address:
         reader, writer = await connect(address)
-        writer.write(echoed(address))
+        writer.write(echo(address))
         await writer.drain()
         await reader.readexactly(1000)  # it is being answered
         every = the_connections().every
@@ -193,7 +182,6 @@ Opened = Callable[[Address, int], list[socket.socket]]
 
 @pytest.fixture
 def opened() -> Iterator[Opened]:
-    """Opens connections on which nothing is said."""
     with ExitStack() as stack:
 
         def open_some(address: Address, count: int) -> list[socket.socket]:
@@ -208,7 +196,6 @@ def are_crowded() -> bool:
 
 
 async def says_hi(pair: tuple[asyncio.StreamReader, asyncio.StreamWriter], to: Address) -> None:
-    """One call on a connection that stays."""
     reader, writer = pair
     writer.write(request(to, close=False))
     assert status(await one_answer(reader)) == 200
@@ -220,25 +207,21 @@ crowded = pytest.mark.filterwarnings(  # asyncio's own
 
 
 @crowded
-async def test_600_idle_strangers_keep_no_rollout_from_being_answered(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_600_idle_strangers_block_no_rollout(opened: Opened, monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "YOUNG", 0.1)
     async with serving() as address:
         idle = opened(address, 600)
         await asyncio.sleep(0.2)
-        assert status(await told(address, request(address))) == 200
-        own = [told(address, request(address)) for _ in range(20)]
-        assert {status(answer) for answer in await asyncio.gather(*own)} == {200}
+        assert status(await send(address, request(address))) == 200
+        calls = [send(address, request(address)) for _ in range(20)]
+        assert {status(answer) for answer in await asyncio.gather(*calls)} == {200}
         await until(lambda: not are_crowded())
         idle[0].settimeout(10)
         assert idle[0].recv(1) == b""  # the oldest made room
 
 
 @crowded
-async def test_strangers_never_take_the_room_of_a_connection_that_has_shown_its_key(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_strangers_never_replace_a_known_client(opened: Opened, monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "YOUNG", 0)
     async with serving() as address:
         pair = await connect(address)
@@ -250,9 +233,7 @@ async def test_strangers_never_take_the_room_of_a_connection_that_has_shown_its_
 
 
 @crowded
-async def test_a_client_that_has_just_come_has_time_to_speak(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_new_client_has_time_to_speak(opened: Opened, monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "YOUNG", 600)
     async with serving() as address:
         pair = await connect(address)
@@ -272,28 +253,24 @@ async def test_a_connection_of_a_rollout_that_is_over_serves_the_next_one(opened
         await says_hi(pair, outer)
 
 
-async def test_a_rollout_with_too_many_calls_at_once_is_told_to_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_rollout_with_too_many_calls_at_once_is_told_to_wait(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "AT_ONCE", 2)
     async with serving() as address:
         slow = [await connect(address) for _ in range(2)]
         for _, writer in slow:
             writer.write(request(address)[:-1])
         await asyncio.sleep(0.1)
-        answer = await told(address, request(address))
+        answer = await send(address, request(address))
         assert status(answer) == 429
         assert b"2 waiting calls" in answer
-        async with serving("another's") as other:
-            assert b"another's" in await told(other, request(other))
+        async with serving("another's") as theirs_address:
+            assert b"another's" in await send(theirs_address, request(theirs_address))
         for reader, writer in slow:
             writer.write(BODY[-1:])
             assert status(await reader.read()) == 200
 
 
-async def test_a_rollout_keeps_so_many_connections_between_calls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_rollout_keeps_so_many_connections_between_calls(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "RESTING", 3)
     monkeypatch.setattr(connections, "YOUNG", 0)
     async with serving() as address:
@@ -313,28 +290,28 @@ FOREIGN = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "
 async def test_requests_to_this_machine_are_answered_and_those_to_foreign_names_refused() -> None:
     async with serving() as address:
         for host in (*OURS, *CONTAINERS):
-            assert status(await told(address, request(address, host=host))) == 200, host
+            assert status(await send(address, request(address, host=host))) == 200, host
         for host in (*FOREIGN, socket.gethostname()):
-            answer = await told(address, request(address, host=host))
+            answer = await send(address, request(address, host=host))
             assert status(answer) == 403, host
             assert b"not a name of this server" in answer
             target = f"POST http://{host}{PATH} HTTP/1.1"
-            assert status(await told(address, request(address, line=target))) in (400, 403), host
+            assert status(await send(address, request(address, line=target))) in (400, 403), host
 
 
 async def test_beyond_loopback_the_machines_own_name_is_a_name_too() -> None:
     async with serving(host="0.0.0.0") as address:
-        own = request(address, host=socket.gethostname())
-        assert status(await told(address, own)) == 200
-        assert status(await told(address, request(address, host="evil.example"))) == 403
+        call = request(address, host=socket.gethostname())
+        assert status(await send(address, call)) == 200
+        assert status(await send(address, request(address, host="evil.example"))) == 403
 
 
 async def test_no_answer_lets_a_page_of_a_browser_read_it() -> None:
     cors = ["Origin: http://evil.example", "Access-Control-Request-Method: POST"]
     async with serving() as address:
         for method, key in itertools.product(["OPTIONS", "POST", "GET"], [None, "none"]):
-            sent = request(address, BODY, *cors, line=f"{method} {PATH} HTTP/1.1", key=key)
-            assert b"access-control" not in (await told(address, sent)).lower(), method
+            data = request(address, BODY, *cors, line=f"{method} {PATH} HTTP/1.1", key=key)
+            assert b"access-control" not in (await send(address, data)).lower(), method
 
 
 # -- HTTP ----------------------------------------------------------------------------------------
@@ -400,36 +377,36 @@ BAD = {
 
 async def test_unusual_http_is_answered() -> None:
     async with serving() as address:
-        for form, sent in FINE.items():
-            assert status(await told(address, sent(address))) == 200, form
+        for form, make in FINE.items():
+            assert status(await send(address, make(address))) == 200, form
 
 
-async def test_broken_http_is_refused_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_broken_http_is_refused_once(caplog: Logs) -> None:
     async with serving() as address:
-        for form, (sent, expected) in BAD.items():
-            answer = await told(address, sent(address))
+        for form, (make, expected) in BAD.items():
+            answer = await send(address, make(address))
             assert status(answer) == expected, form
             assert answer.count(b"HTTP/1.") == 1, form
             assert address.api_key.encode() not in answer, form
-            assert status(await told(address, request(address))) == 200, form
+            assert status(await send(address, request(address))) == 200, form
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def test_a_body_is_asked_for_when_its_key_is_known_and_not_before() -> None:
     async with serving() as address:
         expecting = request(address, BODY, "Expect: 100-continue")
-        assert (await told(address, expecting)).startswith(
+        assert (await send(address, expecting)).startswith(
             b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 2"
         )
         strange = request(address, BODY, "Expect: 100-continue", key="none")
-        assert (await told(address, strange)).startswith(b"HTTP/1.1 401")
+        assert (await send(address, strange)).startswith(b"HTTP/1.1 401")
 
 
 async def test_requests_sent_at_once_are_answered_in_their_order() -> None:
     models = request(Address("", "", ""), b"", line="GET /v1/models HTTP/1.1", close=False)
     async with serving() as address:
         models = models.replace(b"Bearer ", f"Bearer {address.api_key}".encode())
-        answer = await told(address, models + request(address, close=False) * 40 + request(address))
+        answer = await send(address, models + request(address, close=False) * 40 + request(address))
     assert answer.count(b"HTTP/1.1 200") == 42
     assert answer.index(b'"object": "list"') < answer.index(b"chat.completion")
 
@@ -440,16 +417,16 @@ async def test_requests_sent_at_once_are_answered_in_their_order() -> None:
 async def test_a_marked_retry_with_anothers_body_gets_nothing_of_the_others() -> None:
     async with serving("mine") as mine, serving("yours") as yours:
         assert mine.root_url == yours.root_url
-        assert b"mine" in await told(mine, request(mine))
+        assert b"mine" in await send(mine, request(mine))
         retry = request(yours, BODY, "x-stainless-retry-count: 1")
-        assert b"yours" in await told(yours, retry)
+        assert b"yours" in await send(yours, retry)
 
 
-async def test_no_key_is_shown_or_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_key_is_shown_or_logged(caplog: Logs) -> None:
     caplog.set_level(logging.DEBUG)
     async with serving() as address:
         key = address.api_key
-        for sent in (
+        for data in (
             request(address, line=f"POST /v1/{key} \0 HTTP/1.1"),
             request(address, BODY, f"x{key} : y"),
             request(address, BODY, f"x: {key}\0"),
@@ -459,7 +436,7 @@ async def test_no_key_is_shown_or_logged(caplog: pytest.LogCaptureFixture) -> No
             request(address, b"{"),
             request(address, host=key),
         ):
-            answer = await told(address, sent)
+            answer = await send(address, data)
             assert 400 <= status(answer) < 500
             assert key.encode() not in answer
     assert key not in caplog.text

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import tinker
 import torch
-from tests.trainers.engine.test_engine import params, prompt
+from tests.trainers.kit import params, prompt, sampler_of, snapshot, trainer_of
 from tinker import types
 
 from evert.trainers.engine.clients.engine import Engine
@@ -17,7 +17,7 @@ TOKENS = [5, 6, 7, 100, 31, 8, 8, 77]
 
 @pytest.fixture
 def client(engine: Engine, tiny_model: str) -> Any:
-    return tinker.ServiceClient().create_sampling_client(base_model=tiny_model)
+    return sampler_of(tiny_model)
 
 
 @pytest.fixture(scope="module")
@@ -41,23 +41,23 @@ def test_the_likeliest_tokens_of_the_prompt_are_the_models(client: Any, model: A
     best = expected(model, TOKENS).topk(4)
     for last_n in (None, 1, 3, 7):
         how: dict[str, Any] = {"include_prompt_logprobs": True, "prompt_logprobs_last_n": last_n}
-        found = ask(client, topk_prompt_logprobs=4, **how)
+        response = ask(client, topk_prompt_logprobs=4, **how)
         first = 1 if last_n is None else len(TOKENS) - last_n
-        assert found.topk_prompt_logprobs_np.token_ids.shape == (8, 4)
-        assert found.topk_prompt_logprobs[:first] == [None] * first
-        assert found.prompt_logprobs[:first] == [None] * first
+        assert response.topk_prompt_logprobs_np.token_ids.shape == (8, 4)
+        assert response.topk_prompt_logprobs[:first] == [None] * first
+        assert response.prompt_logprobs[:first] == [None] * first
         for place in range(first, 8):
-            tokens, values = zip(*found.topk_prompt_logprobs[place], strict=True)
+            tokens, values = zip(*response.topk_prompt_logprobs[place], strict=True)
             assert [*tokens] == best.indices[place - 1].tolist()
             assert [*values] == pytest.approx(best.values[place - 1].tolist(), abs=1e-4)
-            given = float(expected(model, TOKENS)[place - 1, TOKENS[place]])
-            assert found.prompt_logprobs[place] == pytest.approx(given, abs=1e-4)
+            logprob = float(expected(model, TOKENS)[place - 1, TOKENS[place]])
+            assert response.prompt_logprobs[place] == pytest.approx(logprob, abs=1e-4)
     # More than the vocabulary is filled up as the SDK does.
-    found = ask(client, topk_prompt_logprobs=300)
-    assert found.topk_prompt_logprobs_np.token_ids.shape == (8, 300)
-    assert found.topk_prompt_logprobs[0] is None
-    assert len(found.topk_prompt_logprobs[1]) == 262
-    assert found.prompt_logprobs is None
+    response = ask(client, topk_prompt_logprobs=300)
+    assert response.topk_prompt_logprobs_np.token_ids.shape == (8, 300)
+    assert response.topk_prompt_logprobs[0] is None
+    assert len(response.topk_prompt_logprobs[1]) == 262
+    assert response.prompt_logprobs is None
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -65,13 +65,13 @@ def test_named_tokens_have_the_models_numbers(client: Any, model: Any, sparse: b
     ids = torch.full((7, 5), -1, dtype=torch.int64)
     ids[2, 0], ids[2, 4], ids[5, 1] = 17, 0, 200
     dense = types.TensorData.from_torch(ids)
-    asked = types.TensorData.from_torch_sparse(ids, pad_value=-1) if sparse else dense
-    assert (asked.sparse_crow_indices is not None) is sparse
-    found = ask(client, target_prompt_logprobs=asked).target_prompt_logprobs
+    targets = types.TensorData.from_torch_sparse(ids, pad_value=-1) if sparse else dense
+    assert (targets.sparse_crow_indices is not None) is sparse
+    values = ask(client, target_prompt_logprobs=targets).target_prompt_logprobs
     truth = expected(model, TOKENS).gather(1, ids.clamp(min=0)).masked_fill(ids < 0, 0.0)
-    assert (found.dtype, found.shape) == ("float32", [7, 5])
-    assert found.sparse_col_indices == asked.sparse_col_indices
-    torch.testing.assert_close(found.to_torch(), truth, atol=1e-4, rtol=1e-4)
+    assert (values.dtype, values.shape) == ("float32", [7, 5])
+    assert values.sparse_col_indices == targets.sparse_col_indices
+    torch.testing.assert_close(values.to_torch(), truth, atol=1e-4, rtol=1e-4)
     nothing = types.TensorData.from_torch(torch.full((7, 2), -1))
     silent = ask(client, target_prompt_logprobs=nothing).target_prompt_logprobs
     assert not silent.to_torch().any()
@@ -94,8 +94,8 @@ def test_a_token_that_the_model_does_not_know_fails_its_request_alone(client: An
         for row in (TOKENS, [*TOKENS[:-1], 9999])
         for named in (targets_of(7, 1), bad)
     ]
-    said = ["names token id 262; the model knows 0 to 261", *["5 to 9999; the model"] * 2]
-    for future, text in zip(wrong, said, strict=True):
+    texts = ["names token id 262; the model knows 0 to 261", *["5 to 9999; the model"] * 2]
+    for future, text in zip(wrong, texts, strict=True):
         with pytest.raises(SamplingRequestError, match=text) as refused:
             future.result()
         assert isinstance(refused.value, tinker.BadRequestError)
@@ -103,14 +103,14 @@ def test_a_token_that_the_model_does_not_know_fails_its_request_alone(client: An
 
 
 async def test_every_client_tells_of_its_prompt(client: Any, tiny_model: str) -> None:
-    training: Any = tinker.ServiceClient().create_lora_training_client(tiny_model).result()
-    others = [training.save_weights_and_get_sampling_client().result() for _ in range(2)]
-    asked = prompt(*TOKENS)
-    given_up = client.sample(asked, 1, params(max_tokens=400), True, 2)
+    training = trainer_of(tiny_model)
+    others = [snapshot(training) for _ in range(2)]
+    tokens = prompt(*TOKENS)
+    given_up = client.sample(tokens, 1, params(max_tokens=400), True, 2)
     assert given_up.future().cancel()
-    found = [await c.sample_async(asked, 2, params(), True, 2) for c in (client, *others)]
-    assert [len(each.topk_prompt_logprobs[1]) for each in found] == [2, 2, 2]
-    assert len({sequence.sequence_id for each in found for sequence in each.sequences}) == 6
+    responses = [await c.sample_async(tokens, 2, params(), True, 2) for c in (client, *others)]
+    assert [len(response.topk_prompt_logprobs[1]) for response in responses] == [2, 2, 2]
+    assert len({reply.sequence_id for answer in responses for reply in answer.sequences}) == 6
 
 
 def targets_of(*shape: int, dtype: Any = torch.int64) -> types.TensorData:
@@ -120,10 +120,7 @@ def targets_of(*shape: int, dtype: Any = torch.int64) -> types.TensorData:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"topk_prompt_logprobs": -1}, "topk_prompt_logprobs is -1; expected 0"),
     ({"prompt_logprobs_last_n": 2}, "include_prompt_logprobs is not set"),
-    (
-        {"prompt_logprobs_last_n": 8, "include_prompt_logprobs": True},
-        "is 8 for a prompt of 8 tokens; expected 1 to 7",
-    ),
+    ({"prompt_logprobs_last_n": 8, "include_prompt_logprobs": True}, "8 tokens; expected 1 to 7"),
     ({"target_prompt_logprobs": targets_of(8, 1)}, r"int64 of shape \[8, 1\]; .* \[7, K\]"),
     ({"target_prompt_logprobs": targets_of(7)}, r"shape \[7\]; expected"),
     ({"target_prompt_logprobs": targets_of(7, 1, dtype=torch.float32)}, "is float32"),
@@ -132,8 +129,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_what_is_out_of_range_or_not_there_is_refused_with_what_to_do(client: Any) -> None:
-    for options, text in WRONG:
-        with pytest.raises((SamplingRequestError, UnsupportedError), match=text):
-            ask(client, **options)
+@pytest.mark.parametrize(("options", "text"), WRONG)
+def test_what_is_out_of_range_or_not_there_is_refused_with_what_to_do(
+    options: dict[str, Any], text: str, client: Any
+) -> None:
+    with pytest.raises((SamplingRequestError, UnsupportedError), match=text):
+        ask(client, **options)
     assert ask(client).sequences

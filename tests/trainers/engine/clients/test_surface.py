@@ -13,7 +13,18 @@ import pytest
 import safetensors.torch
 import tinker
 import torch
-from tests.trainers.engine.test_engine import ADAM, datum, loss_of, params, prompt, train
+from tests.trainers.kit import (
+    ADAM,
+    Patch,
+    datum,
+    loss_of,
+    params,
+    prompt,
+    sampler_of,
+    sequences,
+    train,
+    trainer_of,
+)
 from tinker import types
 from tinker_cookbook import weights
 
@@ -45,8 +56,8 @@ PAIRS: list[tuple[type, type]] = [
 
 def parameters(method: Any) -> list[inspect.Parameter]:
     """What a caller may pass, ``self`` left out."""
-    found = list(inspect.signature(method).parameters.values())
-    return [p for p in found if p.name != "self" and p.kind is not p.VAR_KEYWORD]
+    members = list(inspect.signature(method).parameters.values())
+    return [p for p in members if p.name != "self" and p.kind is not p.VAR_KEYWORD]
 
 
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS)
@@ -74,11 +85,10 @@ def test_every_method_of_the_sdks_takes_its_arguments(theirs: type, ours: type) 
 
 
 async def test_what_is_refused_says_why_and_what_to_do(engine: Engine, tiny_model: str) -> None:
-    service = tinker.ServiceClient()
-    sampling = service.create_sampling_client(base_model=tiny_model)
+    sampling = sampler_of(tiny_model)
     for refused, client, sdk in (
         (rest_client.REFUSED, tinker.RestClient(), "RestClient"),
-        (service_client.REFUSED, service, "ServiceClient"),
+        (service_client.REFUSED, tinker.ServiceClient(), "ServiceClient"),
         (sampling_client.REFUSED, sampling, "SamplingClient"),
     ):
         for name in refused:
@@ -94,7 +104,7 @@ async def test_what_is_refused_says_why_and_what_to_do(engine: Engine, tiny_mode
 def test_what_needs_a_connection_is_refused_and_consoles_are_folders(
     engine: Engine, training: Any, tiny_model: str
 ) -> None:
-    sampling: Any = tinker.ServiceClient().create_sampling_client(base_model=tiny_model)
+    sampling = sampler_of(tiny_model)
     assert sampling.on_queue_state_change("paused", None) is None
     with pytest.raises(UnsupportedError, match="public methods"):
         _ = tinker.ServiceClient().holder
@@ -112,11 +122,8 @@ def files_of(rest: Any, path: str) -> list[Path]:
     return [Path(url.removeprefix("file://")) for url in urls.values()]
 
 
-def test_runs_and_checkpoints_are_listed(
-    engine: Engine, rest: Any, training: Any, tiny_model: str
-) -> None:
-    service: Any = tinker.ServiceClient()
-    other = service.create_lora_training_client(tiny_model, user_metadata={"who": "b"}).result()
+def test_runs_are_listed(engine: Engine, rest: Any, training: Any, tiny_model: str) -> None:
+    other = trainer_of(tiny_model, user_metadata={"who": "b"})
     state = training.save_state("s", ttl_seconds=7200, user_metadata={"k": "v"}).result().path
     weights = training.save_weights_for_sampler("w").result().path
     listed = rest.list_checkpoints(training.model_id).result().checkpoints
@@ -172,14 +179,14 @@ def test_the_cookbook_downloads_weights(engine: Engine, training: Any, tmp_path:
         warnings.simplefilter("ignore")  # it uses the future of a client as the client
         for i, path in enumerate((state, external)):
             folder = weights.download(tinker_path=path, output_dir=str(tmp_path / str(i)))
-            found = safetensors.torch.load_file(Path(folder) / "model.safetensors")
+            downloaded = safetensors.torch.load_file(Path(folder) / "model.safetensors")
             there = safetensors.torch.load_file(engine.store.folder(state) / "model.safetensors")
-            assert found.keys() == there.keys()
-            assert all(torch.equal(found[key], there[key]) for key in found)
+            assert downloaded.keys() == there.keys()
+            assert all(torch.equal(downloaded[key], there[key]) for key in downloaded)
 
 
 def test_what_a_newer_sdk_adds_is_refused_by_its_name_and_told(
-    engine: Engine, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, tiny_model: str, monkeypatch: Patch
 ) -> None:
     class Newer(tinker.RestClient):
         def brand_new(self) -> None: ...
@@ -188,14 +195,14 @@ def test_what_a_newer_sdk_adds_is_refused_by_its_name_and_told(
 
         def get_training_run(self, *args: Any, colour: str = "red") -> Any: ...
 
-    monkeypatch.setattr(surface, "UNKNOWN", told := list[str]())
+    monkeypatch.setattr(surface, "UNKNOWN", unknown := list[str]())
     cls = type("Client", (rest_client.RestClient,), {"engine": engine})
     client: Any = surface.refuse_unknown(Newer)(cls)()
     added = ["brand_new", "colour= of Newer.get_training_run"]
-    assert told == [f"Newer.{added[0]}", added[1], "colour= of Newer.list_training_runs_async"]
+    assert unknown == [f"Newer.{added[0]}", added[1], "colour= of Newer.list_training_runs_async"]
     with pytest.raises(UnsupportedError, match=r"Newer.brand_new was called.*does not know it"):
         client.brand_new()
-    run = tinker.ServiceClient().create_lora_training_client(tiny_model).result().model_id
+    run = trainer_of(tiny_model).model_id
     assert client.get_training_run(run, colour="red").result().training_run_id == run
     with pytest.raises(UnsupportedError, match="colour='blue'"):
         client.get_training_run(run, colour="blue")
@@ -234,7 +241,7 @@ def test_a_script_that_never_waits_for_a_client_runs(engine: Engine, tiny_model:
         client.optim_step(ADAM)
         sampler = client.save_weights_and_get_sampling_client()
         assert isinstance(sampler, tinker.SamplingClient)
-        assert sampler.sample(prompt(), 1, params()).result().sequences[0].tokens
+        assert sequences(sampler)[0].tokens
         assert sampler.get_tokenizer() is not None
 
 
@@ -247,11 +254,11 @@ def test_what_fails_to_load_is_raised_by_whatever_is_asked_first(engine: Engine)
 
 @pytest.mark.filterwarnings("ignore:DEPRECATED:FutureWarning")
 async def test_answers_are_futures_of_the_standard_library(engine: Engine, tiny_model: str) -> None:
-    client: Any = tinker.ServiceClient().create_sampling_client(base_model=tiny_model)
-    asked = [client.sample(prompt(i), 1, params()) for i in range(1, 4)]
+    client = sampler_of(tiny_model)
+    futures = [client.sample(prompt(i), 1, params()) for i in range(1, 4)]
     scored = client.compute_logprobs(prompt(1, 2, 3))
-    assert {*concurrent.futures.as_completed([*asked, scored], 30)} == {*asked, scored}
-    assert (await asyncio.wrap_future(asked[0])).sequences == asked[0].result().sequences
+    assert {*concurrent.futures.as_completed([*futures, scored], 30)} == {*futures, scored}
+    assert (await asyncio.wrap_future(futures[0])).sequences == futures[0].result().sequences
     assert await scored == scored.future().result()
     assert scored.done()
 
@@ -269,7 +276,7 @@ def test_a_state_is_loaded_when_its_turn_comes(training: Any) -> None:
 
 
 def test_a_state_of_another_model_is_refused(engine: Engine, training: Any) -> None:
-    other = tinker.ServiceClient().create_lora_training_client("evert-tiny").result()
+    other = trainer_of("evert-tiny")
     path = other.save_state("x").result().path
     before = loss_of(training)
     with pytest.raises(CheckpointError, match=r"'evert-tiny' with LoRA rank None.*from_state"):

@@ -1,11 +1,10 @@
 """Models: what loading needs is there before threads race for it; GPT-2 takes no adapter."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trainers.kit import run_python
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from evert.trainers.engine.common.errors import ModelNotFoundError
@@ -28,9 +27,7 @@ print([name for name in set(sys.modules) - before if name.startswith("transforme
 @pytest.mark.nightly
 def test_no_two_threads_import_transformers_at_once(tiny_model: str, tmp_path: Path) -> None:
     # A process of its own: here everything is imported already.
-    command = [sys.executable, "-c", RACE, tiny_model, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
-    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr[-2000:]
+    assert run_python("-c", RACE, tiny_model, str(tmp_path)) == "[]\n"
 
 
 def test_gpt_2_takes_no_adapter_and_the_error_says_what_to_do() -> None:

@@ -13,7 +13,7 @@ import pytest
 import tinker
 import torch
 from huggingface_hub.repocard import metadata_load
-from tests.trainers.conftest import environment
+from tests.trainers.kit import Cli, Patch, environment, shaken, trainer_of
 from tokenizers import Regex, pre_tokenizers  # type: ignore[import-untyped]
 from transformers import (
     AutoModelForCausalLM,
@@ -26,7 +26,6 @@ from transformers import (
 
 from evert.bridge.errors import InvalidModelError
 from evert.bridge.tokens.bases import base_path, variables_of, with_variables
-from evert.trainers.commands import model
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.models.exporting import export_tokenizer
 from evert.trainers.engine.models.gguf_tokenizer import WORDS
@@ -34,7 +33,6 @@ from evert.trainers.engine.models.gguf_writer import write_gguf
 from evert.trainers.engine.models.importing import convert
 from evert.trainers.rundir.folder import RunFolder
 
-Shown = pytest.CaptureFixture[str]
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, {"tie_word_embeddings": False}),
     "qwen2": (Qwen2Config, {"tie_word_embeddings": False, "vocab_size": 640}),  # padded
@@ -46,11 +44,7 @@ def drawn(config: Any) -> Any:
     """A model of random weights, norms and biases among them."""
     torch.manual_seed(0)
     auto: Any = AutoModelForCausalLM
-    made = auto.from_config(config).eval()
-    with torch.no_grad():
-        for weight in made.parameters():
-            weight.add_(torch.randn_like(weight) * 0.2)
-    return made
+    return shaken(auto.from_config(config), 0.2)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +76,7 @@ def run(base: Path) -> Path:
     folder = base.parent / "runs/trained"
     folder.mkdir(parents=True)
     with embedded_engine(folder / "checkpoints", device="cpu", full_parameter=False):
-        client = tinker.ServiceClient().create_lora_training_client(str(base), rank=8).result()
+        client = trainer_of(str(base), rank=8)
         text = tinker.ModelInput.from_ints([*range(40)])
         inputs: Any = {"target_tokens": [*range(1, 41)], "weights": [1.0] * 40}
         for _ in range(3):
@@ -108,24 +102,19 @@ def run(base: Path) -> Path:
     ],
 )
 def test_an_export_computes_what_the_run_does_and_says_how_it_is_used(
-    form: str, files: set[str], run: Path, base: Path, tmp_path: Path, capsys: Shown
+    form: str, files: set[str], run: Path, base: Path, tmp_path: Path, cli: Cli
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()  # an empty folder is taken
 
-    assert model.main(["export", str(run), f"out={out}", f"format={form}"]) == 0
+    shown = cli(f"model export {run} out={out} format={form}")
 
-    shown = capsys.readouterr().out
-    difference = re.search(r"differ by at most (\S+)", shown)
-    assert difference is not None
-    assert float(difference[1]) <= 1e-4
-    same = re.search(r"\((\d+) of (\d+) tokens as the run's\)", shown)
-    assert same is not None
-    assert same[1] == same[2] != "0"
+    assert_equal_weights(shown)
+    [(same, total)] = re.findall(r"\((\d+) of (\d+) tokens as the run's\)", shown)
+    assert same == total != "0"
     assert "the exported template gives the run's prompts" in shown
     assert ("vllm serve" if form != "gguf" else "ollama create") in shown
-    names = {file.name for file in out.iterdir()}
-    assert files <= names
+    assert files <= {file.name for file in out.iterdir()}
     assert [*tmp_path.iterdir()] == [out]
     assert (metadata_load(out / "README.md") or {})["license"] == "apache-2.0"
     assert f"{run}, step 3" in (out / "README.md").read_text()
@@ -138,23 +127,20 @@ def test_an_export_computes_what_the_run_does_and_says_how_it_is_used(
 
 
 @pytest.mark.filterwarnings("ignore:Using the future")  # as the Cookbook does
-def test_weights_on_a_service_are_downloaded_and_merged(
-    run: Path, tmp_path: Path, capsys: Shown, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hosted_weights_are_merged(run: Path, tmp_path: Path, cli: Cli, monkeypatch: Patch) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-a")
     (record,) = RunFolder(run).checkpoints()
     with embedded_engine(run / "checkpoints", device="cpu"):  # in the service's place
-        assert model.main(["export", record["state_path"], f"out={tmp_path / 'out'}"]) == 0
+        assert_equal_weights(cli(f"model export {record['state_path']} out={tmp_path}/out"))
 
-    difference = re.search(r"differ by at most (\S+)", capsys.readouterr().out)
-    assert difference is not None
-    assert float(difference[1]) <= 1e-4
+
+def assert_equal_weights(shown: str) -> None:
+    [difference] = re.findall(r"differ by at most (\S+)", shown)
+    assert float(difference) <= 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_gguf_that_is_imported_again_is_the_same_model(
-    kind: str, base: Path, tmp_path: Path
-) -> None:
+def test_a_gguf_imported_again_is_the_same_model(kind: str, base: Path, tmp_path: Path) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(base)
     made = drawn(KINDS[kind][0](**sizes(kind)))
     ids = torch.tensor([tokenizer.encode("Say 1234, or naïve 漢字.")])
@@ -165,7 +151,7 @@ def test_a_gguf_that_is_imported_again_is_the_same_model(
         convert(tmp_path / "model.gguf", tmp_path / "again")
         again: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float32)
         with torch.no_grad():
-            logprobs = [each(ids).logits.log_softmax(-1) for each in (made, again.eval())]
+            logprobs = [weights(ids).logits.log_softmax(-1) for weights in (made, again.eval())]
         return float((logprobs[0] - logprobs[1]).abs().max())
 
     assert difference("f32") <= 1e-4
@@ -198,13 +184,11 @@ def test_values_of_the_templates_variables_go_with_the_template(base: Path) -> N
     tokenizer = export_tokenizer(str(folder), name)
 
     messages = [{"role": "user", "content": "Hi"}]
-    own = plain.apply_chat_template(messages, tokenize=False, shout=True)
-    assert tokenizer.apply_chat_template(messages, tokenize=False) == own == "True!Hi"
+    text = plain.apply_chat_template(messages, tokenize=False, shout=True)
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == text == "True!Hi"
 
 
-def test_what_cannot_be_exported_is_refused_before_torch_is_imported(
-    run: Path, base: Path, tmp_path: Path
-) -> None:
+def test_a_wrong_export_is_refused_without_torch(run: Path, base: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine").write_text("mine")
     lines = {
@@ -239,9 +223,9 @@ sys.exit("torch" in sys.modules)
 
 
 def test_an_export_that_computes_something_else_leaves_nothing(
-    run: Path, tmp_path: Path, capsys: Shown, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, cli: Cli, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("evert.trainers.commands.model_export.BAR", 0.0)
-    assert model.main(["export", str(run), f"out={tmp_path / 'out'}", "format=gguf"]) == 1
-    assert "Nothing is written" in capsys.readouterr().err
+    shown = cli("model export", str(run), f"out={tmp_path / 'out'}", "format=gguf", status=1)
+    assert "Nothing is written" in shown
     assert not [*tmp_path.iterdir()]

@@ -14,11 +14,11 @@ from gguf import GGUFReader
 from huggingface_hub.repocard import metadata_load
 from safetensors.torch import load_file, save_file
 from tests.other_trainers.gguf_base import write_gguf
+from tests.trainers.kit import Cli
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from evert.bridge.errors import InvalidModelError
 from evert.bridge.tokens.bases import base_path, base_tokenizer
-from evert.trainers.commands import model
 from evert.trainers.engine.common.errors import ModelNotFoundError
 from evert.trainers.engine.models.base_models import load_model, load_tokenizer
 from evert.trainers.engine.models.importing import SAMPLES, check, import_model
@@ -49,9 +49,9 @@ def imported(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_gguf_file_becomes_the_model_that_it_was_made_of(original: Path, imported: Path) -> None:
-    own, tokenizer = base_tokenizer(), load_tokenizer(str(imported))
-    ids = torch.tensor([own.encode(TEXTS[-1])])
-    assert [tokenizer.encode(text) for text in TEXTS] == [own.encode(text) for text in TEXTS]
+    base, tokenizer = base_tokenizer(), load_tokenizer(str(imported))
+    ids = torch.tensor([base.encode(TEXTS[-1])])
+    assert [tokenizer.encode(text) for text in TEXTS] == [base.encode(text) for text in TEXTS]
     with torch.no_grad():
         made, known = (
             load_model(str(folder), torch.device("cpu"), torch.float32)(ids).logits
@@ -62,23 +62,20 @@ def test_a_gguf_file_becomes_the_model_that_it_was_made_of(original: Path, impor
     assert metadata_load(imported / "README.md") == {"license": "mit"}
 
 
-def test_an_imported_model_is_checked(
-    imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_imported_model_is_checked(imported: Path, tmp_path: Path, cli: Cli) -> None:
     assert check(imported) is None  # it has no chat template
     out = tmp_path / "copy"
     import_model(str(imported), out)
     (out / "chat_template.jinja").write_text(CHATML)
     result = check(out)
     assert result is not None
-    told = result.renderer_name, result.renders_tails, result.shows_tools
-    assert told == ("template", True, False)
-    assert model.main(["import", str(out), f"out={tmp_path / 'again'}"]) == 0
-    shown = capsys.readouterr().out
+    summary = result.renderer_name, result.renders_tails, result.shows_tools
+    assert summary == ("template", True, False)
+    shown = cli("model import", str(out), f"out={tmp_path / 'again'}")
     assert f"written: {tmp_path / 'again'}" in shown
     assert "gives text back as it was" in shown
-    assert model.main(["import", str(imported), f"out={tmp_path / 'bare'}"]) == 0
-    assert "no chat template: pass renderer_name=" in capsys.readouterr().out
+    shown = cli("model import", str(imported), f"out={tmp_path / 'bare'}")
+    assert "no chat template: pass renderer_name=" in shown
 
 
 Change = Callable[[Path], object]
@@ -207,9 +204,7 @@ def test_tokens_that_a_gguf_calls_user_defined_stay_whole(original: Path, tmp_pa
     assert load_tokenizer(str(tmp_path / "out")).encode("<|im_end|>") == [token]
 
 
-def test_pieces_of_a_gguf_are_joined_and_a_missing_one_is_named(
-    original: Path, tmp_path: Path
-) -> None:
+def test_pieces_of_a_gguf_are_joined_and_missing_ones_named(original: Path, tmp_path: Path) -> None:
     write_gguf(original, tmp_path / "base.gguf")
     whole = (tmp_path / "base.gguf").read_bytes()
     parts = tmp_path / "parts"
@@ -228,9 +223,7 @@ def test_pieces_of_a_gguf_are_joined_and_a_missing_one_is_named(
         assert torch.equal(weight, weights(tmp_path / "out")[name])
 
 
-def test_a_gguf_that_claims_more_than_it_has_is_refused_at_once(
-    original: Path, tmp_path: Path
-) -> None:
+def test_a_gguf_that_claims_more_than_it_has_is_refused(original: Path, tmp_path: Path) -> None:
     write_gguf(original, tmp_path / "base.gguf")
     whole = bytearray((tmp_path / "base.gguf").read_bytes())
     at = whole.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 8
@@ -257,11 +250,13 @@ def test_what_is_no_model_is_refused_and_nothing_is_left(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged.gguf", "there"]
 
 
-def test_a_wrong_line_says_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
-    for line, message in (
-        ([], "evert model got 'nothing'"),
-        (["import"], "source, out must be set"),
-        (["import", "x.gguf"], "out must be set"),
-    ):
-        assert model.main(line) == 1
-        assert message in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("model", "evert model got 'nothing'"),
+        ("model import", "source, out must be set"),
+        ("model import x.gguf", "out must be set"),
+    ],
+)
+def test_a_wrong_line_says_how_it_is_used(line: str, message: str, cli: Cli) -> None:
+    assert message in cli(line, status=1)

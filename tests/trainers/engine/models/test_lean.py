@@ -6,7 +6,8 @@ import numpy as np
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
-from tests.trainers.engine.sampling.oracle import SIZES, shaken
+from tests.trainers.engine.sampling.oracle import SIZES
+from tests.trainers.kit import shaken
 
 from evert.trainers.engine.models.lean import LeanModel
 from evert.trainers.engine.sampling.frozen import FrozenGeneric, FrozenLean, freeze

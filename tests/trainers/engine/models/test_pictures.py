@@ -15,6 +15,7 @@ import tinker
 import torch
 from bases.seeing import SeeingConfig, main
 from PIL import Image
+from tests.trainers.kit import sampler_of, shaken, snapshot, trainer_of
 from tinker import types
 from torch import Tensor
 
@@ -98,16 +99,18 @@ def test_the_pictures_read_last_are_kept_and_all_others_go(seeing: str, monkeypa
 def test_threads_that_read_a_picture_at_once_hold_the_same(seeing: str, monkeypatch: Any) -> None:
     both, prepared = threading.Barrier(2, timeout=60), PictureReader._prepared
 
-    def in_step(self: PictureReader, *given: Any) -> pictures.Picture:
+    def in_step(self: PictureReader, *args: Any) -> pictures.Picture:
         both.wait()
-        return prepared(self, *given)
+        return prepared(self, *args)
 
     monkeypatch.setattr(PictureReader, "_prepared", in_step)
-    one, other = PictureReader(seeing), PictureReader(seeing)
-    for number, readers in enumerate([(one, one), (one, other)]):
-        asked = grey(80 + number)
+    first_reader, second_reader = PictureReader(seeing), PictureReader(seeing)
+    for number, readers in enumerate([(first_reader, first_reader), (first_reader, second_reader)]):
+        question = grey(80 + number)
         with ThreadPoolExecutor(2) as pool:
-            first, second = pool.map(lambda reader, asked=asked: reader.read(asked), readers)
+            first, second = pool.map(
+                lambda reader, question=question: reader.read(question), readers
+            )
         assert first.pictures[0] is second.pictures[0]
 
 
@@ -115,10 +118,7 @@ def test_what_is_no_image_is_refused(seeing: str, tiny_model: str) -> None:
     pointer = types.ImageAssetPointerChunk(format="png", location="/x")
     wrong: list[tuple[Any, str]] = [
         (types.ImageChunk(data=b"no image", format="png"), "an image of 8 bytes that cannot be"),
-        (
-            types.ImageChunk(data=image().data[:60], format="png"),
-            "cannot be read; expected a complete",
-        ),
+        (types.ImageChunk(data=image().data[:60], format="png"), "cannot be read; expected a com"),
         (image().model_copy(update={"expected_tokens": 5}), "image of 4 tokens where 5 were exp"),
         (pointer, "of type 'image_asset_pointer'"),
         (text(-7), "token id -7; the model knows 0 and up"),
@@ -131,7 +131,6 @@ def test_what_is_no_image_is_refused(seeing: str, tiny_model: str) -> None:
 
 
 def family(name: str) -> Any:
-    """A tiny random model of one of the families."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     text_config = {
@@ -157,11 +156,7 @@ def family(name: str) -> Any:
     )
     torch.manual_seed(0)
     build: Any = AutoModelForImageTextToText
-    model = build.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
+    return shaken(build.from_config(config))
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
@@ -172,16 +167,17 @@ def test_every_family_is_given_pictures_as_transformers_gives_them(name: str, se
     images = image("red", (48, 32)), image("blue")
     row = reader.read(prompt(text(1, 2, 60), images[0], text(3, 60), images[1], text(4, 5)))
     ids = np.asarray(row.ids)
-    given = {"input_ids": sight.ids(torch.from_numpy(ids)[None]), **sight.pixels([ids], CPU)}
+    inputs = {"input_ids": sight.ids(torch.from_numpy(ids)[None]), **sight.pixels([ids], CPU)}
     kinds = torch.from_numpy((ids < 0).astype(np.int32))[None]
     places, _ = model.model.get_rope_index(
-        given["input_ids"], mm_token_type_ids=kinds, image_grid_thw=given["image_grid_thw"]
+        inputs["input_ids"], mm_token_type_ids=kinds, image_grid_thw=inputs["image_grid_thw"]
     )
     assert np.array_equal(sight.positions(ids), places[:, 0].numpy())
     with torch.no_grad():
-        expected = model(**given, mm_token_type_ids=kinds).logits
-        found = model(**given, position_ids=torch.from_numpy(sight.positions(ids))[:, None]).logits
-    assert torch.allclose(found, expected, atol=1e-5)
+        expected = model(**inputs, mm_token_type_ids=kinds).logits
+        positions = torch.from_numpy(sight.positions(ids))[:, None]
+        logits = model(**inputs, position_ids=positions).logits
+    assert torch.allclose(logits, expected, atol=1e-5)
 
 
 def test_a_texts_own_image_token_is_no_picture_and_no_picture_is_cut(seeing: str) -> None:
@@ -211,85 +207,82 @@ def logprobs_of_whole(seeing: str, whole: types.ModelInput) -> np.ndarray:
             **sight.pixels([ids], CPU),
         ).logits[0]
     targets = torch.from_numpy(ids[1:].clip(0))
-    found: Tensor = logits[:-1].log_softmax(-1).gather(1, targets[:, None])[:, 0]
-    return found.numpy()
+    logprobs: Tensor = logits[:-1].log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    return logprobs.numpy()
 
 
-def answered(asked: types.ModelInput, tokens: Sequence[int]) -> types.ModelInput:
-    return prompt(*asked.chunks, text(*tokens))
+def answered(question: types.ModelInput, tokens: Sequence[int]) -> types.ModelInput:
+    return prompt(*question.chunks, text(*tokens))
 
 
 def test_rows_sample_and_score_what_the_model_says(engine: Engine, seeing: str) -> None:
-    client: Any = tinker.ServiceClient().create_sampling_client(base_model=seeing)
-    own = prompt(text(5, IMAGE_PAD), image(), text(IMAGE_PAD, 7))
-    asked = [grey(10), grey(11, 12), prompt(text(5, 6, 7)), grey(11), grey(10, 13, 14), own]
+    client = sampler_of(seeing)
+    padded = prompt(text(5, IMAGE_PAD), image(), text(IMAGE_PAD, 7))
+    prompts = [grey(10), grey(11, 12), prompt(text(5, 6, 7)), grey(11), grey(10, 13, 14), padded]
 
-    def check(each: types.ModelInput, sequence: types.SampledSequence) -> types.ModelInput:
-        whole = answered(each, sequence.tokens)
+    def check(question: types.ModelInput, sequence: types.SampledSequence) -> types.ModelInput:
+        whole = answered(question, sequence.tokens)
         expected = logprobs_of_whole(seeing, whole)[-len(sequence.tokens) :]
         assert sequence.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
         return whole
 
-    futures = [client.sample(each, 2, params(max_tokens=4)) for each in asked]
+    futures = [client.sample(question, 2, params(max_tokens=4)) for question in prompts]
     wholes = [
-        check(each, sequence)
-        for each, future in zip(asked, futures, strict=True)
+        check(question, sequence)
+        for question, future in zip(prompts, futures, strict=True)
         for sequence in future.result().sequences
     ]
     scored = [client.compute_logprobs(whole) for whole in wholes]
     for whole, future in zip(wholes, scored, strict=True):
-        found, expected = future.result()[1:], logprobs_of_whole(seeing, whole)
+        values, expected = future.result()[1:], logprobs_of_whole(seeing, whole)
         ids = PictureReader(seeing).read(whole).ids[1:]
-        assert [value is None for value in found] == [token < 0 for token in ids]
+        assert [value is None for value in values] == [token < 0 for token in ids]
         known = [e for e, token in zip(expected.tolist(), ids, strict=True) if token >= 0]
-        assert [v for v in found if v is not None] == pytest.approx(known, abs=1e-4)
+        assert [v for v in values if v is not None] == pytest.approx(known, abs=1e-4)
 
-    [said] = client.sample(asked[1], 1, params()).result().sequences
+    [reply] = client.sample(prompts[1], 1, params()).result().sequences
     before = client.sampler.stats.prompt_tokens
-    more = prompt(*answered(asked[1], said.tokens).chunks, image("red"), text(8, 9))
+    more = prompt(*answered(prompts[1], reply.tokens).chunks, image("red"), text(8, 9))
     check(more, client.sample(more, 1, params()).result().sequences[0])
     # The sampled token aside, only what is new is computed: an end, an image, two tokens.
     assert client.sampler.stats.prompt_tokens - before <= 1 + 4 + 2
 
 
-def datum(asked: types.ModelInput, reply: list[int]) -> types.Datum:
-    chunks = [*asked.chunks, text(*reply[:-1])] if len(reply) > 1 else asked.chunks
+def datum(question: types.ModelInput, reply: list[int]) -> types.Datum:
+    chunks = [*question.chunks, text(*reply[:-1])] if len(reply) > 1 else question.chunks
     length = prompt(*chunks).length
     weights = [0.0] * (length - len(reply)) + [1.0] * len(reply)
     targets = [0] * (length - len(reply)) + reply
-    given: Any = {"target_tokens": targets, "weights": weights}
-    return types.Datum(model_input=prompt(*chunks), loss_fn_inputs=given)
+    inputs: Any = {"target_tokens": targets, "weights": weights}
+    return types.Datum(model_input=prompt(*chunks), loss_fn_inputs=inputs)
 
 
 @pytest.mark.parametrize("full_parameter", [True, False])
-def test_the_trainer_learns_from_what_was_drawn(
-    full_parameter: bool, seeing: str, tmp_path: Path
-) -> None:
+def test_the_trainer_learns_from_draws(full_parameter: bool, seeing: str, tmp_path: Path) -> None:
     with embedded_engine(tmp_path, device="cpu", full_parameter=full_parameter):
         service = tinker.ServiceClient()
-        training = service.create_lora_training_client(seeing, rank=4).result()
-        client = training.save_weights_and_get_sampling_client().result()
-        asked = [grey(40), grey(41, 42), prompt(text(5, 6, 7))]
-        said = [client.sample(each, 1, params()).result().sequences[0] for each in asked]
-        data = [datum(each, one.tokens) for each, one in zip(asked, said, strict=True)]
+        training = trainer_of(seeing, rank=4)
+        client = snapshot(training)
+        prompts = [grey(40), grey(41, 42), prompt(text(5, 6, 7))]
+        replies = [client.sample(row, 1, params()).result().sequences[0] for row in prompts]
+        data = [datum(row, reply.tokens) for row, reply in zip(prompts, replies, strict=True)]
         first = training.forward_backward(data, "cross_entropy").result()
-        for one, output in zip(said, first.loss_fn_outputs, strict=True):
-            found = output["logprobs"].to_numpy()[-len(one.tokens) :]
-            assert found.tolist() == pytest.approx(one.logprobs, abs=1e-4)
+        for reply, output in zip(replies, first.loss_fn_outputs, strict=True):
+            logprobs = output["logprobs"].to_numpy()[-len(reply.tokens) :]
+            assert logprobs.tolist() == pytest.approx(reply.logprobs, abs=1e-4)
         training.optim_step(types.AdamParams(learning_rate=1e-2)).result()
         second = training.forward(data, "cross_entropy").result()
         assert second.metrics["loss:sum"] < first.metrics["loss:sum"]
         path = training.save_weights_for_sampler("x").result().path
         again = service.create_sampling_client(model_path=path)
-        now = training.save_weights_and_get_sampling_client().result()
-        whole = answered(asked[1], said[1].tokens)
-        scores = [each.compute_logprobs(whole).result()[-2:] for each in (again, now)]
+        now = snapshot(training)
+        whole = answered(prompts[1], replies[1].tokens)
+        scores = [sampler.compute_logprobs(whole).result()[-2:] for sampler in (again, now)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-5)
 
 
 def test_what_cannot_be_served_is_refused_alone(engine: Engine, seeing: str) -> None:
-    service = tinker.ServiceClient()
-    client = service.create_sampling_client(base_model=seeing)
+    client = sampler_of(seeing)
     broken = prompt(text(1), types.ImageChunk(data=b"?", format="png", expected_tokens=1), text(2))
     good, bad = client.sample(grey(50), 1, params()), client.sample(broken, 1, params())
     with pytest.raises(SamplingRequestError, match="The prompt has an image of 1 bytes that cann"):
@@ -299,7 +292,7 @@ def test_what_cannot_be_served_is_refused_alone(engine: Engine, seeing: str) -> 
         client.sample(prompt(text(1), image()), 1, params()).result()
     with pytest.raises(SamplingRequestError, match="token ids from -5 to 1; the model knows 0"):
         client.sample(prompt(text(1, -5)), 1, params()).result()
-    training = service.create_lora_training_client(seeing).result()
+    training = trainer_of(seeing)
     data = [datum(prompt(text(1)), [2]), datum(broken, [3])]
     with pytest.raises(LossInputError, match="Datum 1 has an image of 1 bytes that cannot be read"):
         training.forward_backward(data, "cross_entropy")

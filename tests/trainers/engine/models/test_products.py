@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.trainers.kit import Patch, spied
 
 from evert.trainers.engine.models import products
 from evert.trainers.engine.models.products import linear
@@ -43,7 +44,7 @@ def test_products_and_their_slopes_are_those_of_pytorch(
 
     def found(product: Any) -> list[torch.Tensor]:
         made = product(x, weight, bias)
-        wanted = [each for each in (x, weight, bias) if each is not None and each.requires_grad]
+        wanted = [t for t in (x, weight, bias) if t is not None and t.requires_grad]
         slopes = torch.autograd.grad(made, wanted, slope) if wanted else ()
         return [made.detach(), *slopes]
 
@@ -51,29 +52,20 @@ def test_products_and_their_slopes_are_those_of_pytorch(
         torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-4)
 
 
-def test_only_float32_products_that_gain_are_onednns(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[int, ...]] = []
-    run = products._product
-
-    def watched(x: torch.Tensor, *given: Any) -> torch.Tensor:
-        made.append(tuple(x.shape))
-        return run(x, *given)
-
-    monkeypatch.setattr(products, "_product", watched)
+def test_only_float32_products_that_gain_are_onednns(monkeypatch: Patch) -> None:
+    shapes = spied(monkeypatch, products, "_product", lambda x, *_: (*x.shape,))
     for rows, features, out in ((1, 600, 600), (64, 128, 128), (63, 128, 128), (1, 128, 128)):
         linear(torch.ones(rows, features), torch.ones(out, features))
         linear(torch.ones(rows, features).bfloat16(), torch.ones(out, features).bfloat16())
-    assert made == [(1, 600), (64, 128)]
+    assert shapes == [(1, 600), (64, 128)]
 
 
-def test_an_amd_processor_is_known_by_what_the_system_tells(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    told = tmp_path / "cpuinfo"
-    monkeypatch.setattr(machine, "_PROCESSOR", told)
+def test_an_amd_processor_is_known_by_the_systems_file(monkeypatch: Patch, tmp_path: Any) -> None:
+    file = tmp_path / "cpuinfo"
+    monkeypatch.setattr(machine, "_PROCESSOR", file)
     for text, expected in (("vendor_id\t: AuthenticAMD\n", True), ("GenuineIntel", False)):
-        told.write_text(text)
+        file.write_text(text)
         assert machine.made_by_amd() is expected
-    told.unlink()
+    file.unlink()
     monkeypatch.setattr("platform.processor", lambda: "AMD64 Family 25, AuthenticAMD")
     assert machine.made_by_amd()

@@ -10,11 +10,21 @@ import pytest
 import tinker
 import torch
 import transformers
-from tests.trainers.conftest import make_tokenizer
-from tests.trainers.engine.sampling.oracle import shaken
-from tests.trainers.engine.test_engine import datum, loss_of, params, prompt, train
 from tests.trainers.engine.training.test_trainer import datum as long_datum
 from tests.trainers.engine.training.test_trainer import gradients
+from tests.trainers.kit import (
+    datum,
+    loss_of,
+    make_tokenizer,
+    params,
+    prompt,
+    sampler_of,
+    sequences,
+    shaken,
+    snapshot,
+    train,
+    trainer_of,
+)  # fmt: skip
 
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.common.errors import ModelNotFoundError
@@ -73,30 +83,27 @@ def tensor_bytes() -> int:
     """Of all tensors alive, each storage once."""
     gc.collect()
     kinds = (torch.Tensor, torch.nn.Parameter)
-    tensors = [each for each in gc.get_objects() if type(each) in kinds]
+    tensors = [value for value in gc.get_objects() if type(value) in kinds]
     storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def test_all_users_of_a_base_take_its_bytes_once(adapting: Engine, folder: str) -> None:
     before = tensor_bytes()
-    service = tinker.ServiceClient()
-    clients = [service.create_lora_training_client(folder, rank=1).result() for _ in range(2)]
-    samplers: list[Any] = [c.save_weights_and_get_sampling_client().result() for c in clients * 2]
-    samplers.append(service.create_sampling_client(base_model=folder))
+    clients = [trainer_of(folder, rank=1) for _ in range(2)]
+    samplers: list[Any] = [snapshot(c) for c in clients * 2]
+    samplers.append(sampler_of(folder))
     for sampler in samplers:
-        assert sampler.sample(prompt(), 1, params()).result().sequences[0].tokens
+        assert sequences(sampler)[0].tokens
     base = (Path(folder) / "model.safetensors").stat().st_size
     taken = tensor_bytes() - before
     assert 0.98 * base < taken < 1.6 * base
 
 
 def test_adapters_train_side_by_side_and_change_nothing_else(adapting: Engine, folder: str) -> None:
-    service: Any = tinker.ServiceClient()
-    first, second = (service.create_lora_training_client(folder, rank=4).result() for _ in "ab")
+    first, second = (trainer_of(folder, rank=4) for _ in "ab")
     train(first, 1)
-    snapshot = first.save_weights_and_get_sampling_client().result()
-    still = [snapshot, service.create_sampling_client(base_model=folder)]
+    still = [snapshot(first), sampler_of(folder)]
     before = [c.compute_logprobs(prompt(5, 6, 7, 8)).result() for c in still]
     untouched = loss_of(second)
     train(first, 2)
@@ -109,27 +116,24 @@ def test_adapters_train_side_by_side_and_change_nothing_else(adapting: Engine, f
         second.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()
     assert loss_of(second) == pytest.approx(alone, abs=1e-5)
     assert [c.compute_logprobs(prompt(5, 6, 7, 8)).result() for c in still] == before
-    now = first.save_weights_and_get_sampling_client().result()
-    found = now.compute_logprobs(prompt(5, 6, 7, 8)).result()
-    assert found != pytest.approx(before[0], abs=1e-3)
+    logprobs = snapshot(first).compute_logprobs(prompt(5, 6, 7, 8)).result()
+    assert logprobs != pytest.approx(before[0], abs=1e-3)
 
 
-def test_an_adapter_beside_a_shared_base_computes_what_peft_does() -> None:
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_adapter_beside_a_shared_base_computes_what_peft_does(name: str) -> None:
     data = [long_datum(n, n) for n in (30, 7, 1)]
     tokenizer: Any = None
-    for name in FAMILIES:
-        shared = with_random_adapter(SharedBases().tree(name, partial(make, name)))
-        alone = with_random_adapter(make(name))
-        assert isinstance(freeze(shared), FrozenGeneric if name == "gpt-neox" else FrozenLean)
-        ours, theirs = Trainer(shared, tokenizer), Trainer(alone, tokenizer)
-        losses = [
-            trainer.forward_backward(trainer.read(data, "cross_entropy")).metrics["loss:sum"]
-            for trainer in (ours, theirs)
-        ]
-        assert losses[0] == pytest.approx(losses[1], rel=1e-5), name
-        pairs = list(zip(gradients(shared), gradients(alone), strict=True))
-        assert len(pairs) > 4
-        assert all(float((a - b).norm()) < 1e-4 * float(b.norm()) for a, b in pairs), name
+    shared = with_random_adapter(SharedBases().tree(name, partial(make, name)))
+    alone = with_random_adapter(make(name))
+    assert isinstance(freeze(shared), FrozenGeneric if name == "gpt-neox" else FrozenLean)
+    trainers = Trainer(shared, tokenizer), Trainer(alone, tokenizer)
+    outputs = [t.forward_backward(t.read(data, "cross_entropy")) for t in trainers]
+    losses = [output.metrics["loss:sum"] for output in outputs]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    pairs = list(zip(gradients(shared), gradients(alone), strict=True))
+    assert len(pairs) > 4
+    assert all(float((a - b).norm()) < 1e-4 * float(b.norm()) for a, b in pairs)
 
 
 def test_layers_of_an_adapter_may_be_chosen() -> None:
@@ -170,22 +174,22 @@ def test_a_base_is_let_go_with_the_last_who_uses_it() -> None:
     assert len(loads) == 2
 
 
-def test_on_cuda_weights_that_are_not_trained_are_in_bfloat16() -> None:
+@pytest.mark.parametrize(("device", "dtype"), [("cuda", torch.bfloat16), ("cpu", torch.float32)])
+def test_on_cuda_weights_that_are_not_trained_are_in_bfloat16(device: str, dtype: Any) -> None:
     loader = Loader(EngineSettings())
-    for device, trained_in in (("cuda", torch.bfloat16), ("cpu", torch.float32)):
-        loader.device = torch.device(device)
-        assert loader.dtype(full_parameter=False) == trained_in
-        assert loader.dtype(full_parameter=True) == torch.float32
+    loader.device = torch.device(device)
+    assert loader.dtype(full_parameter=False) == dtype
+    assert loader.dtype(full_parameter=True) == torch.float32
 
 
 def test_a_type_may_be_named(tmp_path: Path, tiny_model: str) -> None:
     with embedded_engine(tmp_path, device="cpu", dtype="bfloat16", full_parameter=False) as engine:
-        client: Any = tinker.ServiceClient().create_lora_training_client(tiny_model).result()
+        client = trainer_of(tiny_model)
         kinds = {p.dtype for p in client._run.trainer.model.parameters()}
         assert kinds == {torch.bfloat16, torch.float32}
         train(client)
-        sampler = client.save_weights_and_get_sampling_client().result()
-        assert sampler.sample(prompt(), 1, params()).result().sequences[0].tokens
+        sampler = snapshot(client)
+        assert sequences(sampler)[0].tokens
         assert engine.models.dtype(full_parameter=True) == torch.bfloat16
     with (
         pytest.raises(ModelNotFoundError, match="dtype is 'int8'; expected auto, float32, bf"),
@@ -196,10 +200,10 @@ def test_a_type_may_be_named(tmp_path: Path, tiny_model: str) -> None:
 
 def test_in_bfloat16_an_adapters_trainer_and_sampler_nearly_agree(tmp_path: Path) -> None:
     with embedded_engine(tmp_path, device="cpu", dtype="bfloat16", full_parameter=False):
-        client = tinker.ServiceClient().create_lora_training_client("evert-tiny", rank=4).result()
-        sampler = client.save_weights_and_get_sampling_client().result()
+        client = trainer_of("evert-tiny", rank=4)
+        sampler = snapshot(client)
         prompts = [[(7 * i + j) % 500 for j in range(40)] for i in range(32)]
-        futures = [sampler.sample(prompt(*each), 1, params(max_tokens=30)) for each in prompts]
+        futures = [sampler.sample(prompt(*tokens), 1, params(max_tokens=30)) for tokens in prompts]
         replies = [future.result().sequences[0] for future in futures]
         apart = []
         for tokens, reply in zip(prompts, replies, strict=True):
@@ -207,7 +211,7 @@ def test_in_bfloat16_an_adapters_trainer_and_sampler_nearly_agree(tmp_path: Path
             inputs: Any = {"target_tokens": whole[1:], "weights": [1.0] * (len(whole) - 1)}
             data = [tinker.Datum(model_input=prompt(*whole[:-1]), loss_fn_inputs=inputs)]
             [output] = client.forward(data, "cross_entropy").result().loss_fn_outputs
-            found = output["logprobs"].to_torch()[39:]
-            apart.append((found - torch.tensor(reply.logprobs)).abs())
+            logprobs = output["logprobs"].to_torch()[39:]
+            apart.append((logprobs - torch.tensor(reply.logprobs)).abs())
     # 0.02 where logits or attention's scores are rounded to bfloat16.
     assert 0 < float(torch.cat(apart).mean()) < 0.012

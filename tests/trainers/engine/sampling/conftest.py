@@ -22,12 +22,12 @@ def make(model: Any, tiny_model: str) -> Iterator[Callable[..., ModelSampler]]:
     """Makes a sampler of the tiny model, or of another."""
     made: list[ModelSampler] = []
 
-    def build(kind: Any = FrozenLean, own: Any = None, **options: Any) -> ModelSampler:
+    def build(kind: Any = FrozenLean, other: Any = None, **options: Any) -> ModelSampler:
         settings: dict[str, Any] = {
             "seed": 0, "context_length": 512, "end_tokens": frozenset({256}),
             "scheduler": Scheduler(), **options,
         }  # fmt: skip
-        made.append(ModelSampler(kind(own or model), load_tokenizer(tiny_model), **settings))
+        made.append(ModelSampler(kind(other or model), load_tokenizer(tiny_model), **settings))
         return made[-1]
 
     yield build

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.trainers.kit import shaken
 from tinker import types
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -65,14 +66,6 @@ ADAPTERS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def shaken(model: Any, noise: float = 0.1) -> Any:
-    """Far from uniform: norms and biases, too, which a pass that forgets them must not hide."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * noise)
-    return model.eval()
-
-
 def make_model(name: str) -> Any:
     kind, options = {**LEAN, **GENERIC}[name]
     made: Any = getattr(transformers, kind)
@@ -83,13 +76,13 @@ def make_model(name: str) -> Any:
 def adapters_of(base: Callable[[], Any], kinds: Sequence[dict[str, Any]] = ADAPTERS) -> list[Any]:
     """Adapters of one base that do something, and the base."""
     shared = SharedBases()
-    found = [attach_lora(shared.tree("m", base), seed=i, **kind) for i, kind in enumerate(kinds)]
-    for number, model in enumerate(found):
+    adapted = [attach_lora(shared.tree("m", base), seed=i, **kind) for i, kind in enumerate(kinds)]
+    for number, model in enumerate(adapted):
         torch.manual_seed(number)
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.3)
-    return [*found, shared.tree("m", base)]
+    return [*adapted, shared.tree("m", base)]
 
 
 def neo() -> Any:
@@ -153,7 +146,6 @@ class World:
         return self._known[key]
 
     def scores(self, number: int, row: Sequence[int]) -> list[float]:
-        """Of each token but the first."""
         targets = torch.tensor(row[1:], dtype=torch.long)[:, None]
         return self.logprobs(number, row).gather(1, targets)[:, 0].tolist()
 
@@ -174,18 +166,18 @@ class World:
         assert stopped[-1] or len(reply.tokens) == params.max_tokens
 
     def _stops(self, stop: Any, tokens: list[int]) -> bool:
-        if isinstance(stop, list) and all(isinstance(one, int) for one in stop):
+        if isinstance(stop, list) and all(isinstance(token, int) for token in stop):
             return tokens[-1] in stop
         text = self.tokenizer.decode(tokens)
-        return tokens[-1] in ENDS or any(one in text for one in stop or [])
+        return tokens[-1] in ENDS or any(word in text for word in stop or [])
 
 
-def key_of(prompt: Sequence[int], params: types.SamplingParams, asked: int, index: int) -> int:
+def key_of(prompt: Sequence[int], params: types.SamplingParams, times: int, index: int) -> int:
     """The random stream of a sample of a prompt that was asked so often before."""
     content = np.array(prompt, np.int32).tobytes()
     if params.seed is not None:
         return stream_key(content, params.seed, index)
-    return stream_key(content, SEED, asked, index)
+    return stream_key(content, SEED, times, index)
 
 
 def is_drawn(token: int, row: Tensor, params: types.SamplingParams, key: int, step: int) -> bool:

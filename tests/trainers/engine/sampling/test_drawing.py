@@ -3,6 +3,8 @@
 That whole replies are drawn as transformers has it, ``test_oracle.py`` checks.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -37,28 +39,36 @@ def shares(how: BatchParams, count: int = 2000) -> list[float]:
     return (np.bincount(drawn, minlength=4) / count).tolist()  # type: ignore[no-any-return]
 
 
-def test_a_draw_keeps_the_likeliest_tokens_in_their_proportions_at_its_temperature() -> None:
-    for top_k, top_p, kept in [
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "count"),
+    [
         (None, None, 4), (2, None, 2), (1, None, 1), (100, None, 4), (None, 0.6, 2), (2, 0.62, 1),
         (None, 0.5, 1), (None, 0.0, 1), (None, 1.0, 4), (3, 0.6, 2), (None, 0.62, 2), (2, 0.63, 2),
         # Of 0.5, 0.3, 0.15 and 0.05 the first two are 0.84 of the first three, and 0.8 of all.
         (3, 0.83, 2),
-    ]:  # fmt: skip
-        left = np.array([0.5, 0.3, 0.15, 0.05])
-        left[kept:] = 0
-        found = shares(params(top_k=top_k, top_p=top_p))
-        assert found == pytest.approx(left / left.sum(), abs=1e-3), (top_k, top_p)
+    ],
+)  # fmt: skip
+def test_a_draw_keeps_the_likeliest_tokens_in_their_proportions(
+    top_k: int | None, top_p: float | None, count: int
+) -> None:
+    expected = np.array([0.5, 0.3, 0.15, 0.05])
+    expected[count:] = 0
+    shown = shares(params(top_k=top_k, top_p=top_p))
+    assert shown == pytest.approx(expected / expected.sum(), abs=1e-3)
+
+
+def test_a_draw_keeps_to_its_temperature() -> None:
     squares = np.array([0.5, 0.3, 0.15, 0.05]) ** 2
     assert shares(params(0.5)) == pytest.approx(squares / squares.sum(), abs=1e-3)
     for greedy in (0.0, 1e-40):
         assert shares(params(greedy), 20) == [1.0, 0.0, 0.0, 0.0]
 
 
-def test_a_token_of_probability_zero_is_never_drawn() -> None:
+@pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-53])
+def test_a_token_of_probability_zero_is_never_drawn(number: float) -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]])
-    for u in (0.0, 0.5, 1 - 2**-53):
-        number = torch.tensor([u], dtype=torch.float64)
-        assert int(draw(logits, params().of(slice(1)), number)[0]) == 1
+    uniform = torch.tensor([number], dtype=torch.float64)
+    assert int(draw(logits, params().of(slice(1)), uniform)[0]) == 1
 
 
 @pytest.mark.parametrize("size", [1, 100, 1025, 1536, 5000])
@@ -80,9 +90,7 @@ def test_a_draw_finds_the_token_at_which_the_running_sum_passes_the_number(size:
 
 @pytest.mark.parametrize("size", [100, 5000])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_no_numbers_leave_the_other_rows_alone(
-    size: int, temperature: float
-) -> None:
+def test_logits_that_are_nan_leave_the_other_rows_alone(size: int, temperature: float) -> None:
     logits, numbers = torch.randn(3, size), torch.full((3,), 0.5, dtype=torch.float64)
     expected = draw(logits, params(temperature).of(slice(3)), numbers)[0]
     logits[1] = float("nan")
@@ -92,15 +100,15 @@ def test_logits_that_are_no_numbers_leave_the_other_rows_alone(
     assert tokens[::2].tolist() == expected[::2].tolist()
 
 
-def test_many_rows_are_drawn_as_each_alone() -> None:
+@pytest.mark.parametrize("how", [params(), params(0.5, top_k=40), params(top_p=0.9)])
+def test_many_rows_are_drawn_as_each_alone(how: BatchParams) -> None:
     logits = torch.randn(300, 5000, generator=torch.Generator().manual_seed(0)) * 3
     numbers = torch.rand(300, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    for how in (params(), params(0.5, top_k=40), params(top_p=0.9)):
-        rows = [slice(row, row + 1) for row in range(300)]
-        alone = [draw(logits[row], how.of(row), numbers[row]) for row in rows]
-        tokens, logprobs = draw(logits, how.of(slice(300)), numbers)
-        assert tokens.tolist() == [int(token) for token, _ in alone]
-        assert logprobs.tolist() == [float(logprob) for _, logprob in alone]
+    rows = [slice(row, row + 1) for row in range(300)]
+    alone = [draw(logits[row], how.of(row), numbers[row]) for row in rows]
+    tokens, logprobs = draw(logits, how.of(slice(300)), numbers)
+    assert tokens.tolist() == [int(token) for token, _ in alone]
+    assert logprobs.tolist() == [float(logprob) for _, logprob in alone]
 
 
 def test_streams_are_uniform_and_do_not_repeat() -> None:
@@ -123,15 +131,21 @@ def test_a_key_depends_on_every_part_and_where_it_ends() -> None:
     assert len({stream_key(1, 2), stream_key(b"a", b"bc"), *others}) == 6
 
 
-def test_stops_are_read_as_the_sdk_writes_them() -> None:
-    for stop, tokens, texts in [
-        (None, {7}, ()), ([], (), ()), ([1, 2], {1, 2}, ()),
+@pytest.mark.parametrize(
+    ("stop", "tokens", "texts"),
+    [
+        (None, {7}, ()), ([], set(), ()), ([1, 2], {1, 2}, ()),
         # A base model that ends its reply with <|endoftext|> must not write on until "User:".
         ("end", {7}, ("end",)), (["a", "b"], {7}, ("a", "b")),
-    ]:  # fmt: skip
-        found = make_stops(stop, {7})
-        assert (found.tokens, found.texts) == (frozenset(tokens), texts)
-        assert found.hit([3, 7], lambda tokens: "") is (7 in tokens)
-    for empty in ("", ["a", ""]):
-        with pytest.raises(SamplingRequestError, match="non-empty texts"):
-            make_stops(empty, {7})
+    ],
+)  # fmt: skip
+def test_the_sdks_stops_are_read(stop: Any, tokens: set[int], texts: tuple[str, ...]) -> None:
+    stops = make_stops(stop, {7})
+    assert (stops.tokens, stops.texts) == (frozenset(tokens), texts)
+    assert stops.hit([3, 7], lambda _: "") is (7 in tokens)
+
+
+@pytest.mark.parametrize("stop", ["", ["a", ""]])
+def test_an_empty_stop_is_refused(stop: Any) -> None:
+    with pytest.raises(SamplingRequestError, match="non-empty texts"):
+        make_stops(stop, {7})

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.trainers.engine.sampling.test_prefixes import family, tokens
 from tests.trainers.engine.standin import CUDA, Graph, stand_in
+from tests.trainers.kit import Log
 
 from evert.trainers.engine.sampling.frozen import FrozenLean
 from evert.trainers.engine.sampling.graphs import rounded
@@ -18,53 +19,58 @@ def play(model: Any) -> list[np.ndarray]:
     """The logits of a batch whose rows come, go and grow, with and without a common beginning."""
     with torch.inference_mode():
         batch = FrozenLean(model).new_batch()
-        found: list[Any] = []
+        logits: list[Any] = []
 
         def step(times: int) -> None:
             for _ in range(times):
-                ids = torch.arange(batch.size, device=batch.device) + len(found)
-                found.append(batch.step(ids % 97).cpu())
+                ids = torch.arange(batch.size, device=batch.device) + len(logits)
+                logits.append(batch.step(ids % 97).cpu())
 
-        found.append(batch.admit(family(400, [50] * 4), [3] * 4).logits.cpu())
+        logits.append(batch.admit(family(400, [50] * 4), [3] * 4).logits.cpu())
         step(6)
         batch.keep([11, *range(8)])
         step(6)
-        found.append(batch.admit([tokens(5, 3)], [1]).logits.cpu())
+        logits.append(batch.admit([tokens(5, 3)], [1]).logits.cpu())
         step(20)
         batch.keep([9])
         step(6)
         batch.keep([])
-        found.append(batch.admit([tokens(9, 5), tokens(30, 6)], [1, 4]).logits.cpu())
+        logits.append(batch.admit([tokens(9, 5), tokens(30, 6)], [1, 4]).logits.cpu())
         step(6)
         batch.admit([tokens(300, 7)], [1])  # the cache grows
         batch.keep([*range(5)])
         step(40)
-    return [logits.numpy() for logits in found]
+    return [logits.numpy() for logits in logits]
 
 
-def farthest(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
-    pairs = zip(found, expected, strict=True)
+def farthest(rows: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    pairs = zip(rows, expected, strict=True)
     return float(max(np.abs(ours - theirs).max() for ours, theirs in pairs))
 
 
-def test_a_graph_gives_the_logits_of_its_operations_whichever_rows_there_are(model: Any) -> None:
-    expected = play(model)
-    with stand_in() as device:
-        found = play(copy.deepcopy(model).to(CUDA))
+@pytest.fixture(scope="module")
+def expected(model: Any) -> list[np.ndarray]:
+    return play(model)
 
-    assert farthest(found, expected) < 1e-4
+
+def test_a_graph_gives_the_logits_of_its_operations_whichever_rows_there_are(
+    model: Any, expected: list[np.ndarray]
+) -> None:
+    with stand_in() as device:
+        logits = play(copy.deepcopy(model).to(CUDA))
+
+    assert farthest(logits, expected) < 1e-4
     assert device.replays > 60  # of 84 steps
 
 
-def test_a_step_that_cannot_be_captured_is_computed_without_a_graph(
-    model: Any, caplog: pytest.LogCaptureFixture
+def test_a_step_that_cannot_be_captured_is_computed_without_graph(
+    model: Any, expected: list[np.ndarray], caplog: Log
 ) -> None:
-    expected = play(model)
     refusal = RuntimeError("operation not permitted")
     with stand_in() as device, patch.object(Graph, "capture_begin", side_effect=refusal):
-        found = play(copy.deepcopy(model).to(CUDA))
+        logits = play(copy.deepcopy(model).to(CUDA))
 
-    assert farthest(found, expected) < 1e-4
+    assert farthest(logits, expected) < 1e-4
     assert device.replays == 0
     assert [record.message for record in caplog.records] == [
         "Decoding without CUDA graphs, since a step cannot be captured: operation not permitted"
@@ -74,8 +80,8 @@ def test_a_step_that_cannot_be_captured_is_computed_without_a_graph(
 @pytest.mark.parametrize(("parts", "least", "most"), [(2, 1, 1.5), (8, 1, 1.125), (8, 128, 1.125)])
 def test_sizes_are_rounded_up_to_few(parts: int, least: int, most: float) -> None:
     sizes = range(1, 4097)
-    found = {size: rounded(size, parts, least) for size in sizes}
+    bound = {size: rounded(size, parts, least) for size in sizes}
 
-    assert len({*found.values()}) <= 12 * parts + 1
-    assert all(size <= found[size] <= max(most * size, -(-size // least) * least) for size in sizes)
-    assert {size % least for size in found.values()} == {0}
+    assert len({*bound.values()}) <= 12 * parts + 1
+    assert all(size <= bound[size] <= max(most * size, -(-size // least) * least) for size in sizes)
+    assert {size % least for size in bound.values()} == {0}

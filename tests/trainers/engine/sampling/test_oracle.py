@@ -12,13 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.nightly import draws
-from tests.trainers.engine.sampling.oracle import (
-    GENERIC,
-    LEAN,
-    VOCABULARY,
-    World,
-    key_of,
-)
+from tests.trainers.engine.sampling.oracle import GENERIC, LEAN, VOCABULARY, World, key_of
 from tests.trainers.engine.training.test_trainer import some
 from tinker import types
 
@@ -49,7 +43,7 @@ shapes = st.builds(
     top_p=st.sampled_from([1.0, 1.0, 0.8, 0.3]),
     seed=st.sampled_from([None, None, 0, 5]),
 )
-asked = st.tuples(st.integers(0, 3), prompts, st.integers(1, 3), shapes, st.booleans())
+request = st.tuples(st.integers(0, 3), prompts, st.integers(1, 3), shapes, st.booleans())
 
 
 @pytest.fixture(scope="module", params=WORLDS)
@@ -59,7 +53,7 @@ def world(request: pytest.FixtureRequest, tiny_model: str) -> World:
 
 @settings(max_examples=draws(30), deadline=None)
 @given(
-    requests=st.lists(asked, min_size=1, max_size=8),
+    requests=st.lists(request, min_size=1, max_size=8),
     room=st.sampled_from([10**6, 10**6, 90, 0]),
     chunk=st.sampled_from([1024, 64]),
     stems=st.booleans(),
@@ -72,9 +66,9 @@ def test_replies_and_scores_are_those_of_transformers(
 
     def ask(prompt: list[int], params: types.SamplingParams) -> int:
         """How often the same was asked before, without a seed."""
-        said = (number, *prompt)
-        before[said] += params.seed is None
-        return before[said] - 1
+        key = (number, *prompt)
+        before[key] += params.seed is None
+        return before[key] - 1
 
     with world.samplers(room, chunk, stems=stems) as samplers:
         waiting = []

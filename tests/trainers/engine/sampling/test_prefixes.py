@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.trainers.engine.sampling.oracle import make_model
+from tests.trainers.kit import Patch
 from tinker import types
 
 from evert.trainers.engine.sampling import batches, lean_batch
@@ -28,7 +29,6 @@ def tokens(length: int, seed: int) -> list[int]:
 
 
 def family(shared_length: int, tails: Sequence[int]) -> list[list[int]]:
-    """Prompts that begin alike."""
     start = tokens(shared_length, 0)
     return [start + tokens(length, 1 + i) for i, length in enumerate(tails)]
 
@@ -101,8 +101,8 @@ def test_beginnings_come_level_by_level_and_only_where_a_pass_pays() -> None:
     rows = [start + more + [1], start + more + [2], [*start, 3], [*start[:5], 4]]
     arrays = [np.array(row) for row in rows]
     levels = shared_prefixes(arrays, [0] * 4, CPU, 999)
-    found = [(part.length, sorted(part.rows)) for [part] in levels]
-    assert found == [(100, [0, 1, 2]), (150, [0, 1])]
+    parts = [(part.length, sorted(part.rows)) for [part] in levels]
+    assert parts == [(100, [0, 1, 2]), (150, [0, 1])]
     assert shared_prefixes(arrays, [100, 100, 100, 5], CPU, 999) == levels[1:]
     assert shared_prefixes(arrays[:1], [0], CPU, 999) == []
 
@@ -149,10 +149,10 @@ def test_a_prompt_that_joins_a_running_one_takes_what_they_share(make: Make, kin
 @KINDS
 def test_rows_that_begin_alike_are_scored_in_their_distinct_tokens(kind: Any, model: Any) -> None:
     rows = [*family(200, [30, 12, 1, 30]), tokens(9, 50)]
-    asked = [Scoring(np.array(row)) for row in [*rows, rows[0]]]
+    scorings = [Scoring(np.array(row)) for row in [*rows, rows[0]]]
     with torch.inference_mode():
         batch = kind(model).new_batch()
-        computed = score(batch, asked)
+        computed = score(batch, scorings)
     assert max(computed, batch.computed_tokens) <= 1.1 * (200 + 73 + 9)
 
 
@@ -162,10 +162,10 @@ def test_the_last_n_alone_are_scored_where_the_rest_is_remembered(make: Make, ki
     for last in (5, 3, 300, 1000, 0):
         before = (sampler.stats.prompt_tokens, sampler.stats.scored_tokens)
         values = sampler.score(row, last).result(timeout=60)
-        asked = min(last, 299)
-        assert [value is None for value in values] == [True] * (300 - asked) + [False] * asked
-        assert sampler.stats.scored_tokens - before[1] == asked
-        assert sampler.stats.prompt_tokens - before[0] == (299 if last == 5 else asked)
+        count = min(last, 299)
+        assert [value is None for value in values] == [True] * (300 - count) + [False] * count
+        assert sampler.stats.scored_tokens - before[1] == count
+        assert sampler.stats.prompt_tokens - before[0] == (299 if last == 5 else count)
     done = sampler.stats.prompt_tokens
     ask(sampler, [row])
     assert sampler.stats.prompt_tokens - done == 1  # its last token, from which a reply goes on
@@ -179,8 +179,8 @@ def test_anything_may_be_asked_of_the_logits(make: Make, model: Any, kind: Any) 
     sampler, rows = make(kind), family(100, [20, 7])
     futures = [sampler.score(rows[0], 30, likeliest), sampler.score(rows[1], None, likeliest)]
     futures += [sampler.score(rows[0])]
-    *found, plain = [future.result(timeout=60) for future in futures]
-    for row, values, known in zip(rows, found, (90, 1), strict=True):
+    *answers, plain = [future.result(timeout=60) for future in futures]
+    for row, values, known in zip(rows, answers, (90, 1), strict=True):
         with torch.inference_mode():
             best = model(torch.tensor([row])).logits[0].argmax(-1).tolist()
         assert values[:known] == [None] * known
@@ -217,7 +217,7 @@ def test_staggered_requests_take_as_many_passes_as_on_the_lean_path(make: Make) 
     assert max(generic) <= 1.5 * lean
 
 
-def test_logits_of_prompts_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_of_prompts_are_not_kept(monkeypatch: Patch) -> None:
     model, seen = make_model("learned positions"), list[int]()
     forward = type(model).forward
 

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from tests.trainers.engine.sampling.oracle import adapters_of
+from tests.trainers.kit import Patch
 from tinker import types
 
 from evert.trainers.engine.clients.engine import Engine
@@ -117,16 +118,21 @@ REFUSED: list[tuple[list[int], dict[str, Any], str]] = [
 ]
 
 
-def test_what_cannot_be_served_is_refused_with_the_reason(make: Make) -> None:
+@pytest.mark.parametrize(("prompt", "options", "text"), REFUSED)
+def test_what_cannot_be_served_is_refused_with_the_reason(
+    prompt: list[int], options: dict[str, Any], text: str, make: Make
+) -> None:
+    with pytest.raises(SamplingRequestError, match=text):
+        make().sample(prompt, 1, params(**options))
+
+
+def test_a_reply_without_a_limit_ends_where_the_context_does(make: Make) -> None:
     sampler = make()
-    for prompt, options, text in REFUSED:
-        with pytest.raises(SamplingRequestError, match=text):
-            sampler.sample(prompt, 1, params(**options))
     longest = one(sampler.sample(prompts(500)[0], 1, params(max_tokens=None)))
     assert (len(longest.tokens), longest.stop_reason) == (12, "length")
 
 
-def test_an_idle_sampler_has_no_thread(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_sampler_has_no_thread(make: Make, monkeypatch: Patch) -> None:
     monkeypatch.setattr("evert.trainers.engine.sampling.scheduler._LINGER_SECONDS", 0.01)
     sampler = make()
     for _ in range(2):
@@ -140,9 +146,9 @@ def test_an_idle_sampler_has_no_thread(make: Make, monkeypatch: pytest.MonkeyPat
 def test_a_cancelled_request_is_dropped_and_the_others_go_on(make: Make) -> None:
     sampler = make()
     dropped = sampler.sample(prompts(10)[0], 1, params(max_tokens=500))
-    kept = sampler.sample(prompts(11)[0], 1, params(max_tokens=20))
+    running = sampler.sample(prompts(11)[0], 1, params(max_tokens=20))
     assert dropped.cancel()
-    assert len(one(kept).tokens) == 20
+    assert len(one(running).tokens) == 20
     with pytest.raises(CancelledError):
         dropped.result()
     assert sampler.stats.forward_passes < 100

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.trainers.engine.sampling.test_sampler import params, prompts
+from tests.trainers.kit import Patch, spied
 from torch import Tensor
 
 from evert.trainers.engine.sampling import scheduler
@@ -31,24 +32,21 @@ class Near(list[float]):
 def drawn(sampler: ModelSampler, rows: Sequence[Sequence[int]], tokens: int) -> list[Any]:
     """Tokens of two replies to each prompt, and all log-probabilities."""
     futures = [sampler.sample(row, 2, params(max_tokens=tokens)) for row in rows]
-    found = [reply for future in futures for reply in future.result(timeout=60)]
-    logprobs = [logprob for reply in found for logprob in reply.logprobs or ()]
-    return [[reply.tokens for reply in found], Near(logprobs)]
+    replies = [reply for future in futures for reply in future.result(timeout=60)]
+    logprobs = [logprob for reply in replies for logprob in reply.logprobs or ()]
+    return [[reply.tokens for reply in replies], Near(logprobs)]
+
+
+def longest(run: RunningBatch) -> int:
+    return max(row.length for row in run.rows)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_replies_longer_than_expected_wait_for_each_other_and_are_drawn_as_ever(
-    make: Make, monkeypatch: pytest.MonkeyPatch, kind: Any
+    make: Make, monkeypatch: Patch, kind: Any
 ) -> None:
     expected = drawn(make(kind), FEW, 40)
-    held: list[int] = []
-    step = RunningBatch.step
-
-    def watched(run: RunningBatch) -> None:
-        held.append(len(run.rows) * max(row.length for row in run.rows))
-        step(run)
-
-    monkeypatch.setattr(RunningBatch, "step", watched)
+    held = spied(monkeypatch, RunningBatch, "step", lambda run: len(run.rows) * longest(run))
     monkeypatch.setattr(scheduler, "_EXPECTED_REPLY", 4)
     sampler = make(kind)
     sampler._model.cache_tokens = 200
@@ -59,7 +57,7 @@ def test_replies_longer_than_expected_wait_for_each_other_and_are_drawn_as_ever(
 
 @pytest.mark.parametrize("batch", [LeanBatch, GenericBatch])
 def test_where_memory_runs_out_fewer_rows_go_on_and_draw_what_they_would_have(
-    make: Make, monkeypatch: pytest.MonkeyPatch, batch: Any
+    make: Make, monkeypatch: Patch, batch: Any
 ) -> None:
     kind = KINDS[batch is GenericBatch]
     expected = drawn(make(kind), MANY, 9)
@@ -69,9 +67,7 @@ def test_where_memory_runs_out_fewer_rows_go_on_and_draw_what_they_would_have(
     assert sampler.stats.largest_batch > 11
 
 
-def test_a_request_that_needs_more_than_there_is_fails_alone(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_needs_more_memory_fails_alone(make: Make, monkeypatch: Patch) -> None:
     expected = drawn(make(), FEW, 9)
     run_out(monkeypatch, RowCache, "_empty", lambda cache, rows, length: rows * length > 500)
     sampler = make()
@@ -87,9 +83,7 @@ def test_a_request_that_needs_more_than_there_is_fails_alone(
     assert drawn(sampler, MANY, 2)
 
 
-def run_out(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, is_full: Callable[..., bool]
-) -> None:
+def run_out(monkeypatch: Patch, owner: Any, name: str, is_full: Callable[..., bool]) -> None:
     """Have a method find no memory where ``is_full`` says so."""
     method = getattr(owner, name)
 

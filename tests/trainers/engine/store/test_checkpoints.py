@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 from safetensors.torch import save_file
+from tests.trainers.kit import Patch
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 
 from evert.trainers.engine.common.errors import CheckpointError
@@ -58,10 +59,10 @@ PATHS = [
 ]  # fmt: skip
 
 
-def test_a_path_of_another_form_is_refused(store: CheckpointStore) -> None:
-    for path in PATHS:
-        with pytest.raises(CheckpointError, match="is not a checkpoint path; expected tinker://"):
-            store.folder(path)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_of_another_form_is_refused(path: str, store: CheckpointStore) -> None:
+    with pytest.raises(CheckpointError, match="is not a checkpoint path; expected tinker://"):
+        store.folder(path)
 
 
 def test_a_failed_write_leaves_the_earlier_alone(store: CheckpointStore, run_id: str) -> None:
@@ -136,13 +137,13 @@ def test_a_crash_while_one_is_replaced_loses_nothing(store: CheckpointStore, run
 
 
 def test_tidying_keeps_nothing_that_crashes_left(store: CheckpointStore, run_id: str) -> None:
-    kept, moved, lost = (save(store, run_id, name) for name in ("kept", "moved", "lost"))
-    place = store.folder(kept).parent
+    listed, moved, lost = (save(store, run_id, name) for name in ("kept", "moved", "lost"))
+    place = store.folder(listed).parent
     store.folder(moved).rename(place / ".old-moved")  # cut off between its two moves
     (place / ".draft-1").mkdir()
     another = store.new_run(RunInfo("base", None, {}, 1.0))
-    store.tidy([kept, moved])
-    assert store.is_intact(kept)
+    store.tidy([listed, moved])
+    assert store.is_intact(listed)
     assert store.is_intact(moved)
     assert not store.folder(lost).exists()
     assert sorted(folder.name for folder in place.iterdir()) == ["kept", "moved"]
@@ -158,28 +159,28 @@ DAMAGE: list[tuple[str, str | None, str]] = [
 ]
 
 
-def test_damage_is_found_and_the_file_is_named(store: CheckpointStore, run_id: str) -> None:
-    for name, content, text in DAMAGE:
-        path = save(store, run_id, "x")
-        file = store.folder(path) / name
-        file.unlink()
-        if content is not None:
-            file.write_text(content)
-        named = f"is damaged: .*{name}: {text}.*Resume from an earl"
-        with pytest.raises(CheckpointError, match=named):
-            store.read(path)
-        assert not store.is_intact(path)
+@pytest.mark.parametrize(("name", "content", "text"), DAMAGE)
+def test_damage_is_found_and_the_file_is_named(
+    name: str, content: str | None, text: str, store: CheckpointStore, run_id: str
+) -> None:
+    path = save(store, run_id, "x")
+    file = store.folder(path) / name
+    file.unlink()
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(CheckpointError, match=f"damaged: .*{name}: {text}.*Resume from an earl"):
+        store.read(path)
+    assert not store.is_intact(path)
 
 
-def test_damage_anywhere_in_a_large_file_is_found(store: CheckpointStore, run_id: str) -> None:
+@pytest.mark.parametrize("place", [0, 2**20 - 1, 2**20, 2**20 + 8])
+def test_damage_of_a_large_file_is_found(place: int, store: CheckpointStore, run_id: str) -> None:
     path = save(store, run_id, "x", "w" * (2**20 + 9))
-    file = store.folder(path) / "model.safetensors"
-    for place in (0, 2**20 - 1, 2**20, 2**20 + 8):
-        whole = file.read_bytes()
-        file.write_bytes(whole[:place] + b"Z" + whole[place + 1 :])
-        assert not store.is_intact(path), place
-        file.write_bytes(whole)
     assert store.is_intact(path)
+    with (store.folder(path) / "model.safetensors").open("r+b") as file:
+        file.seek(place)
+        file.write(b"Z")
+    assert not store.is_intact(path)
 
 
 def test_what_is_missing_is_not_called_damaged(store: CheckpointStore, run_id: str) -> None:
@@ -210,7 +211,7 @@ def test_repair_makes_the_cookbook_resume_from_the_newest_whole_one(
     assert paths[2] in log.with_suffix(".jsonl.damaged").read_text()
 
 
-def test_the_default_root_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_root_comes_from_the_environment(monkeypatch: Patch) -> None:
     monkeypatch.setenv("EVERT_HOME", "/somewhere")
     assert default_root() == Path("/somewhere")
     monkeypatch.delenv("EVERT_HOME")

@@ -29,8 +29,8 @@ def some(count: int, seed: int) -> list[int]:
 def group(prompt: int, replies: list[int], seed: int) -> Rows:
     """Rows of one prompt, with replies of so many tokens."""
     first = some(prompt, seed)
-    own = [some(length, 1000 * seed + n) for n, length in enumerate(replies, start=1)]
-    return [np.array(first + reply) for reply in own]
+    tails = [some(length, 1000 * seed + n) for n, length in enumerate(replies, start=1)]
+    return [np.array(first + reply) for reply in tails]
 
 
 def distinct_tokens(rows: Rows) -> int:
@@ -44,9 +44,9 @@ def test_every_row_is_in_one_family_that_begins_alike_and_spells_it_out(rows: Ro
     tokens = np.concatenate([*folded.stems, *folded.tails])[folded.places]
     assert tokens.tolist() == np.concatenate(rows).tolist()
     assert len(folded.owners) == len(folded.tails)
-    found = families(rows)
-    assert sorted(row for family in found for row in family.rows) == [*range(len(rows))]
-    for family in found:
+    parts = families(rows)
+    assert sorted(row for family in parts for row in family.rows) == [*range(len(rows))]
+    for family in parts:
         members = [rows[row] for row in family.rows]
         assert len({row[: family.stem].tobytes() for row in members}) == 1
         assert max(map(len, members)) == family.stem + family.tail
@@ -57,10 +57,10 @@ def test_the_members_of_a_group_are_a_family_whatever_template_all_groups_share(
     groups = [group(30, [5, 9, 7, 6], number) for number in range(4)]
     rows = [np.array([*template, *row]) for rows in groups for row in rows]
     mixed = random.Random(0).sample(range(16), 16)
-    found = families([rows[i] for i in mixed])
-    members = sorted(sorted(mixed[i] // 4 for i in family.rows) for family in found)
+    parts = families([rows[i] for i in mixed])
+    members = sorted(sorted(mixed[i] // 4 for i in family.rows) for family in parts)
     assert members == [[number] * 4 for number in range(4)]
-    assert [(family.stem, family.tail, family.tails) for family in found] == [(42, 9, 4)] * 4
+    assert [(family.stem, family.tail, family.tails) for family in parts] == [(42, 9, 4)] * 4
 
 
 def test_equal_rows_are_computed_once_and_a_few_tokens_alike_are_no_family() -> None:

@@ -1,6 +1,7 @@
 """A loss is its formula, clips what it says, and refuses the rest; sums: ``test_trainer.py``."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -44,16 +45,17 @@ CLIPS: list[tuple[list[float], list[float], dict[str, float], dict[str, Tensor],
 ]
 
 
-def test_thresholds_bound_the_ratio_itself_and_no_gradient_passes_where_they_bind() -> None:
-    for ratios, advantages, config, by_token, loss, flows in CLIPS:
-        logprobs = torch.tensor(ratios).log().requires_grad_(True)
-        inputs = {"logprobs": torch.zeros(len(ratios)), "advantages": torch.tensor(advantages)}
-        settings = resolve_settings("ppo", config)
-        found = get_loss("ppo").formula(logprobs, inputs | by_token, settings)
-        found.backward()  # type: ignore[no-untyped-call]
-        assert float(found.detach()) == pytest.approx(loss), ratios
-        assert logprobs.grad is not None
-        assert [bool(slope) for slope in logprobs.grad] == [flows] * len(ratios), ratios
+@pytest.mark.parametrize(("ratios", "advantages", "config", "by_token", "expected", "flows"), CLIPS)
+def test_thresholds_bound_the_ratio_itself_and_no_gradient_passes_where_they_bind(
+    ratios: Any, advantages: Any, config: Any, by_token: Any, expected: float, flows: bool
+) -> None:
+    logprobs = torch.tensor(ratios).log().requires_grad_(True)
+    inputs = {"logprobs": torch.zeros(len(ratios)), "advantages": torch.tensor(advantages)}
+    loss = get_loss("ppo").formula(logprobs, inputs | by_token, resolve_settings("ppo", config))
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert float(loss.detach()) == pytest.approx(expected)
+    assert logprobs.grad is not None
+    assert [bool(slope) for slope in logprobs.grad] == [flows] * len(ratios)
 
 
 def test_the_ratio_of_a_sequence_of_which_nothing_was_sampled_is_1() -> None:
@@ -79,10 +81,13 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 ]
 
 
-def test_what_no_loss_reads_is_refused_by_name_and_what_one_may_read_is_accepted() -> None:
-    for attempt, text in REFUSED:
-        with pytest.raises(LossInputError, match=text):
-            attempt()
+@pytest.mark.parametrize(("attempt", "text"), REFUSED)
+def test_what_no_loss_reads_is_refused_by_name(attempt: Callable[[], object], text: str) -> None:
+    with pytest.raises(LossInputError, match=text):
+        attempt()
+
+
+def test_what_a_loss_may_read_is_accepted() -> None:
     for more in ("clip_low_threshold", "weights"):  # weights: as Tinker's pages have it
         check_inputs("ppo", dict.fromkeys([*TARGETS, more]), "Datum 3")
     assert resolve_settings("dro", {"beta": 2}) == {"beta": 2.0}

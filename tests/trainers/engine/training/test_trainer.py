@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tests.nightly import draws
+from tests.trainers.kit import spied
 from tinker import types
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -35,7 +36,6 @@ VOCABULARY = 262
 
 
 def other(family: str) -> Any:
-    """A tiny random model of another family, far from uniform."""
     sizes: dict[str, dict[str, Any]] = {
         "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 2, "n_head": 2},
         "Gemma2ForCausalLM": {  # does more to its logits than its output layer
@@ -91,15 +91,19 @@ def datum(length: int, seed: int = 0, **inputs: Any) -> types.Datum:
     )
 
 
-def reference_logprobs(model: Any, one: types.Datum) -> Tensor:
-    logits = model(torch.tensor([one.model_input.to_ints()])).logits[0]
-    targets = one.loss_fn_inputs["target_tokens"].to_torch()
+def reference_logprobs(model: Any, row: types.Datum) -> Tensor:
+    logits = model(torch.tensor([row.model_input.to_ints()])).logits[0]
+    targets = row.loss_fn_inputs["target_tokens"].to_torch()
     wide = targets if targets.ndim > 1 else targets[:, None]
     return torch.log_softmax(logits, -1).gather(1, wide).view(targets.shape)
 
 
 def gradients(model: Any) -> list[Tensor]:
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def norm_of(tensors: list[Tensor]) -> float:
+    return math.sqrt(sum(float((tensor**2).sum()) for tensor in tensors))
 
 
 def weights(model: Any) -> list[Tensor]:
@@ -193,8 +197,8 @@ def data_of(
         with torch.no_grad():  # as sampled by a policy that was a little different
             noise = torch.randn(targets.shape, generator=generator) / 5
             inputs["logprobs"] = reference_logprobs(model, plain) + noise
-        given = {name: inputs[name] for name in get_loss(loss).required}
-        made = types.Datum(plain.model_input, {**plain.loss_fn_inputs, **given})  # type: ignore[dict-item]
+        fields = {name: inputs[name] for name in get_loss(loss).required}
+        made = types.Datum(plain.model_input, {**plain.loss_fn_inputs, **fields})  # type: ignore[dict-item]
         prompts: Any = types.PromptProvenanceSpan
         replies: Any = types.SampledProvenanceSpan
         spans = [prompts(sequence_id="recorded-1", length=prompt)] * (prompt > 0)
@@ -229,10 +233,10 @@ def test_losses_and_gradients_are_those_of_plain_pytorch(
     formula, model = FORMULAS[loss], kind.model
     data = data_of(rows, loss, model, targets if loss == "cross_entropy" else ())
     total, alone = torch.zeros(()), []
-    for tokens, one in zip(rows, data, strict=True):
-        inputs = {name: tensor.to_torch() for name, tensor in one.loss_fn_inputs.items()}
+    for tokens, row in zip(rows, data, strict=True):
+        inputs = {name: tensor.to_torch() for name, tensor in row.loss_fn_inputs.items()}
         inputs["sampled"] = (torch.arange(len(tokens)) >= len(tokens) // 3).float()
-        alone.append(reference_logprobs(model, one))
+        alone.append(reference_logprobs(model, row))
         total = total + formula(alone[-1], inputs, DEFAULTS | (config or {}))
     model.zero_grad()
     total.backward()  # type: ignore[no-untyped-call]
@@ -248,7 +252,7 @@ def test_losses_and_gradients_are_those_of_plain_pytorch(
         assert gradients(model) == []
         trained = kind.forward_backward(kind.read(data, loss, config))
 
-    scale = max(float(each.abs().max()) for each in expected)
+    scale = max(float(slope.abs().max()) for slope in expected)
     for slope, theirs in zip(gradients(model), expected, strict=True):
         torch.testing.assert_close(slope, theirs, atol=3e-5 * max(1.0, scale), rtol=2e-4)
     model.zero_grad()
@@ -256,8 +260,8 @@ def test_losses_and_gradients_are_those_of_plain_pytorch(
         loss_sum = pytest.approx(float(total.detach()), rel=1e-4, abs=1e-3)
         assert answer.metrics["loss:sum"] == loss_sum
         for output, logprobs in zip(answer.loss_fn_outputs, alone, strict=True):
-            found = output["logprobs"].to_torch()
-            torch.testing.assert_close(found, logprobs.detach(), atol=2e-5, rtol=1e-5)
+            values = output["logprobs"].to_torch()
+            torch.testing.assert_close(values, logprobs.detach(), atol=2e-5, rtol=1e-5)
 
 
 def test_a_step_is_torchs_adamw(trainer: Trainer, model: Any, tiny_model: str) -> None:
@@ -265,27 +269,20 @@ def test_a_step_is_torchs_adamw(trainer: Trainer, model: Any, tiny_model: str) -
     options: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
     optimizer = torch.optim.AdamW(twin.parameters(), **options)
     for step in range(3):
-        one = datum(12, step)
-        loss = -(reference_logprobs(twin, one) * one.loss_fn_inputs["weights"].to_torch()).sum()
+        row = datum(12, step)
+        loss = -(reference_logprobs(twin, row) * row.loss_fn_inputs["weights"].to_torch()).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-        trainer.forward_backward(trainer.read([one], "cross_entropy"))
+        trainer.forward_backward(trainer.read([row], "cross_entropy"))
         trainer.optim_step(ADAM)
     assert same(weights(model), weights(twin), 1e-5)
 
 
 def test_clipping_reports_the_norm_before(trainer: Trainer, model: Any, monkeypatch: Any) -> None:
     trainer.forward_backward(trainer.read([datum(20)], "cross_entropy"))
-    norm = math.sqrt(sum(float((g**2).sum()) for g in gradients(model)))
-    clipped: list[float] = []
-    step = torch.optim.AdamW.step
-
-    def spy(optimizer: torch.optim.AdamW) -> None:
-        clipped.append(math.sqrt(sum(float((g**2).sum()) for g in gradients(model))))
-        step(optimizer)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+    norm = norm_of(gradients(model))
+    clipped = spied(monkeypatch, torch.optim.AdamW, "step", lambda _: norm_of(gradients(model)))
     response = trainer.optim_step(types.AdamParams(grad_clip_norm=0.5))
     assert response.metrics is not None
     assert response.metrics["optim/grad_norm"] == pytest.approx(norm, rel=1e-4)
@@ -298,7 +295,7 @@ def test_a_custom_loss_has_the_gradient_autograd_gives_it(trainer: Trainer, mode
     def loss_fn(data: list[types.Datum], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
         return torch.tanh(logprobs[0].sum() / 10 - logprobs[1].sum() / 10) ** 2, {"mine": 3.0}
 
-    loss, _ = loss_fn(data, [reference_logprobs(model, one) for one in data])
+    loss, _ = loss_fn(data, [reference_logprobs(model, row) for row in data])
     loss.backward()
     expected = gradients(model)
     model.zero_grad()

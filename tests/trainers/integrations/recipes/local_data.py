@@ -46,8 +46,8 @@ def _each(
 
 
 def _preferred(i: int) -> dict[str, Any]:
-    asked = f"\n\nHuman: Who are you? {i}\n\nAssistant:"
-    return {"chosen": f"{asked} I am {i}.", "rejected": f"{asked} No idea."}
+    question = f"\n\nHuman: Who are you? {i}\n\nAssistant:"
+    return {"chosen": f"{question} I am {i}.", "rejected": f"{question} No idea."}
 
 
 def _compared(i: int) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def _chosen(i: int) -> dict[str, Any]:
 
 def _judged(i: int) -> dict[str, Any]:
     scores = {f"orig_score{n}_description": f"as good as {n}" for n in range(1, 6)}
-    asked = {"orig_instruction": f"Say {i}.", "orig_reference_answer": f"{i}"}
-    return {**asked, "orig_criteria": "Is it said?", **scores}
+    task = {"orig_instruction": f"Say {i}.", "orig_reference_answer": f"{i}"}
+    return {**task, "orig_criteria": "Is it said?", **scores}
 
 
 def _math(*splits: str) -> Callable[[], DatasetDict]:
@@ -109,10 +109,10 @@ def load_dataset(
     Raises:
         KeyError: There is no data of this name; add it.
     """
-    found = DATA[path]()
+    splits = DATA[path]()
     if split is None:
-        return found
-    return found[split].to_iterable_dataset() if streaming else found[split]
+        return splits
+    return splits[split].to_iterable_dataset() if streaming else splits[split]
 
 
 def get_dataset_config_names(path: str) -> list[str]:
@@ -132,13 +132,13 @@ def write_files(folder: Path) -> None:
 
 def _write_forecasts(file: Path) -> None:
     sources = [{"title": "t", "summary": "s", "ranking": 1}]
-    asked = {"category": "c", "markets": '["yes it is"]', "sources": json.dumps(sources)}
+    columns = {"category": "c", "markets": '["yes it is"]', "sources": json.dumps(sources)}
     rows = [
         {
             "submission_id": f"s{i}", "event_ticker": f"e{i}", "title": f"Event {i}",
             "snapshot_time": f"2025-{month:02}-01T00:00:00Z",
             "close_time": f"2025-{month:02}-10T00:00:00Z",
-            "market_outcome": json.dumps({"yes it is": i % 2}), **asked,
+            "market_outcome": json.dumps({"yes it is": i % 2}), **columns,
         }
         for i, month in enumerate([1, 2, 3, 4, 11, 11, 12, 12])  # trained on, and after the split
     ]  # fmt: skip
@@ -146,13 +146,13 @@ def _write_forecasts(file: Path) -> None:
 
 
 def _write_arrow(folder: Path) -> None:
-    asked = [{"role": "system", "content": "Pick."}, {"role": "user", "content": "A or B?"}]
+    messages = [{"role": "system", "content": "Pick."}, {"role": "user", "content": "A or B?"}]
     tool = {"prompt": "Call t.", "golden_response": ["Action: t", "Action Input: {}"]}
     called = {**tool, "golden_answer": [{"Action": "t", "Action_Input": "{}"}]}
-    answered = {"messages": asked, "output_text": "<answer>A</answer>"}
+    answered = {"messages": messages, "output_text": "<answer>A</answer>"}
     data = {
         "science_data/train_data": [answered] * ROWS,
-        "science_data/eval_data": [{"prompt": asked, "answer": "A"}] * TESTED,
+        "science_data/eval_data": [{"prompt": messages, "answer": "A"}] * TESTED,
         "tooluse_data/train_data": [tool] * ROWS,
         "tooluse_data/eval_data": [called] * TESTED,
     }  # fmt: skip

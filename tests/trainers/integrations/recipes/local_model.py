@@ -41,9 +41,9 @@ def make_boxing_model(root: Path) -> str:
 
 
 def _datum(renderer: renderers.Renderer, rng: random.Random) -> tinker.Datum:
-    asked, answered = f"What is {rng.randrange(8)} + 1?{TASK}", f"\\boxed{{{rng.randint(1, 2)}}}"
+    question, answer = f"What is {rng.randrange(8)} + 1?{TASK}", f"\\boxed{{{rng.randint(1, 2)}}}"
     talk: list[renderers.Message] = [
-        *SHOWN, {"role": "user", "content": asked}, {"role": "assistant", "content": answered}
+        *SHOWN, {"role": "user", "content": question}, {"role": "assistant", "content": answer}
     ]  # fmt: skip
     last = renderers.TrainOnWhat.LAST_ASSISTANT_MESSAGE
     return conversation_to_datum(talk, renderer, 1024, last)

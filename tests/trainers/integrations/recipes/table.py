@@ -19,8 +19,6 @@ VARIES = ("env=", "dataset=", "methods=", "max_steps_off_policy=", "reverse=")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe as it is run here."""
-
     module: str
     """Below ``tinker_cookbook.recipes``."""
     settings: str = ""
@@ -45,7 +43,6 @@ class Recipe:
 
 
 def trains(module: str, settings: str, steps: int = 1) -> Recipe:
-    """A recipe whose run is in ``{log}``."""
     return Recipe(module, settings, {"log": steps})
 
 
@@ -168,7 +165,7 @@ NEEDED = {
 }  # fmt: skip
 NEEDS = tuple(
     Recipe(module, needs=need)
-    for module, need in sorted((one, need) for need, of in NEEDED.items() for one in of.split())
+    for module, need in sorted((name, need) for need, of in NEEDED.items() for name in of.split())
 )
 
 RECIPES = (*RUNS, *NEEDS)

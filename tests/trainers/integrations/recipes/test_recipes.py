@@ -8,7 +8,6 @@ optimizer steps as were asked for.
 
 import ast
 import io
-import json
 import logging
 import math
 import os
@@ -17,7 +16,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pytest
@@ -27,9 +25,11 @@ from tests.nightly import each
 from tests.trainers.integrations.recipes import local_data
 from tests.trainers.integrations.recipes.local_model import make_boxing_model
 from tests.trainers.integrations.recipes.table import RECIPES, RUNS, Recipe
+from tests.trainers.kit import Patch, Shown, sequences
 
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.embedded import embedded_engine
+from evert.trainers.system.files import CHECKPOINTS, METRICS, read_jsonl
 
 COOKBOOK = Path(tinker_cookbook.__file__).parent
 BY_DAY = {recipe.module.partition(".")[0]: recipe for recipe in reversed(RUNS)}.values()
@@ -48,7 +48,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     """The working directory of a recipe, with local data for what it would download."""
     local_data.write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -74,10 +74,10 @@ def _logging_as_it_was() -> Iterator[None]:
     root.setLevel(level)
 
 
-def run(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def run(recipe: Recipe, folder: Path, monkeypatch: Patch) -> None:
     """``python -m`` of a recipe, in this process."""
     log = folder / "log"
-    saved = [row["sampler_path"] for row in lines(log / "checkpoints.jsonl")]
+    saved = [row["sampler_path"] for row in read_jsonl(log / CHECKPOINTS)]
     places = {"log": log, "data": folder, "saved": "".join(saved[-1:])}
     monkeypatch.setattr(sys, "argv", [recipe.module, *recipe.settings.format(**places).split()])
     with warnings.catch_warnings():
@@ -85,31 +85,22 @@ def run(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         runpy.run_module(f"{PACKAGE}.{recipe.module}", run_name="__main__", alter_sys=True)
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
 def check_run(log: Path, steps: int, engine: Engine) -> None:
     """Metrics are finite, and the last checkpoint is there after so many steps."""
-    metrics = lines(log / "metrics.jsonl")
+    metrics = read_jsonl(log / METRICS)
     numbers = [value for row in metrics for value in row.values() if isinstance(value, float)]
     assert numbers
     assert all(math.isfinite(number) for number in numbers)
-    last = lines(log / "checkpoints.jsonl")[-1]
+    last = read_jsonl(log / CHECKPOINTS)[-1]
     assert engine.store.read(last["state_path"]).steps == steps
     sampler = tinker.ServiceClient().create_sampling_client(model_path=last["sampler_path"])
-    prompt = tinker.ModelInput.from_ints(sampler.get_tokenizer().encode("Hi"))
-    answer = sampler.sample(prompt, 1, tinker.SamplingParams(max_tokens=1)).result()
-    assert len(answer.sequences[0].tokens) == 1
+    [reply] = sequences(sampler, *sampler.get_tokenizer().encode("Hi"), max_tokens=1)
+    assert len(reply.tokens) == 1
 
 
 @pytest.mark.parametrize("recipe", each(RUNS, BY_DAY), ids=lambda recipe: recipe.name)
 def test_a_recipe_runs_as_its_users_call_it(
-    recipe: Recipe,
-    engine: Engine,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    recipe: Recipe, engine: Engine, folder: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(recipe.typed))
     if recipe.after is not None:
@@ -124,14 +115,14 @@ def test_a_recipe_runs_as_its_users_call_it(
 
 def entry_points() -> set[str]:
     """Modules of recipes that are called with ``python -m``."""
-    found = set()
+    names = set()
     for file in (COOKBOOK / "recipes").rglob("*.py"):
         name = ".".join(file.relative_to(COOKBOOK / "recipes").with_suffix("").parts)
         if name.endswith(".__main__"):
-            found.add(name.removesuffix(".__main__"))
+            names.add(name.removesuffix(".__main__"))
         elif any(map(_is_main, ast.parse(file.read_text()).body)):
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 def _is_main(node: ast.stmt) -> bool:

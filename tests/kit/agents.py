@@ -1,0 +1,54 @@
+"""Model calls, and agents that say little."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from tests.kit.messages import assistant, user
+
+from evert import AgentClient, BlockingAgentClient
+
+
+def _messages(messages: tuple[str | dict[str, Any], ...]) -> list[Any]:
+    return [user(item) if isinstance(item, str) else item for item in messages or ("Hi",)]
+
+
+async def call(client: AgentClient, *messages: str | dict[str, Any], **fields: Any) -> Any:
+    """One call's completion; a text is a user's message, and no message is "Hi"."""
+    return await client.chat.completions.create(messages=_messages(messages), **fields)
+
+
+async def ask(client: AgentClient, *messages: str | dict[str, Any], **fields: Any) -> str:
+    """One call; the text of its reply, "" where it has none."""
+    return (await call(client, *messages, **fields)).choices[0].message.content or ""
+
+
+def ask_blocking(
+    client: BlockingAgentClient, *messages: str | dict[str, Any], **fields: Any
+) -> str:
+    """The same of an agent that is a plain function."""
+    completion = client.chat.completions.create(messages=_messages(messages), **fields)
+    return completion.choices[0].message.content or ""
+
+
+async def asks(client: AgentClient) -> float:
+    """An agent of one call."""
+    await ask(client)
+    return 1.0
+
+
+def asks_blocking(client: BlockingAgentClient) -> float:
+    """A plain function of one call."""
+    ask_blocking(client)
+    return 1.0
+
+
+def talker(turns: int, reward: float = 1.0) -> Callable[..., Coroutine[Any, Any, float]]:
+    """An agent that keeps one conversation going for some turns, whatever its task."""
+
+    async def agent(client: AgentClient, task: object = None) -> float:
+        messages = [user("Hi")]
+        for turn in range(turns):
+            messages += [assistant(await ask(client, *messages)), user(f"and {turn}?")]
+        return reward
+
+    return agent

@@ -1,0 +1,140 @@
+"""``saved_page``: the viewer's page with its answers in it, as one file that needs nothing else.
+
+The page's scripts and styles are inline, and a content security policy in it allows these alone, by
+their hashes, and no request. The answers are data in it, which the page reads in place of the
+server's. They are untrusted: no text in them can end the data.
+"""
+
+import base64
+import hashlib
+import html
+import re
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+
+import evert
+from evert.bridge.redaction import redacted
+from evert.trainers.reporting.run import ReportError
+from evert.trainers.viewing import asking
+from evert.trainers.viewing.answers import ANSWERS, PAGE, Answers, as_json, asset
+from evert.trainers.viewing.lines import SUMMARY, WRONG, Row
+
+LARGEST = 16 * 2**20
+"""Maximum bytes of a page."""
+STEPS, EPISODES = 3, 6
+"""Steps of each run in a page, and episodes of each step."""
+MOST_STAGES = 500
+"""Steps of each run in its table."""
+HOLDS = f"""the first, the middle and the last step of each run, and {EPISODES} episodes of each \
+of these: the worst, the best, and the first in order"""
+POLICY = """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src {}; \
+style-src {}; img-src data:; base-uri 'none'; form-action 'none'">"""
+DATA = '<script type="application/json" id="saved">{}</script>'
+ASSET = r'<script src="(.+?)"></script>|<link rel="stylesheet" href="(.+?)">'
+OVERHEAD = 200
+"""Maximum bytes of an answer's name."""
+_UNPRINTABLE = re.compile("[\x7f-\x9f]")
+"""Control characters that JSON does not escape, such as the beginning of a terminal's sequences."""
+
+
+def saved_page(answers: Answers, title: str, smooth: float) -> bytes:
+    """Return the page of all runs of an index, with as many episodes as fit into ``LARGEST``.
+
+    Args:
+        answers: They are asked what the page would ask them.
+        title: The page's title.
+        smooth: Weight of the past in bold lines, from 0 to below 1.
+
+    Raises:
+        ReportError: The runs do not fit, even without episodes.
+    """
+    runs = [*answers.index.runs]
+    texts = {"runs": _json(answers.all_runs({}))}
+    for run in runs:
+        row = answers.one_run({"run": str(run)})
+        row |= {"more": [], "stages": row["stages"][-MOST_STAGES:]}
+        texts[f"run/{run}"] = _json(row)
+    about: Row = {
+        "title": title,
+        "smooth": smooth,
+        "home": "/".join(["runs" if len(runs) > 1 else "run", *map(str, runs)]),
+        "written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
+        "version": evert.__version__,
+        "holds": HOLDS,
+        "omitted": 0,
+    }
+    room = LARGEST - OVERHEAD - len(_page(about, texts))
+    if room < 0:
+        raise ReportError(
+            f"The page would be larger than {LARGEST >> 20} MB, even without episodes. Name fewer "
+            "runs."
+        )
+    for name, query in _choices(answers):
+        with suppress(*WRONG, OSError, sqlite3.Error):  # a file has changed, say
+            text = _json(ANSWERS[name](answers, query))
+            size = len(text.encode()) + OVERHEAD
+            if size <= room:
+                room -= size
+                texts["/".join([name, *query.values()])] = text
+            else:
+                about["omitted"] += 1
+    return _page(about, texts)
+
+
+def _choices(answers: Answers) -> Iterator[tuple[str, dict[str, str]]]:
+    """Names and queries of the steps, and of their episodes; what matters most comes first."""
+    steps = [step for run in answers.index.runs for step in _steps(answers, run)]
+    yield from (("step", step) for step in steps)
+    ids = [_episodes(answers, step) for step in steps]
+    for rank in range(EPISODES):
+        yield from (("episode", {"id": str(of[rank])}) for of in ids if rank < len(of))
+
+
+def _steps(answers: Answers, run: int) -> Iterator[dict[str, str]]:
+    series = defaultdict[tuple[str, str], list[Row]](list)
+    for stage in asking.steps(answers.index, run):
+        series[stage["split"], stage["model"]].append(stage)
+    for (split, model), stages in series.items():
+        for place in sorted({round(i * (len(stages) - 1) / (STEPS - 1)) for i in range(STEPS)}):
+            step = str(stages[place]["step"])
+            yield {"run": str(run), "split": split, "model": model, "step": step}
+
+
+def _episodes(answers: Answers, step: dict[str, str]) -> list[int]:
+    """Numbers of a step's worst and best episode, and of the first; of recorded ones if it has."""
+    rows = answers.step(step)["episodes"]
+    rows = [row for row in rows if row["kind"] != SUMMARY] or rows
+    by_reward = sorted(rows, key=lambda row: float(row["reward"]))
+    ids = dict.fromkeys(row["id"] for row in [*by_reward[:1], *by_reward[-1:], *rows])
+    return [*ids][:EPISODES]
+
+
+def _json(value: Row | str) -> str:
+    """JSON that is safe in a page: nothing in it can be a tag."""
+    return _UNPRINTABLE.sub("\ufffd", as_json(value)).replace("<", "\\u003c")
+
+
+def _page(about: Row, texts: dict[str, str]) -> bytes:
+    answers = ",".join(f"{_json(key)}:{text}" for key, text in texts.items())
+    data = f'{{"about":{_json(about)},"answers":{{{answers}}}}}'
+    hashes = defaultdict[str, list[str]](list)
+
+    def inline(match: re.Match[str]) -> str:
+        text, tag = asset(match[1] or match[2]), "script" if match[1] else "style"
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        hashes[tag].append(f"'sha256-{digest}'")
+        return f"<{tag}>{text}</{tag}>"
+
+    page = re.sub(ASSET, inline, asset(PAGE))
+    policy = POLICY.format(" ".join(hashes["script"]), " ".join(hashes["style"]))
+    parts = {
+        '<meta charset="utf-8">': policy,
+        "<title>": html.escape(redacted(about["title"])),
+        "</main>": DATA.format(data),
+    }
+    for place, text in parts.items():  # the data last: nothing is replaced in it
+        page = page.replace(place, f"{place}\n{text}", 1)
+    return page.encode("utf-8", "replace")

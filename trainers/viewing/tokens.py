@@ -1,0 +1,58 @@
+"""Counts a run's tokens, and their cost.
+
+Prompt tokens and sampled tokens are metrics of the Cookbook. Tokens trained on are not, since a
+conversation is trained on once, however many calls it took. They are the lengths of the lineages of
+the episodes on record: exact if all are, otherwise scaled up. Held-out tasks before the first step
+and after the last are not counted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import final
+
+from evert.trainers.reporting.figures.metrics import HELD_OUT, TRAIN
+from evert.trainers.reporting.run import Run
+from evert.trainers.viewing import asking
+from evert.trainers.viewing.index import Index
+
+
+@final
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens of a whole run."""
+
+    prefill: int
+    sample: int
+    train: int | None
+    """None: the rollouts do not record it."""
+    is_estimate: bool
+    """Whether ``train`` is scaled up from some of the episodes."""
+
+
+def cost(tokens: Tokens, prices: Mapping[str, float]) -> float | None:
+    """Return dollars for all tokens with a price; None without prices, or if a count is unknown.
+
+    ``prices`` are dollars per million tokens, by the names of ``Tokens``.
+    """
+    counts = [(asdict(tokens)[name], price) for name, price in prices.items()]
+    if not counts or any(count is None for count, _ in counts):
+        return None
+    return float(sum(count * price for count, price in counts) / 1e6)
+
+
+def count_tokens(run: Run, index: Index, number: int) -> Tokens | None:
+    """Count the tokens of a run, which has a number in the index; None: they are no metrics."""
+    if not any(f"{TRAIN}total_ac_tokens" in row for row in run.rows):
+        return None
+    prompt_tokens, sampled_tokens = (
+        [run.total(f"{prefix}total_{kind}_tokens") for prefix in (TRAIN, HELD_OUT)]
+        for kind in ("ob", "ac")
+    )
+    whole = round(prompt_tokens[0] + sampled_tokens[0])
+    recorded, trained = asking.lengths(index, number)
+    return Tokens(
+        prefill=round(sum(prompt_tokens)),
+        sample=round(sum(sampled_tokens)),
+        train=round(trained / recorded * whole) if trained and recorded else None,
+        is_estimate=recorded != whole,
+    )
