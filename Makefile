@@ -31,6 +31,8 @@
 #   make vision  train a tiny vision model to name colours, three seeds (a few minutes)
 #   make credit  compare credit by turn with credit by episode, three seeds, a plot (about 5 minutes)
 #   make compression   train two models together, three seeds (about 5 minutes)
+#   make experiments   four public experiments by SmolLM2, three seeds each (an hour); a plot
+#   make algorithms    SmolLM2 under fifteen settings of the algorithm, three seeds each (two hours)
 #   make games   tic-tac-toe by self-play, and Blackjack, three seeds each (about 40 minutes)
 #   make soak    100,000 mixed episodes: memory, leftovers, the longest stall
 #   make machine   10,000 calls of an Env in random order, another order each time
@@ -45,7 +47,7 @@ EDITABLE := $(INSTALL) --editable
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train real real-short test quick environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 instrumented examples trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks versions newest mac lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision gpu clean
+.PHONY: train real real-short test quick environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 instrumented examples trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks versions newest mac lint nightly wheel docs bench games compression credit experiments algorithms kill9 smoke startup soak machine vision gpu clean
 
 train: .venv/installed
 	$(BIN)/evert train env=identity $(SETTINGS)
@@ -260,6 +262,13 @@ startup: .venv/developing
 
 credit: .venv/developing
 	$(BIN)/python benchmarks/credit.py --plot docs/credit.png $(SETTINGS)
+
+# Without multiply: its model cannot be made here.
+experiments: .venv/developing $(SMOLLM2)
+	$(BIN)/python benchmarks/experiments.py --only reverse_text alphabet_sort wordle countdown --plot runs/experiments.png $(SETTINGS)
+
+algorithms: .venv/developing $(SMOLLM2)
+	$(BIN)/python benchmarks/algorithms.py --plot runs/algorithms.png $(SETTINGS)
 
 compression: .venv/developing
 	$(BIN)/python benchmarks/several_models.py $(SETTINGS)

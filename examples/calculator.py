@@ -41,10 +41,10 @@ def calculate(expression):
     return str(SIGNS[read[2]](int(read[1]), int(read[3])))
 
 
-async def solve(question):
-    """Answer a question; return the answer and the tool's results."""
+async def solve(question, *before):
+    """Answer a question after other messages; return the answer and the tool's results."""
     client, results = AsyncOpenAI(), []
-    messages = [{"role": "user", "content": question}]
+    messages = [*before, {"role": "user", "content": question}]
     for _ in range(CALLS):
         completion = await client.chat.completions.create(
             model="gpt-4o-mini", messages=messages, tools=TOOLS
@@ -60,11 +60,11 @@ async def solve(question):
     return "", results
 
 
-def questions(seed, count):
+def questions(seed, count, signs="+-*"):
     """Yield questions with their answers."""
     draw = random.Random(seed)
     for _ in range(count):
-        expression = f"{draw.randint(11, 99)} {draw.choice('+-*')} {draw.randint(11, 99)}"
+        expression = f"{draw.randint(11, 99)} {draw.choice(signs)} {draw.randint(11, 99)}"
         yield {"question": f"What is {expression}?", "answer": calculate(expression)}
 
 

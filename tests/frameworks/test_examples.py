@@ -28,8 +28,8 @@ GUESSES = 5
 """Until a bisection of 1..100 finds the number of ``game.TASK``."""
 
 WITHOUT_A_FRAMEWORK = {
-    *("calculator", "colours", "compression", "game", "gepa_prompt", "harbor_trial"),
-    "twenty_questions",
+    *("alphabet_sort", "calculator", "colours", "compression", "game", "gepa_prompt"),
+    *("harbor_trial", "multiply", "reverse_text", "twenty_questions", "wordle"),
 }
 """What the examples share, and those that tests/trainers, test_docs.py and tests/harbor play."""
 

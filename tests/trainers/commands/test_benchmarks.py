@@ -1,20 +1,23 @@
-"""``benchmarks/learning.py`` and ``trainers.py``, in their shortest forms, and ``drift.py``."""
+"""``benchmarks/learning.py`` and ``trainers.py``, in their shortest forms, and others' tables."""
 
 import json
+import shlex
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import psutil
 import pytest
-from benchmarks import drift, learning, trainers
+from benchmarks import algorithms, drift, experiments, learning, trainers
 from rich.console import Console
 from tests.trainers.kit import Patch, Shown
 
-from evert import read_records
+from evert import Group, read_records
 from evert.bridge.clients.client import AgentClient
 from evert.envs.twenty_questions.game import QuestionGame, Rules
 from evert.envs.twenty_questions.measures import measures
@@ -25,7 +28,7 @@ from evert.envs.twenty_questions.player import (
     TwentyQuestions,
     noun_of,
 )
-from evert.trainers.commands.train import train
+from evert.trainers.commands.train import parse, train
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.reporting.figures.metrics import Curve
 
@@ -200,3 +203,69 @@ def test_other_data_than_conversations_fail_the_benchmark_and_a_missing_program_
     assert "FAILED compacting: evert's data are not the 1 conversations" in shown
     monkeypatch.setitem(drift.CASES, "compacting", wrong._replace(conversations=2))
     assert drift.main(out) == 0
+
+
+def save_run(folder: Path, rewards: list[float], after: float = 0.8) -> None:
+    """Write the record of a run, so that it is not repeated."""
+    record = {"before": 0.5, "after": after, "rewards": rewards, "tokens": 1000}
+    path = folder.with_suffix(".json")
+    path.write_text(json.dumps({**record, "seconds": 60.0, "cpu_seconds": 50.0}))
+
+
+def test_the_settings_of_every_experiment_and_algorithm_are_read() -> None:
+    rows = [f"{row.game} {row.training}" for row in experiments.EXPERIMENTS.values()]
+    rows += [f"{algorithms.SUMS} {settings}" for settings, _ in algorithms.ROWS.values()]
+    assert len(rows) == 20
+    for row in rows:
+        assert parse(shlex.split(f"{row} {experiments.COMMON}"))
+
+
+def test_a_row_without_a_warm_up_begins_untrained(tmp_path: Path, capsys: Shown) -> None:
+    save_run(tmp_path / "multiply-0", [0.5, 0.7])
+    assert experiments.main(["--only", "multiply", "--seeds", "0", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("0.50") == 2
+
+
+@pytest.mark.parametrize(("after", "code"), [(0.8, 0), (0.1, 1)])
+def test_a_public_experiment_outside_its_interval_fails_the_benchmark(
+    tmp_path: Path, capsys: Shown, monkeypatch: Patch, after: float, code: int
+) -> None:
+    row = replace(experiments.EXPERIMENTS["reverse_text"], accepted=(0.7, 0.9))
+    monkeypatch.setitem(experiments.EXPERIMENTS, "reverse_text", row)
+    untrained = tmp_path / "reverse_text-untrained"
+    untrained.mkdir()
+    (untrained / "scores.csv").write_text("model,reward\nsmollm2,0.1\n")
+    for seed in range(3):
+        save_run(tmp_path / f"reverse_text-{seed}", [0.5, 0.7], after + 0.01 * seed)
+
+    assert experiments.main(["--only", "reverse_text", "--out", str(tmp_path)]) == code
+    output = capsys.readouterr()
+    assert all(figure in output.out for figure in ("0.10", f"{after + 0.01:.2f} (", "1,000"))
+    assert ("FAILED reverse_text: 0.110 is not in 0.7 to 0.9" in output.err) == bool(code)
+
+
+def test_the_table_of_algorithms_names_a_collapse(tmp_path: Path, capsys: Shown) -> None:
+    for seed in range(3):
+        save_run(tmp_path / f"sums-0-{seed}", [0.1, 0.3, 0.5, 0.6, 0.6, 0.6, 0.6])
+        save_run(tmp_path / f"sums-10-{seed}", [0.6] * 5 + [0.1 if seed else 0.6] * 5)
+    names = [[*algorithms.ROWS][number] for number in (0, 10)]
+    figure = tmp_path / "figure.png"
+
+    out = ["--out", str(tmp_path), "--plot", str(figure)]
+    assert algorithms.main(["--only", *names, *out]) == 0
+    shown = capsys.readouterr().out
+    assert "2 of 3 collapsed" in shown
+    assert shown.count("collapsed") == 1
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    save_run(tmp_path / "sums-0-0", [0.1] * 7)
+    assert algorithms.main(["--only", names[0], *out]) == 1
+    assert "FAILED importance_sampling" in capsys.readouterr().err
+
+
+def test_division_by_the_deviation_gives_each_group_the_same_scale() -> None:
+    different, alike = (
+        algorithms.divided(cast(Group, SimpleNamespace(rewards=np.array(rewards))))
+        for rewards in ([0.0, 0.0, 0.0, 1.0], [1.0] * 4)
+    )
+    assert different.std() == pytest.approx(1, abs=1e-4)
+    assert alike.tolist() == [0] * 4

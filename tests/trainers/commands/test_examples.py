@@ -6,12 +6,14 @@ import re
 import runpy
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from tests.kit import play, reward
 from tests.trainers.kit import Patch
 from tinker_cookbook.utils.ml_log import JsonLogger
 
@@ -64,6 +66,67 @@ def test_the_pages_loop_closes_and_the_reward_rises(tmp_path: Path, monkeypatch:
     before, after = (RunFolder(Path("runs", name)) for name in ("first", "second"))
     assert {record.reward for record in evert.read_records("served")} == {0.0, 1.0}
     assert after.before["temperature_1"]["reward"] > before.after["temperature_1"]["reward"] + 0.2
+
+
+@pytest.fixture
+def in_examples(monkeypatch: Patch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    monkeypatch.syspath_prepend(ROOT / "examples")
+
+
+NAMES = re.compile(r"\b(?!Sort|Add )[A-Z]\w+")
+FOUR = ("Tom", "Ann", "Zoe", "Ben")
+CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "12 * 34"}}</tool_call>'
+PRODUCT = {"question": "What is 12 * 34?", "answer": "408"}
+
+
+@pytest.mark.usefixtures("in_examples")
+@pytest.mark.parametrize(
+    ("name", "task", "replies", "earned"),
+    [
+        ("reverse_text", "bako", ["o k a b"], 1.0),
+        ("reverse_text", "bako", ["b a k o"], 0.25),
+        ("reverse_text", "bako", ["I do not know this word."], 2 * 2 / (4 + 19)),
+        ("alphabet_sort", FOUR, ["Ann, Tom", "Ann, Tom, Zoe", "Ann, Ben, Tom, Zoe"], 1.0),
+        ("alphabet_sort", FOUR, ["Tom, Ann", "Ann, Tom, Zoe", ""], (0.5**4 + 1) / 3),
+        ("wordle", "crane", ["c l o u d", "no", "c r a n e"], 1 + 1 / 3),
+        ("wordle", "crane", ["c r a s h"] * 5 + ["c a r r y"], 0.2 + 0.1 + 0.1),
+        ("wordle", "crane", ["c r a n e s"] * 6, 0.0),
+        ("multiply", PRODUCT, [CALL, "It is 408."], 1.0),
+        ("multiply", PRODUCT, [CALL, "It is 40."], 0.0),
+        ("multiply", PRODUCT, [CALL, CALL, CALL], 0.0),
+    ],
+)  # fmt: skip
+async def test_a_public_experiment_plays_an_episode(
+    name: str, task: Any, replies: list[str], earned: float
+) -> None:
+    agent = runpy.run_path(str(ROOT / f"examples/{name}.py"))["agent"]
+    episode = await play(agent, *replies, task=task, policy_names=["gpt-4o-mini"])
+    assert reward(episode) == pytest.approx(earned)
+
+
+@pytest.mark.usefixtures("in_examples")
+@pytest.mark.parametrize(
+    ("name", "task_of"),
+    [
+        ("reverse_text", lambda asked, _: "".join(asked[0].rpartition(": ")[2].split())),
+        ("alphabet_sort", lambda asked, _: NAMES.findall(" ".join(asked))),
+        ("wordle", lambda _, said: "".join(said[-1].split())),
+    ],
+)
+async def test_demonstrations_of_a_public_experiment_are_of_training_tasks_and_right(
+    name: str, task_of: Callable[[list[str], list[str]], Any]
+) -> None:
+    example = runpy.run_path(str(ROOT / f"examples/{name}.py"))
+    assert not {*example["TRAIN"]} & {*example["TEST"]}
+    messages = next(example["demonstrations"](0))
+    asked, said = (
+        [message["content"] for message in messages if message["role"] == role]
+        for role in ("user", "assistant")
+    )
+    task = task_of(asked, said)
+    assert (tuple(task) if isinstance(task, list) else task) in example["TRAIN"]
+    assert reward(await play(example["agent"], *said, task=task)) >= 1
 
 
 def test_the_prompt_that_makes_the_model_right_is_found() -> None:

@@ -1,0 +1,128 @@
+"""Sums by SmolLM2 under fifteen settings of the algorithm: losses, advantages, substeps, KL, async.
+
+    python benchmarks/algorithms.py [--only ppo] [--seeds 0 1 2] [--plot docs/algorithms.png]
+
+All rows train on one-digit sums of reasoning-gym from the same warm-up, with the same tasks, steps
+and learning rate. The figure is the mean reward in training over the last five steps. A run whose
+figure is less than half its best mean of five steps has collapsed, and its row says so. Runs in the
+results' folder are not repeated. Exits with 1 if a run of the first row, the recipe's own settings,
+has not learned. ``--quick``: one step per run, no table.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the file beside this one
+
+from benchmarks.experiments import COMMON, QUICK, SMOLLM2, parse, shown, train
+
+from evert import Group
+from evert.trainers.reporting.figures.curves import draw_panel, mean
+from evert.trainers.reporting.figures.metrics import Curve
+from evert.trainers.reporting.figures.style import save as save_figure
+
+SUMS = (
+    "tasks=reasoning_gym:chain_sum tasks.max_terms=2 tasks.max_digits=1 test_tasks='' "
+    f"max_tokens=12 {SMOLLM2} warm_up_steps=4 warm_up_batch=32 steps=15 batch_size=12 group_size=8 "
+    "learning_rate=2e-4"
+)
+DIVIDED = "cookbook.dataset_builder.advantages=benchmarks.algorithms:divided"
+ASYNC = "cookbook.async_config.groups_per_batch=12 cookbook.async_config.max_steps_off_policy"
+LAST, LEARNED = 5, 0.3
+SAME = "on-policy, the ratio is 1: as importance_sampling"
+FASTER = "more updates from the same samples: faster; the clip holds it"
+ROWS = {
+    "importance_sampling": ("", "the baseline (REINFORCE with a group's mean)"),
+    "ppo": ("loss_fn=ppo", SAME),
+    "cispo": ("loss_fn=cispo", SAME),
+    "gspo": ("loss_fn=gspo", "the same, but each sequence counts alike"),
+    "dro": ("loss_fn=dro", "a quadratic penalty holds it back: slower"),
+    "importance_sampling, divided": (DIVIDED, "GRPO: larger steps where few differ"),
+    "ppo, divided": (f"loss_fn=ppo {DIVIDED}", "GRPO with its own loss: as the row above"),
+    "cispo, divided": (f"loss_fn=cispo {DIVIDED}", "as the row above"),
+    "gspo, divided": (f"loss_fn=gspo {DIVIDED}", "GSPO as published"),
+    "dro, divided": (f"loss_fn=dro {DIVIDED}", "slower, as without the division"),
+    "importance_sampling, 4 substeps": ("num_substeps=4", "faster; nothing clips the ratio"),
+    "ppo, 4 substeps": ("loss_fn=ppo num_substeps=4", FASTER),
+    "cispo, 4 substeps": ("loss_fn=cispo num_substeps=4", FASTER),
+    "importance_sampling, kl_penalty=0.1": ("kl_penalty=0.1", "lower reward, nearer the base"),
+    "importance_sampling, async": (f"{ASYNC}=2", "as fast a step; the ratio corrects the lag"),
+}
+"""Name -> settings, and what the papers lead to expect."""
+
+
+def divided(group: Group) -> np.ndarray[Any, Any]:
+    """Return each episode's reward less the group's mean, divided by the group's deviation."""
+    centred = group.rewards - group.rewards.mean()
+    quotients: np.ndarray[Any, Any] = centred / (group.rewards.std() + 1e-6)
+    return quotients
+
+
+def last(rewards: Sequence[float]) -> float:
+    """Return the mean reward of the last steps."""
+    return fmean(rewards[-LAST:])
+
+
+def collapsed(rewards: Sequence[float]) -> bool:
+    """Whether a run lost more than half of what it once had."""
+    return last(rewards) < max(last(rewards[:end]) for end in range(1, len(rewards) + 1)) / 2
+
+
+def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
+    """Return the table of results, a row per setting."""
+    grid = Table(title=f"mean reward in training of the last {LAST} steps (95 % over seeds)")
+    for column in ("settings", "seeds", "last steps", "all steps", "end", "CPU s", "expected"):
+        grid.add_column(column, no_wrap=True)
+    for name, runs in results.items():
+        rewards = [run["rewards"] for run in runs]
+        count = sum(map(collapsed, rewards))
+        ending = f"{count} of {len(runs)} collapsed" if count else ""
+        figures = (shown([*map(last, rewards)]), f"{fmean(map(fmean, rewards)):.2f}", ending)
+        seconds = f"{fmean(run['cpu_seconds'] for run in runs):.0f}"
+        grid.add_row(name, str(len(runs)), *figures, seconds, ROWS[name][1])
+    return grid
+
+
+def plot(results: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
+    """Plot the mean reward of each setting by step."""
+    lines = []
+    for name, runs in results.items():
+        points = [run["rewards"] for run in runs]
+        series = [Curve([*range(1, len(p) + 1)], [0.0] * len(p), p) for p in points]
+        lines.append((name, mean(series)))
+    save_figure(draw_panel("Sums by SmolLM2", "mean reward in training", lines, smooth=0.6), path)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return 1 if the first row has not learned."""
+    options = parse(__doc__, [*ROWS], argv)
+    console = Console(highlight=False, width=200)
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    results: dict[str, list[dict[str, Any]]] = {}
+    for seed in options.seeds:
+        for number, (name, (settings, _)) in enumerate(ROWS.items()):
+            if name in options.only:
+                command = f"{SUMS} {COMMON} {settings} {QUICK if options.quick else ''} seed={seed}"
+                results.setdefault(name, []).append(train(command, out / f"sums-{number}-{seed}"))
+    if options.quick:
+        return 0
+    console.print(table(results))
+    if options.plot:
+        plot(results, Path(options.plot))
+    base = [last(run["rewards"]) for run in results.get("importance_sampling", [])]
+    if any(figure < LEARNED for figure in base):
+        print(f"FAILED importance_sampling: {base}, below {LEARNED}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
