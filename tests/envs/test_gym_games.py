@@ -204,6 +204,8 @@ def test_minigrid_is_told_and_played_in_words() -> None:
 
 
 class Named(gymnasium.Env[Any, Any]):
+    """Names its actions as Atari's environments do."""
+
     closed: ClassVar[list["Named"]] = []
     action_space = spaces.Discrete(2, start=5)
     observation_space = spaces.Discrete(3)
