@@ -191,10 +191,10 @@ async def test_a_seat_that_waits_or_is_being_sampled_is_told_when_another_is_clo
 
 
 async def test_a_seat_does_not_time_out_while_another_is_being_sampled() -> None:
-    player, judge = seat_envs(in_turn, SEATS, agent_timeout=0.1)
+    player, judge = seat_envs(in_turn, SEATS, agent_timeout=1)
     waiting = asyncio.create_task(judge.initial_observation())
     await player.initial_observation()
-    await asyncio.sleep(0.4)  # the trainer takes its time
+    await asyncio.sleep(1.5)  # the trainer takes its time
     assert not waiting.done()
     playing = asyncio.create_task(step(player))
     await waiting
