@@ -46,6 +46,10 @@ class OpenCalls:
         account = self._account
         return account.budget.calls(self.queue.max_calls, account.turns, account.sampled)
 
+    def expect_overlap(self, *, is_expected: bool) -> None:
+        """Submit every call from now on if ``is_expected``, even one that is alone."""
+        self.overlap |= is_expected
+
     def call_of(self, observation: Observation) -> ParkedCall | None:
         """Return the call of an observation that is being sampled; None: no call waits."""
         for call, outstanding in (

@@ -58,7 +58,7 @@ class ReplayPolicy(TokenCompleter):
         self._moved = asyncio.Condition()
         self._env = env
         if env is not None:
-            env.open_calls.overlap |= _has_met(record, 0)
+            env.open_calls.expect_overlap(is_expected=_has_met(record, 0))
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
@@ -81,7 +81,7 @@ class ReplayPolicy(TokenCompleter):
         self.left.remove(turn)
         if open_calls is not None:
             # The next call must wait for its turn, too.
-            open_calls.overlap |= _has_met(self.record, turn, turn + 1)
+            open_calls.expect_overlap(is_expected=_has_met(self.record, turn, turn + 1))
             if open_calls.overlap:
                 await self._wait_for_turn(turn)
         self._unanswered.remove(turn)

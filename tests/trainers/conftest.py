@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.kit import Shown
 from tests.trainers.kit import (
     FINISHED,
     Cli,
-    Shown,
     copy_of,
     environment,
     make_model,

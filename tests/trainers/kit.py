@@ -1,12 +1,11 @@
-"""What the trainers' tests share; ``conftest.py`` has what is made once a session.
+"""What the trainers' tests share beyond ``tests/kit``; ``conftest.py`` makes things once a session.
 
 - commands: settings of a small run, a copy of a run, another Python, an interrupt;
-- ``spied``: the calls of a function that is called all the same; ``until`` a condition holds;
+- ``spied``: the calls of a function that is called all the same;
 - the engine: clients, prompts, data, a little training;
 - models: a tiny tokenizer and model, and an endpoint of another.
 """
 
-import asyncio
 import functools
 import json
 import os
@@ -22,9 +21,9 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import pytest
 import tinker
 import torch
+from tests.kit import Patch
 from tinker import types
 
 from evert.trainers.rundir.folder import RunFolder
@@ -34,9 +33,6 @@ FINISHED = [*SMALL, "steps=3", "save_every=2"]
 """The settings of the run that ``finished`` is."""
 
 Cli = Callable[..., str]
-Log = pytest.LogCaptureFixture
-Patch = pytest.MonkeyPatch
-Shown = pytest.CaptureFixture[str]
 
 
 def environment() -> dict[str, str]:
@@ -86,13 +82,6 @@ def spied(
 
     patch.setattr(owner, name, spy)
     return calls
-
-
-async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait for a condition."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 ADAM = types.AdamParams(learning_rate=1e-2)

@@ -20,9 +20,8 @@ from evert.trainers.reporting.run import Run, read_folder
 from evert.trainers.rundir.metrics import HELD_OUT_REWARD, SKIPPED, TRAIN_REWARD
 from evert.trainers.system import files
 from evert.trainers.system.files import read_jsonl
+from evert.trainers.viewing.lines import Row
 from evert.trainers.viewing.tokens import Tokens, cost
-
-Row = dict[str, Any]
 
 MOST_POINTS = 400
 """Maximum points of a curve; more are averaged, as they would fall on the same pixels."""

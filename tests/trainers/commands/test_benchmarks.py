@@ -15,7 +15,7 @@ import psutil
 import pytest
 from benchmarks import algorithms, drift, experiments, learning, trainers
 from rich.console import Console
-from tests.trainers.kit import Patch, Shown
+from tests.kit import Patch, Shown
 
 from evert import Group, read_records
 from evert.bridge.clients.client import AgentClient

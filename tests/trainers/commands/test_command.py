@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 import chz
 import pytest
-from tests.trainers.kit import Patch, Shown, interrupt_in_finalizer
+from tests.kit import Patch, Shown
+from tests.trainers.kit import interrupt_in_finalizer
 
 import evert
 from evert.bridge.errors import AgentError, EvertError

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import torch
-from tests.trainers.kit import Patch, Shown
+from tests.kit import Patch, Shown
 
 from evert.trainers.commands import doctor
 

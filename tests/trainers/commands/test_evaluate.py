@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainers.kit import Patch, Shown, chat_endpoint
+from tests.kit import Patch, Shown
+from tests.trainers.kit import chat_endpoint
 
 from evert import RemoteModel
 from evert.envs.guess_number import TEST_TASKS

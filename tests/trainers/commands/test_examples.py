@@ -13,8 +13,7 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from tests.kit import play, reward
-from tests.trainers.kit import Patch
+from tests.kit import Patch, play, reward
 from tinker_cookbook.utils.ml_log import JsonLogger
 
 import evert

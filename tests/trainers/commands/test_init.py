@@ -4,7 +4,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from tests.trainers.kit import Cli, Shown, run_python
+from tests.kit import Shown
+from tests.trainers.kit import Cli, run_python
 
 from evert.trainers import cli
 from evert.trainers.commands import init, play, train

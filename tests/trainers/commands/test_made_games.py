@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tests.bridge.tokens.chat_templates import TEMPLATES, tokenizer_of
-from tests.kit import play, reward
-from tests.trainers.kit import Cli, Patch
+from tests.kit import Patch, play, reward
+from tests.trainers.kit import Cli
 
 import evert
 from evert.bridge.import_paths import resolve

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from tests.bridge.tokens.call_families import FAMILIES
-from tests.trainers.kit import Cli, Shown
+from tests.kit import Shown
+from tests.trainers.kit import Cli
 
 from evert.bridge.tokens.bases import base_path
 from evert.trainers.commands import model

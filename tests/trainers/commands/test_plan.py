@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tinker
 import torch
-from tests.trainers.kit import Patch, Shown
+from tests.kit import Patch, Shown
 from transformers import AutoConfig
 
 from evert.trainers import cli

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit import ask, call, system, tool, user
-from tests.trainers.kit import Patch, Shown, chat_endpoint
+from tests.kit import Patch, Shown, ask, call, system, tool, user
+from tests.trainers.kit import chat_endpoint
 
 from evert import read_records
 from evert.trainers import cli

@@ -12,7 +12,8 @@ import chz
 import pytest
 import torch
 from rich.console import Console
-from tests.trainers.kit import Patch, Shown, environment
+from tests.kit import Patch, Shown
+from tests.trainers.kit import environment
 from tinker.types import LossFnType
 from tinker_cookbook import model_info
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits

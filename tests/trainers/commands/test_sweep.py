@@ -19,7 +19,8 @@ import optuna
 import psutil
 import pytest
 from optuna.storages.journal import JournalFileBackend
-from tests.trainers.kit import Patch, Shown, environment
+from tests.kit import Patch, Shown
+from tests.trainers.kit import environment
 
 from evert.trainers import cli
 from evert.trainers.commands import sweep, train

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from tests.trainers.kit import Patch, Shown
+from tests.kit import Patch, Shown
 from tinker_cookbook.stores.training_store import TrainingRunStore
 
 from evert.trainers.commands import train

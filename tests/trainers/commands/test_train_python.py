@@ -16,8 +16,8 @@ import torch
 from bases.seeing import SeeingConfig, main
 from examples.colours import agent, demonstrations, square
 from rich.console import Console
-from tests.kit import ask
-from tests.trainers.kit import Patch, Shown, interrupt_in_finalizer
+from tests.kit import Patch, Shown, ask
+from tests.trainers.kit import interrupt_in_finalizer
 
 import evert
 from evert.bridge.groups.curriculum import read_sampler_log

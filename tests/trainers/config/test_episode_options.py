@@ -15,8 +15,8 @@ import chz
 import pytest
 import tinker
 from rich.console import Console
-from tests.kit import ask
-from tests.trainers.kit import Patch, Shown, chat_endpoint
+from tests.kit import Patch, Shown, ask
+from tests.trainers.kit import chat_endpoint
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.utils.ml_log import dump_config
 

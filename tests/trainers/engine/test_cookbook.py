@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit import ask, assistant, user
+from tests.kit import Patch, ask, assistant, user
 from tests.nightly import each
-from tests.trainers.kit import Patch
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.supervised import train as supervised_train
 from tinker_cookbook.supervised.data import FromConversationFileBuilder

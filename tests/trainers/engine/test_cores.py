@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kit import Patch
 from tests.trainers.engine.training.test_trainer import CPU, KINDS, datum, gradients, model_of
-from tests.trainers.kit import Patch, sequences, snapshot, spied
+from tests.trainers.kit import sequences, snapshot, spied
 
 from evert.trainers.engine.common import parallel
 from evert.trainers.engine.common.parallel import WorkerThread, bounded_map, lanes, thread_map

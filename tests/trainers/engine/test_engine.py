@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 import tinker
 import torch
+from tests.kit import Patch
 from tests.trainers.kit import (
     ADAM,
-    Patch,
     datum,
     loss_of,
     params,

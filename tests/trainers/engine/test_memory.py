@@ -9,6 +9,7 @@ import psutil
 import pytest
 import torch
 import transformers
+from tests.kit import Patch
 from tests.trainers.engine.standin import CUDA, MPS, stand_in
 from tests.trainers.engine.training.test_trainer import (
     ADAM,
@@ -21,7 +22,7 @@ from tests.trainers.engine.training.test_trainer import (
     same,
     weights,
 )  # fmt: skip
-from tests.trainers.kit import Patch, spied
+from tests.trainers.kit import spied
 from tinker import types
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -21,8 +21,9 @@ import huggingface_hub.constants
 import openai
 import pytest
 import tinker
+from tests.kit import Patch
 from tests.nightly import each
-from tests.trainers.kit import Patch, sampler_of, sequences, snapshot, trainer_of
+from tests.trainers.kit import sampler_of, sequences, snapshot, trainer_of
 from tinker import RestClient as SdkRestClient
 from tinker import ServiceClient as SdkServiceClient
 

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from tests.trainers.kit import Log
+from tests.kit import Logs
 from tinker_cookbook import model_info, renderers, tokenizer_utils
 from transformers import AutoTokenizer
 
@@ -36,7 +36,7 @@ def test_the_first_pattern_that_fits_counts_but_for_what_is_here(
     assert StandIns(patterns).of(name) == expected
 
 
-def test_a_name_that_is_replaced_is_said_once(caplog: Log) -> None:
+def test_a_name_that_is_replaced_is_said_once(caplog: Logs) -> None:
     stand_ins = StandIns({"Qwen/*": "evert-tiny"})
     for name in (NAMED, NAMED, "Qwen/Qwen3-32B", "other"):
         stand_ins.of(name)
@@ -60,7 +60,7 @@ def test_look_ups_by_name_find_the_stand_in_inside_the_block_alone(tmp_path: Pat
     assert vars(AutoTokenizer)["from_pretrained"] is method
 
 
-def test_a_chat_format_without_tokens_is_the_stand_ins_own(tmp_path: Path, caplog: Log) -> None:
+def test_a_chat_format_without_tokens_is_the_stand_ins_own(tmp_path: Path, caplog: Logs) -> None:
     with embedded_engine(tmp_path, device="cpu", stand_ins={"*/*": "evert-tiny"}):
         tokenizer = tokenizer_utils.get_tokenizer("meta-llama/Llama-3.1-8B-Instruct")
         made = [renderers.get_renderer("llama3", tokenizer) for _ in range(2)]

@@ -18,9 +18,10 @@ import tinker
 import torch
 import transformers
 from benchmarks import gpu
+from tests.kit import Shown
 from tests.nightly import each
 from tests.trainers.engine.standin import CUDA, MPS, MPS_SUM, Wait, stand_in
-from tests.trainers.kit import Shown, make_tokenizer, sampler_of, shaken, snapshot, trainer_of
+from tests.trainers.kit import make_tokenizer, sampler_of, shaken, snapshot, trainer_of
 from tinker import types
 
 from evert.trainers.engine.embedded import embedded_engine

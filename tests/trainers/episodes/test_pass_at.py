@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from tests.trainers.kit import Shown
+from tests.kit import Shown
 
 from evert.trainers.commands import evaluate
 from evert.trainers.episodes.scores import interval, pass_at

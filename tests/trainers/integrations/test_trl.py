@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from aiohttp import web
-from tests.trainers.kit import Patch, spied
+from tests.kit import Patch
+from tests.trainers.kit import spied
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert.bridge.clients.http.connections import send, whole

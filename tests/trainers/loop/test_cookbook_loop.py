@@ -7,8 +7,7 @@ from threading import Lock
 from typing import Any
 
 import pytest
-from tests.kit import ask
-from tests.trainers.kit import Patch
+from tests.kit import Patch, ask
 from tinker_cookbook.rl import train as rl_train
 
 from evert import AgentDatasetBuilder, ParallelRollouts, embedded_engine

@@ -1,7 +1,7 @@
 """``evert.models`` where nothing could train them."""
 
 import pytest
-from tests.trainers.kit import Patch
+from tests.kit import Patch
 
 import evert
 from evert import InvalidModelError

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainers.kit import Patch, Shown
+from tests.kit import Patch, Shown
 
 from evert.envs.games import Game, Metric, games
 from evert.trainers.commands import report

@@ -20,7 +20,8 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainers.kit import Patch, Shown, copy_of
+from tests.kit import Patch, Shown
+from tests.trainers.kit import copy_of
 
 from evert import RolloutRecord, read_records
 from evert.trainers.commands import view

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.kit import Patch, Shown
 from tests.nightly import IS_NIGHT
-from tests.trainers.kit import Patch, Shown, copy_of
+from tests.trainers.kit import copy_of
 
 from evert.bridge.errors import EvertError
 from evert.trainers.commands import train

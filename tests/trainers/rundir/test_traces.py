@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tests.faults.test_records import damaged, no_hang
-from tests.kit import ask, call, policy_of, system, tool, user
+from tests.kit import Patch, ask, call, policy_of, system, tool, user
 from tests.trainers.commands.test_records import CALL, HERE, record_groups
-from tests.trainers.kit import Cli, Patch
+from tests.trainers.kit import Cli
 from tests.trainers.reporting.test_view import opened
 from tinker_cookbook.rl.rollouts import do_group_rollout
 

@@ -12,7 +12,8 @@ import openai
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tests.trainers.kit import Patch, spied
+from tests.kit import Patch
+from tests.trainers.kit import spied
 from tests.trainers.serving.conftest import prompt, sdks
 from tinker import types
 

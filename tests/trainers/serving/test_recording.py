@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import openai
-from tests.trainers.kit import Patch, until
+from tests.kit import Patch, until
 from tests.trainers.serving.conftest import sdks
 
 from evert import read_records

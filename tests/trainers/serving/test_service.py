@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import tinker
-from tests.trainers.kit import Log, Patch, sampler_of, until
+from tests.kit import Logs, Patch, until
+from tests.trainers.kit import sampler_of
 from tests.trainers.serving.conftest import prompt
 from tinker_cookbook.completers import TinkerTokenCompleter
 
@@ -180,7 +181,7 @@ STRANGE: list[tuple[bytes, int]] = [
 
 @pytest.mark.parametrize(("headers", "status"), STRANGE)
 async def test_a_request_needs_the_key_and_comes_from_no_page_of_another_host(
-    headers: bytes, status: int, service: PolicyService, caplog: Log
+    headers: bytes, status: int, service: PolicyService, caplog: Logs
 ) -> None:
     host, port = service.url.split("/")[2].split(":")
     headers = headers.replace(b"KEY", service.key.encode())

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 import tinker
-from tests.trainers.kit import Patch
+from tests.kit import Patch
 from tests.trainers.serving.conftest import prompt
 
 from evert.trainers.engine.clients.sampling_client import SamplingClient

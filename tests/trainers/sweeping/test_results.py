@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.trainers.kit import Patch
+from tests.kit import Patch
 
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping import process

@@ -7,7 +7,7 @@ from typing import Any
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from tests.trainers.kit import Patch
+from tests.kit import Patch
 
 from evert.bridge.errors import EvertError
 from evert.trainers.commands.train import parse

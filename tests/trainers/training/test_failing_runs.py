@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainers.kit import Cli, Patch, Shown
+from tests.kit import Patch, Shown
+from tests.trainers.kit import Cli
 from tinker_cookbook.rl import train as cookbook
 
 from evert import AgentDatasetBuilder, embedded_engine

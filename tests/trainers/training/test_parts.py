@@ -14,7 +14,7 @@ import pytest
 import tinker
 import torch
 from rich.console import Console
-from tests.trainers.kit import Patch, Shown
+from tests.kit import Patch, Shown
 from tinker_cookbook.utils import ml_log
 
 from evert.bridge.tokens.bases import BASE_MODEL

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from benchmarks import kill9
+from tests.kit import Patch
 from tests.nightly import IS_NIGHT
-from tests.trainers.kit import FINISHED, Cli, Patch, environment
+from tests.trainers.kit import FINISHED, Cli, environment
 
 from evert.trainers.commands import train
 from evert.trainers.rundir import metrics

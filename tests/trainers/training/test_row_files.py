@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict
 from rich.console import Console
-from tests.kit import assistant, calling, policy_of, system, tool, user
-from tests.trainers.kit import Patch
+from tests.kit import Patch, assistant, calling, policy_of, system, tool, user
 from tests.trainers.training.test_warm_up import settings
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout

@@ -16,7 +16,7 @@ import openai
 import pytest
 from google import genai
 from tests import kit
-from tests.trainers.kit import Log, Patch
+from tests.kit import Logs, Patch
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_strategy import FailFast, MinViableGroup, RetryOnFailure
@@ -506,7 +506,7 @@ async def test_a_training_that_nobody_ends_is_cancelled_with_the_run(tmp_path: P
     assert cleaned_up == [True, True]
 
 
-async def test_what_ended_the_run_is_what_is_raised(tmp_path: Path, caplog: Log) -> None:
+async def test_what_ended_the_run_is_what_is_raised(tmp_path: Path, caplog: Logs) -> None:
     report = Report(tmp_path, failed_steps=1)
 
     async def raises_another() -> None:

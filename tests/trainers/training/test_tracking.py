@@ -14,7 +14,8 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
     EventAccumulator,
 )
-from tests.trainers.kit import Cli, Patch
+from tests.kit import Patch
+from tests.trainers.kit import Cli
 
 from evert.trainers.commands import train
 from evert.trainers.config.backend import wandb_hosts

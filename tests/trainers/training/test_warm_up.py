@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.trainers.kit import Patch
+from tests.kit import Patch
 from tinker_cookbook.supervised.types import SupervisedDataset
 
 from evert.bridge.tokens.bases import base_tokenizer

@@ -23,7 +23,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.trainers.kit import sampler_of, until
+from tests.kit import until
+from tests.trainers.kit import sampler_of
 from tests.trainers.workers.conftest import after_a_call, play, rewards, says_task
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.rollout_strategy import FailFast

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import tinker
 import torch
-from tests.trainers.kit import ADAM, Log, loss_of, prompt, sequences, snapshot, trainer_of
+from tests.kit import Logs
+from tests.trainers.kit import ADAM, loss_of, prompt, sequences, snapshot, trainer_of
 from tinker import types
 from transformers import AutoModelForCausalLM
 
@@ -166,7 +167,7 @@ def rollout(client: Any, count: int = 3) -> list[types.Datum]:
 
 
 def test_on_policy_stable_reinforce_steps_where_importance_sampling_does(
-    training: Any, tiny_model: str, caplog: Log
+    training: Any, tiny_model: str, caplog: Logs
 ) -> None:
     warn_of_alpha.cache_clear()
     client = training.save_weights_and_get_sampling_client(record_stability_info=True).result()

@@ -13,9 +13,9 @@ import pytest
 import safetensors.torch
 import tinker
 import torch
+from tests.kit import Patch
 from tests.trainers.kit import (
     ADAM,
-    Patch,
     datum,
     loss_of,
     params,

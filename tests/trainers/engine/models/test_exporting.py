@@ -13,7 +13,8 @@ import pytest
 import tinker
 import torch
 from huggingface_hub.repocard import metadata_load
-from tests.trainers.kit import Cli, Patch, environment, shaken, trainer_of
+from tests.kit import Patch
+from tests.trainers.kit import Cli, environment, shaken, trainer_of
 from tokenizers import Regex, pre_tokenizers  # type: ignore[import-untyped]
 from transformers import (
     AutoModelForCausalLM,

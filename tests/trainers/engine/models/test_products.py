@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainers.kit import Patch, spied
+from tests.kit import Patch
+from tests.trainers.kit import spied
 
 from evert.trainers.engine.models import products
 from evert.trainers.engine.models.products import linear

@@ -7,9 +7,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from tests.kit import Logs
 from tests.trainers.engine.sampling.test_prefixes import family, tokens
 from tests.trainers.engine.standin import CUDA, Graph, stand_in
-from tests.trainers.kit import Log
 
 from evert.trainers.engine.sampling.frozen import FrozenLean
 from evert.trainers.engine.sampling.graphs import rounded
@@ -64,7 +64,7 @@ def test_a_graph_gives_the_logits_of_its_operations_whichever_rows_there_are(
 
 
 def test_a_step_that_cannot_be_captured_is_computed_without_graph(
-    model: Any, expected: list[np.ndarray], caplog: Log
+    model: Any, expected: list[np.ndarray], caplog: Logs
 ) -> None:
     refusal = RuntimeError("operation not permitted")
     with stand_in() as device, patch.object(Graph, "capture_begin", side_effect=refusal):

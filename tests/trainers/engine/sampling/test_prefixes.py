@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.kit import Patch
 from tests.trainers.engine.sampling.oracle import make_model
-from tests.trainers.kit import Patch
 from tinker import types
 
 from evert.trainers.engine.sampling import batches, lean_batch

@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from tests.kit import Patch
 from tests.trainers.engine.sampling.oracle import adapters_of
-from tests.trainers.kit import Patch
 from tinker import types
 
 from evert.trainers.engine.clients.engine import Engine

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kit import Patch
 from tests.trainers.engine.sampling.test_sampler import params, prompts
-from tests.trainers.kit import Patch, spied
+from tests.trainers.kit import spied
 from torch import Tensor
 
 from evert.trainers.engine.sampling import scheduler

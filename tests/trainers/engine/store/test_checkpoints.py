@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 from safetensors.torch import save_file
-from tests.trainers.kit import Patch
+from tests.kit import Patch
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 
 from evert.trainers.engine.common.errors import CheckpointError

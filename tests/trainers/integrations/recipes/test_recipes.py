@@ -21,11 +21,12 @@ import datasets
 import pytest
 import tinker
 import tinker_cookbook
+from tests.kit import Patch, Shown
 from tests.nightly import each
 from tests.trainers.integrations.recipes import local_data
 from tests.trainers.integrations.recipes.local_model import make_boxing_model
 from tests.trainers.integrations.recipes.table import RECIPES, RUNS, Recipe
-from tests.trainers.kit import Patch, Shown, sequences
+from tests.trainers.kit import sequences
 
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.embedded import embedded_engine
