@@ -184,7 +184,7 @@ def _failed_episodes(folder: Path) -> list[str]:
 
     try:
         counts = failures([*EpisodeLog(folder).by_key.values()])
-    except EpisodeError:  # another version wrote them, as the evaluation reported
+    except EpisodeError:  # written by another version, which the evaluation has reported
         return []
     return [f"  {line}" for line in counts.describe().splitlines()] if counts.count else []
 

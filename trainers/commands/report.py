@@ -1,4 +1,4 @@
-"""``evert report RUN [RUN ...]``: save the viewer's page of runs, and their figures."""
+"""``evert report RUN [RUN ...]``: save the viewer's page on some runs, with figures."""
 
 from collections.abc import Sequence
 from pathlib import Path

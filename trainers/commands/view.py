@@ -67,7 +67,7 @@ def _run(arguments: Sequence[str]) -> None:
             raise ViewError(f"There is no folder or file {path}. {hint}")
         if path.is_file() and not holds_episodes(path):
             raise ViewError(
-                f"{path} is a file without rollouts: none of its first lines is an episode. Name a "
+                f"{path} contains no rollouts: none of its first lines is an episode. Name a "
                 "folder of a run or an evaluation, a folder with such folders in it, or a file of "
                 "rollouts (rollouts/*.jsonl, rollouts.jsonl)."
             )

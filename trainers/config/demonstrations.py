@@ -76,7 +76,7 @@ def read_demonstrations(path: str, min_reward: float | None) -> list[Demonstrati
     if not any(any(row.learned) for row in demonstrations):
         raise DemonstrationsError(
             f"{path} has {len(demonstrations)} rows, and none has a reply to learn. Expected "
-            "messages of the assistant without weight: 0."
+            "assistant messages without weight: 0."
         )
     return demonstrations
 

@@ -1,6 +1,7 @@
-"""The plan of an evaluation, or of one episode: what its settings name, made once.
+"""The plan of an evaluation, or of one episode: the objects that its settings name, made once.
 
-``prepare`` imports nothing heavy but the tasks, which it loads last: a typo is reported at once.
+``prepare`` loads the tasks last and imports nothing else that is slow, so typos are reported at
+once.
 """
 
 from collections.abc import Mapping, Sequence

@@ -165,7 +165,7 @@ class TrainSettings(SharedSettings):
 
     wandb_project: str | None = setting(None, "log to this Weights & Biases project")
     wandb_name: str | None = setting(None, "the run's name in W&B; None: its folder's name")
-    tags: tuple[str, ...] = setting((), "tags in W&B, beside the game and the model")
+    tags: tuple[str, ...] = setting((), "W&B tags, in addition to the game and the model")
     tensorboard: bool = setting(False, "write event files into RUN/tensorboard")
 
     @chz.validate

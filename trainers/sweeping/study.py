@@ -94,7 +94,7 @@ def read_plan(arguments: Mapping[str, str]) -> SweepPlan:
     if settings.objective in HELD_OUT and not base.test_tasks:
         raise UsageError(
             f"objective={settings.objective} needs held-out tasks, and there are none. Pass "
-            "test_tasks=, or a metric of the training: objective=env/all/reward/total."
+            "test_tasks=, or a training metric: objective=env/all/reward/total."
         )
     space = {}
     for key in searched:

@@ -91,7 +91,7 @@ class RayRollouts(WorkerExecutor):
             )
         nodes = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
         near = _near(nodes, ray.util.get_node_ip_address())
-        # Beside the groups there are ``wait``, which never ends, and ``ready``.
+        # Two extra calls run alongside the groups: ``wait``, which never returns, and ``ready``.
         options = {"num_cpus": 1, **options, "max_concurrency": groups_per_worker + 2}
         self._actor = ray.remote(Actor).options(**options)
         self._node = ray.get_runtime_context().get_node_id()

@@ -45,7 +45,7 @@ class AcceptedCall(Future[T]):
             self.set_exception(error)
 
     def result(self, timeout: float | None = None) -> T:
-        """As ``Future.result``."""
+        """Same as ``Future.result``."""
         try:
             return super().result(timeout)
         finally:
@@ -139,11 +139,11 @@ class AnyFuture(Future[T], APIFuture[T]):
             _settle(self, future.result)
 
     def result(self, timeout: float | None = None) -> T:
-        """As ``Future.result``."""
+        """Same as ``Future.result``."""
         return self._future.result(timeout)
 
     async def result_async(self, timeout: float | None = None) -> T:  # noqa: ASYNC109
-        """As ``result``, for async code."""
+        """Like ``result``, for async code."""
         async with asyncio.timeout(timeout):
             return await asyncio.wrap_future(self._future)
 

@@ -59,7 +59,7 @@ class DecodeBatch(ABC):
     """Rows that are decoded together."""
 
     def __init__(self, weights: FrozenModel) -> None:
-        self.weights = weights  # Of the next prompts; may be set to another adapter's
+        self.weights = weights  # For the next prompts; callers may switch to another adapter
         self.passes = 0  # Forward passes over given tokens so far
         self.computed_tokens = 0  # Given tokens computed so far, without padding
         self.device: torch.device = weights.model.device

@@ -16,8 +16,8 @@ from evert.trainers.engine.models.products import float_product
 from evert.trainers.engine.sampling.prefill import common_prefixes
 from evert.trainers.engine.sampling.prefix_cache import KeyValues
 
-_LEAST_SAVED = 2048  # Minimum number of token copies that a stem must save
-_LEAST_LENGTH = 128  # Minimum length: attention over copies of fewer tokens is no slower
+_LEAST_SAVED = 2048  # A stem must save at least this many token copies
+_LEAST_LENGTH = 128  # In tokens; a shorter stem saves no time
 _ROWS = {"cpu": 32}  # Rows at a time: on a CPU, as many as have their scores in its cache
 
 

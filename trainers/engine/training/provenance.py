@@ -39,7 +39,7 @@ def check_spans(datum: types.Datum, where: str, loss_fn: str) -> None:
     if spans is None:
         raise LossInputError(
             f"{where} for {loss_fn!r} has no provenance; expected spans that name the sampled "
-            "sequence behind each token. Add them by datum.with_provenance, or use another loss."
+            "sequence behind each token. Add them with datum.with_provenance, or use another loss."
         )
     unknown = [s.sequence_id for s in spans if not s.sequence_id.startswith(_RECORDED)]
     if unknown:

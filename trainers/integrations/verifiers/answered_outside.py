@@ -1,7 +1,7 @@
-"""Plays an agent whose calls another framework's endpoint answers, which records the tokens.
+"""Plays an agent whose calls are answered by another framework's endpoint, which keeps the tokens.
 
-No evert trainer answers the calls, and nothing is rendered. Otherwise the agent is played as
-usual: blocking or async, with a handle or an SDK, with its notes and its errors.
+evert neither renders nor samples. In all other respects the agent runs as usual: blocking or async,
+through a handle or an SDK, with rewards, metrics, logs and errors.
 """
 
 from typing import Any, Unpack
