@@ -1,4 +1,4 @@
-"""A model call and its reply, whatever the API.
+"""A model call and its reply, for every API.
 
 In reading order:
 
@@ -9,5 +9,5 @@ In reading order:
     reply.py         the reply to a call
     schemas.py       checks replies against JSON schemas
     formats.py       required formats of a reply: response_format, forced tools
-    request.py       a model call of any API
+    request.py       a model call, from any API
 """

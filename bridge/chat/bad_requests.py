@@ -22,7 +22,7 @@ def unexpected(place: str, value: object, expected: str) -> openai.BadRequestErr
 def bad_request(
     message: str, *, param: str | None = None, code: str | None = None
 ) -> openai.BadRequestError:
-    """The OpenAI SDK's error for HTTP 400, as an agent would get it over the network."""
+    """The OpenAI SDK's error for HTTP 400, just as an agent gets it over the network."""
     return openai.BadRequestError(
         message,
         response=_response(),
@@ -67,7 +67,7 @@ def context_length_exceeded(length: int, limit: int) -> openai.BadRequestError:
 
 @cache
 def _response(status: int = 400) -> Any:
-    """The response of every such error, made once: an agent may make thousands of bad calls."""
+    """The response that such errors share: an agent may make thousands of bad calls."""
     base = openai.DefaultHttpxClient.__mro__[1]  # httpx2's from openai 3 on, httpx's before
     http = importlib.import_module(base.__module__.partition(".")[0])
     request = http.Request("POST", "http://evert.invalid/v1/chat/completions")
@@ -75,7 +75,7 @@ def _response(status: int = 400) -> Any:
 
 
 def refuse(what: str, error: Exception) -> NoReturn:
-    """Raise the 400 for the field ``what``: reading it raised ``error``, as agents' objects may."""
+    """Raise the 400 for the field ``what``; reading the agent's object raised ``error``."""
     if isinstance(error, openai.BadRequestError):
         raise error
     reason = "".join(traceback.format_exception_only(error)).strip()

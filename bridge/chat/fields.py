@@ -2,9 +2,9 @@
 
 Every field of an API has a policy (``FieldPolicy``). It is *honoured* (it shapes the observation,
 the reply or the budget), *ignored* (sampling belongs to the trainer), or *refused* with a 400 that
-says what to do instead. A field without a policy is an error in the native handle. Over HTTP it
-only causes a warning, because SDKs and frameworks add fields with every release. A null counts
-as an absent field. A reader raises the 400 if a value has the wrong form.
+says what to do instead. In the native handle, a field without a policy is an error. Over HTTP it
+only causes a warning, because SDKs and frameworks add fields with every release. A null counts as
+an absent field. A reader raises the 400 if a value has the wrong form.
 """
 
 import json
@@ -17,7 +17,7 @@ from evert.bridge.chat.bad_requests import bad_request, malformed
 
 logger = logging.getLogger(__name__)
 
-MOST_WARNED = 100  # most names that a process warns about
+MOST_WARNED = 100  # a process warns about at most this many names
 
 _warned_names: set[str] = set()
 
@@ -31,7 +31,7 @@ class FieldPolicy:
     refused: Mapping[str, tuple[Sequence[Any], str]]  # values that pass, and what to do instead
 
     def check(self, fields: Mapping[str, Any], *, strict: bool) -> None:
-        """Raise a 400 for a refused field. For an unknown one raise it if ``strict``, else warn."""
+        """Raise a 400 for a refused field, and for an unknown one if ``strict``; else warn."""
         for name, value in fields.items():
             if is_absent(value):
                 continue
@@ -62,7 +62,7 @@ def warn_once(name: str, text: str) -> None:
     if name in _warned_names or len(_warned_names) >= MOST_WARNED:
         return
     _warned_names.add(name)
-    note = " Further ones are not reported." if len(_warned_names) == MOST_WARNED else ""
+    note = " Further names are not reported." if len(_warned_names) == MOST_WARNED else ""
     logger.warning(f"{text}: it is ignored.%s", name, note)
 
 
@@ -140,7 +140,7 @@ def read_flag(fields: Mapping[str, Any], name: str, *, absent: bool = False) -> 
 
 
 def read_train(fields: Mapping[str, Any]) -> bool:
-    """Whether to train on the reply, by the field ``evert``: {"train": false}; True by default."""
+    """Whether to train on the reply: the field ``evert`` ({"train": false}), by default True."""
     options = read_object(fields.get("evert"), "evert") or {}
     if not {*options} <= {"train"} or not isinstance(options.get("train", True), bool):
         raise malformed("evert", '{"train": true} or {"train": false}', options)

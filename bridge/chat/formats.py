@@ -26,8 +26,8 @@ ANY_OBJECT = '{"type": "object"}'
 ANY_VALUE = "{}"  # the schema of any JSON
 
 LONGEST_CHECKED = 100_000
-"""Most characters of a reply that is checked against a schema. The slowest schema that we tried, an
-enum of a thousand objects, takes two to three seconds for that many."""
+"""Longer replies, in characters, are not checked against a schema. At this length the slowest
+schema that we tried, an enum of a thousand objects, takes two to three seconds."""
 
 _FENCED = re.compile(r"```(?:json)?[^\S\n]*\n(.*)```", re.DOTALL)
 
@@ -79,7 +79,7 @@ class ReplyFormat:
         """What is wrong with a reply; None: it fits, or is longer than ``LONGEST_CHECKED``."""
         names = [call.function.name for call in reply.tool_calls]
         if self.must_call and not {*names} & {*self.must_call}:
-            return "You did not call a tool that was asked for."
+            return "You did not call a required tool."
         schemas = dict(self.strict)
         for call, name in zip(reply.tool_calls, names, strict=True):
             if name in schemas:

@@ -31,13 +31,13 @@ def reply_key(text: str, calls: Sequence[ToolCall]) -> Key:
 
 
 def key_without_ids(key: Key) -> Key:
-    """A reply's key without the ids of its calls, which an agent may rename."""
+    """A reply's key without its call ids, which an agent may change."""
     kind, text, calls = cast("tuple[str, str, tuple[tuple[Key, Key, Key], ...]]", key)
     return kind, text, tuple(call[1:] for call in calls)
 
 
 def key_as_reply(message: Message) -> Key:
-    """The key that an agent's message has if it is a reply of the policy."""
+    """The key of an agent's message, read as a reply of the policy."""
     content, calls = message["content"], message.get("tool_calls", ())
     if isinstance(content, str):
         return reply_key(content, calls)

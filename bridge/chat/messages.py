@@ -98,7 +98,7 @@ def _read_content(
     if isinstance(content, (list, tuple)):
         parts = [_read_part(part, index, number) for number, part in enumerate(content)]
         texts = [part["text"] for part in parts if part["type"] == "text"]
-        # Not every renderer takes several texts; joined, they are the same message.
+        # Not every renderer accepts several text parts. Joined, they are the same message.
         return "".join(texts) if parts and len(texts) == len(parts) else parts
     raise bad_request(
         f"messages[{index}].content must be a string or a list of parts, got "
@@ -146,7 +146,7 @@ def _read_tool_call(call: object, place: str) -> ToolCall:
     function = fields.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
-    if arguments is None or arguments == "":  # some servers' form of a call without arguments
+    if arguments is None or arguments == "":  # how some servers write a call without arguments
         arguments = "{}"
     call_id = fields.get("id")
     if (

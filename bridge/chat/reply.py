@@ -29,7 +29,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 class TokenLogprob:
     """A sampled token, and the natural logarithm of its probability."""
 
-    text: str  # of this token alone; part of a character gives the replacement character
+    text: str  # this token alone, decoded; a partial character becomes U+FFFD
     logprob: float
     raw: bytes | None  # the bytes of the text; None if an endpoint sent none
 
@@ -48,7 +48,7 @@ class Reply:
     completion_tokens: int
     stop_string: str | None = None  # the agent's stop string that cut the text, if one did
     logprobs: tuple[TokenLogprob, ...] | None = None  # one per token, if the agent asked for them
-    prefill: str = ""  # the beginning that the agent gave: in ``parsed``, but not in ``text``
+    prefill: str = ""  # the beginning that the agent wrote: in ``parsed``, but not in ``text``
     tokens: tuple[int, ...] | None = None  # if they were asked for and are known
     key: Key = field(init=False, repr=False, compare=False)  # ``reply_key`` of the whole reply
 
@@ -56,18 +56,18 @@ class Reply:
         self.key = reply_key(self.prefill + self.text, self.tool_calls)
 
     def with_calls(self, count: int) -> "Reply":
-        """Keep the first ``count`` calls; if none is left, finish with "stop", not "tool_calls"."""
+        """Keep the first ``count`` calls; without any, the finish reason is "stop"."""
         calls = self.tool_calls[:count]
         ends = self.finish_reason == "tool_calls" and not calls
         return replace(self, tool_calls=calls, finish_reason="stop" if ends else self.finish_reason)
 
     def as_message(self) -> dict[str, Any]:
-        """The reply as the message that the agent got."""
+        """The reply as the message that the agent gets."""
         calls = [call.model_dump(mode="json") for call in self.tool_calls]
         return reply_message(self.text, self.reasoning, calls)
 
     def after(self, prefill: str) -> "Reply":
-        """The reply without ``prefill``, its beginning that the agent gave.
+        """The reply without ``prefill``, the beginning that the agent wrote.
 
         If the renderer's prompt opens a thought, ``prefill`` is the beginning of the thought.
         """
@@ -92,7 +92,7 @@ class Reply:
 
 
 def reply_message(text: str, thoughts: str | None, calls: Sequence[Any]) -> dict[str, Any]:
-    """A reply as an assistant's message; None for ``thoughts`` leaves them out."""
+    """A reply as an assistant message; without reasoning if ``thoughts`` is None."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if thoughts is not None:
         message["reasoning_content"] = thoughts
@@ -127,12 +127,12 @@ def read_reply(
         for number, call in enumerate(parsed.get("tool_calls") or ())
     )
     if calls:
-        text = text.strip()  # formats have white space around calls
+        text = text.strip()  # formats put white space around calls
         parsed = {**parsed, "tool_calls": [*calls]} if keeps_ids else parsed
     finish: FinishReason = "length" if truncated else "tool_calls" if calls else "stop"
     unparsed = tuple(parsed.get("unparsed_tool_calls") or ())
     lost = "".join(call.raw_text for call in unparsed if call.raw_text not in text)
-    if lost:  # the agent must see what could not be parsed, and so must the model in its history
+    if lost:  # the agent, and the model in its history, must see what could not be parsed
         text += lost
         parsed = _with_text(parsed, lost)
     return Reply(parsed, text, reasoning, calls, unparsed, finish, prompt_tokens, completion_tokens)

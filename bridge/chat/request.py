@@ -1,4 +1,4 @@
-"""``ChatRequest``: a model call as an agent makes it. Every dialect reads its bodies into one."""
+"""``ChatRequest``: an agent's model call. Every dialect parses its request bodies into one."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ class ChatRequest:
     max_tokens: int | None = None  # None for the run's cap
     stop: tuple[str, ...] = ()  # in addition to the renderer's stops
     format: ReplyFormat | None = None
-    one_call: bool = False  # whether a reply may have one tool call at most
-    may_call: bool = True  # if False, the agent does not get the tool calls of the reply
+    one_call: bool = False  # whether a reply may contain at most one tool call
+    may_call: bool = True  # if False, the reply's tool calls are not passed to the agent
     logprobs: bool = False
     train: bool = True  # whether to train on the reply
-    prefill: str = ""  # the reply's beginning, given by the agent; the agent gets only the rest
-    left_out: tuple[str, ...] = ()  # kinds of tools that were offered and cannot be shown
+    prefill: str = ""  # the reply's beginning, written by the agent, which gets only the rest
+    left_out: tuple[str, ...] = ()  # kinds of offered tools that cannot be shown to the policy
     tokens: bool = False  # whether the sampled token ids are wanted; ``CookbookAgent`` needs them
 
 

@@ -1,12 +1,12 @@
 """Checks replies against JSON schemas, with ``jsonschema-rs``.
 
-The schema is the agent's and is assumed to be sane; the reply is the policy's and may be anything.
-The time of a check grows only with the reply's length, since the engine for patterns never
-backtracks. The time to find the place of an error may double with each level of the reply. So the
-place is reported for at most ``DEEPEST`` levels, and ``anyOf`` and ``oneOf`` are reported as a
-whole. A check blocks all threads of the process.
+The schema comes from the agent and is assumed to be sane; the reply comes from the policy and may
+be anything. A check takes time linear in the reply's length, since the regex engine never
+backtracks. Locating an error may take twice as long with each level of nesting, so the location is
+reported for at most ``DEEPEST`` levels, and ``anyOf`` and ``oneOf`` are reported as a whole. A
+check blocks all threads of the process.
 
-What cannot be checked counts as passed: a reference that leads nowhere, a pattern with look-around.
+What cannot be checked passes: a dangling reference, a pattern with look-around.
 Nothing is ever fetched.
 """
 
@@ -22,7 +22,7 @@ from evert.bridge.chat.fields import is_deeper
 
 logger = logging.getLogger(__name__)
 
-DEEPEST = 10  # most levels of a reply for which the place of an error is reported
+DEEPEST = 10  # in replies with more levels, an error's location is not reported
 
 
 def check_schema(schema: str) -> None:
@@ -62,11 +62,11 @@ def _validator(schema: str, *, for_report: bool = False) -> Validator:
 
 
 _NO_SCHEMAS = {"const", "enum", "dependentRequired", "dependencies"}
-"""Keywords whose content is not changed: values, or lists under any name, even ``anyOf``."""
+"""Keywords whose content stays unchanged: values, or lists under any name, even ``anyOf``."""
 
 
 def _without_errors_of_alternatives(schema: Any) -> Any:
-    """The schema, changed so that an error says that no alternative fits, but not why."""
+    """The schema, changed so that an error says only that no alternative fits."""
     if isinstance(schema, list):
         return [_without_errors_of_alternatives(item) for item in schema]
     if not isinstance(schema, dict):

@@ -51,7 +51,7 @@ def test_the_instruction_says_what_is_wanted_and_a_correction_what_was_wrong() -
 
 NO_JSON = "Your answer is not JSON ("
 NO_FIT = "Your answer does not fit the schema at "
-NO_CALL = "You did not call a tool that was asked for."
+NO_CALL = "You did not call a required tool."
 
 PROBLEMS: list[tuple[ReplyFormat, Reply, str | None]] = [
     (OBJECT, reply("{}"), None),

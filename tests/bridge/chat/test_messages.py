@@ -371,7 +371,7 @@ def test_an_unknown_field_over_the_wire_passes_with_one_warning_a_name_and_few_i
         for name in ("brand_new", "other")
     ]
     assert len(caplog.messages) == MOST_WARNED
-    assert caplog.messages[-1].endswith("it is ignored. Further ones are not reported.")
+    assert caplog.messages[-1].endswith("it is ignored. Further names are not reported.")
     assert max(map(len, caplog.messages)) < 250
 
 
