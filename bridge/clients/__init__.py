@@ -1,8 +1,8 @@
-"""The ways in which an agent's model calls come in: the handle, real SDKs, take-over, HTTP.
+"""The ways in for an agent's model calls: the handle, real SDKs, take-over, HTTP.
 
 In reading order:
 
-    httpx_transport.py    the API in process, as a transport for httpx and httpx2
+    httpx_transport.py    the in-process API, as a transport for httpx and httpx2
     aiohttp_transport.py  the same for aiohttp
     lm15_transport.py     the same for lm15, the HTTP client of DSPy's own engine
     sdks.py               OpenAI's, Anthropic's and Google's SDKs over the transport

@@ -1,7 +1,7 @@
-"""The rollout's API in process for ``aiohttp``, as ``httpx_transport.py`` is for ``httpx``.
+"""The rollout's in-process API for ``aiohttp``, like ``httpx_transport.py`` for ``httpx``.
 
-google-genai makes its async calls with aiohttp if that is installed. aiohttp's transports cannot
-be replaced, but its connectors can: the connections of this one hold the answer from the start.
+google-genai makes its async calls with aiohttp if that is installed. aiohttp's transports cannot be
+replaced, but its connectors can. The connections of this one contain the answer from the start.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ async def response_for(answer: ApiResponse, **options: Any) -> aiohttp.ClientRes
 
 
 class _Connector(aiohttp.BaseConnector):
-    """Opens connections that hold the answer from the start.
+    """Opens connections that contain the answer from the start.
 
     aiohttp has no public transport to replace, and no public way to its connections' protocols.
     """
@@ -45,7 +45,7 @@ class _Wire(asyncio.Transport):
         self._is_closed = False
 
     def write(self, data: Any) -> None:
-        """Do nothing: the request was read before."""
+        """Do nothing: the request has already been read."""
 
     def is_closing(self) -> bool:
         return self._is_closed

@@ -40,8 +40,9 @@ class _Handle:
     def reward(self, reward: float) -> None:
         """Add a reward to the latest transition; before the first call, to the first transition.
 
-        The Cookbook sums a trajectory's rewards and centres the sum in its group, so under its
-        advantages a reward of any transition counts equally for all tokens of the episode.
+        The Cookbook sums a trajectory's rewards and centres the sum in its group. So under its
+        advantages, a reward counts equally for all tokens of the episode, whichever transition it
+        is on.
 
         Raises:
             RewardError: The reward is not a finite number.
@@ -72,7 +73,7 @@ class _Handle:
 
     @property
     def untrained(self) -> Self:
-        """A client whose calls are not trained on, for example summaries, checks, judgements.
+        """A client whose calls are not trained on: summaries, checks, judgements.
 
         The policy samples their replies as usual, but the tokens have no weight in the training
         data. This also applies to the client's ``openai``, ``anthropic``, ``transport`` and
@@ -84,7 +85,7 @@ class _Handle:
 
     @property
     def seed(self) -> int:
-        """The episode's seed, for the agent's own random generators: at least 0, below 2**32.
+        """The episode's seed, for the agent's own random generators: from 0 to 2**32 - 1.
 
         A dataset derives it from its own seed, the step, the task and the episode's number in its
         group. An Env without a seed chooses one at random.
@@ -95,9 +96,9 @@ class _Handle:
     def rng(self) -> random.Random:
         """A generator seeded with ``seed``. All clients of an episode share it.
 
-        It is a ``random.Random``: agents choose from lists and put the result into messages and
-        tool calls, where NumPy's numbers are not JSON. For arrays, use
-        ``numpy.random.default_rng(client.seed)``. Threads that use it share one sequence.
+        It is a ``random.Random``, since agents put what they draw into messages and tool calls, and
+        NumPy's numbers are not JSON. For arrays, use ``numpy.random.default_rng(client.seed)``.
+        Threads that use it share one sequence.
         """
         return self._endpoint.episode.rng
 
@@ -109,12 +110,13 @@ class _Handle:
         return Transport(self._endpoint)
 
     def serve(self, host: str = "127.0.0.1") -> "Address":
-        """Return this rollout's one HTTP address on a host, for agents in other processes.
+        """Return this rollout's HTTP address on a host, for agents in other processes.
 
         Args:
-            host: Interface to listen on, with a free port or a fixed one ("0.0.0.0:8443"). Any but
-                loopback lets other machines in, over plain HTTP. An absolute path names a Unix
-                socket to create, whose clients connect to a relay on port 47113 of their loopback.
+            host: Interface to listen on, with a free port or a fixed one ("0.0.0.0:8443"). Any
+                interface but loopback lets other machines in, over plain HTTP. An absolute path
+                names a Unix socket to create, whose clients connect to a relay on port 47113 of
+                their loopback.
 
         Raises:
             OSError: The server cannot listen on the interface.
@@ -238,7 +240,7 @@ class BlockingChat(_Chat):
         """Call the policy and block until it has replied.
 
         Raises:
-            openai.BadRequestError, EnvClosedError, EpisodeEndedError: As ``AsyncChat.create``.
+            openai.BadRequestError, EnvClosedError, EpisodeEndedError: See ``AsyncChat.create``.
             BlockingCallError: The call would block the Env's event loop, which must answer it.
         """
         episode = self._endpoint.episode
@@ -254,7 +256,7 @@ async def ask(client: AgentClient, request: ChatRequest, **changes: Any) -> Repl
     """Return the reply of a client's model to ``request`` with ``changes``.
 
     Raises:
-        openai.BadRequestError, EnvClosedError, EpisodeEndedError: As ``AsyncChat.create``.
+        openai.BadRequestError, EnvClosedError, EpisodeEndedError: See ``AsyncChat.create``.
     """
     endpoint = client._endpoint
     model_request = endpoint.adapt(replace(request, model=client.model, **changes))
@@ -275,5 +277,5 @@ def _read(fields: dict[str, Any], endpoint: Endpoint) -> ChatRequest:
         )
     if extra := read_object(fields.get("extra_body"), "extra_body"):
         FIELDS.check(fields, strict=True)
-        fields = {**fields, **extra}  # the SDK merges them too
+        fields = {**fields, **extra}  # as the SDK does
     return endpoint.adapt(read(fields, endpoint.model, strict=not extra))

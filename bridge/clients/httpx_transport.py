@@ -1,11 +1,11 @@
-"""The rollout's API in process: a transport for ``httpx``, ``httpx2`` and ``lm15``, sync and async.
+"""The rollout's in-process API: a transport for ``httpx``, ``httpx2`` and ``lm15``, sync and async.
 
     openai.AsyncOpenAI(http_client=openai.DefaultAsyncHttpxClient(transport=client.transport), ...)
 
-One duck-typed class serves all three, since none accepts another's base class. The answer is a
-response of the request's library. The transport is bound to its rollout, because some frameworks
-lose context variables. No socket is opened. The HTTP client's timeouts never fire while the trainer
-samples, because they are implemented in the transport that this one replaces.
+One duck-typed class serves all three, since none accepts another's base class. The answer is the
+response type of the request's library. The transport is bound to its rollout, because some
+frameworks lose context variables. No socket is opened. The HTTP client's timeouts never fire while
+the trainer samples, because they are implemented in the transport that this one replaces.
 """
 
 import logging
@@ -21,7 +21,7 @@ IN_PROCESS = "in-process"
 """The HTTP version of our responses, by which the log filter recognises them."""
 
 ROOT_URL = "http://rollout.invalid"
-"""The API's URL in SDKs; the host name can never resolve."""
+"""The API's URL for SDKs; the host name never resolves."""
 
 
 class Transport:
@@ -32,7 +32,7 @@ class Transport:
 
     def __init__(self, endpoint: Endpoint, behind: Any = None) -> None:
         self._endpoint = endpoint
-        self._behind = behind  # transport of all other requests; None: the rollout answers all
+        self._behind = behind  # transport for all other requests; None: the rollout answers all
 
     async def handle_async_request(self, request: Any) -> Any:
         """Answer a request of an async client."""
@@ -82,7 +82,7 @@ class Transport:
 
 
 def response_for(request: Any, answer: Any) -> Any:
-    """Return an answer as a response of ``request``'s library, and a response unchanged."""
+    """Return an answer as a response of ``request``'s library; a response stays unchanged."""
     if not isinstance(answer, ApiResponse):
         return answer
     library = sys.modules[type(request).__module__.partition(".")[0]]
@@ -98,6 +98,6 @@ def response_for(request: Any, answer: Any) -> Any:
 def was_sent(record: logging.LogRecord) -> bool:
     """Whether a log record of httpx's is about a request that left this process.
 
-    The lines of other requests would name the host of a service that was not called.
+    Log lines about other requests would name a host that was never called.
     """
     return not isinstance(record.args, tuple) or IN_PROCESS not in record.args

@@ -3,10 +3,10 @@
     RouterConfig(transport=client.transport)   a router to which the agent gives the transport
     dspy.LM("openai/policy")                   taken over (``takeover.py``)
 
-lm15 is based on no other HTTP library. Its transports have one method, ``stream(request)``, whose
-result blocking clients enter by ``with`` and async clients by ``async with``. DSPy contains a copy
-of lm15, so a process may have two. The request's copy builds the response. Neither is imported
-here, since DSPy takes seconds to import: ``when_imported`` waits for other code to do so.
+lm15 builds on no other HTTP library. Its transports have one method, ``stream(request)``; clients
+enter its result with ``with`` or ``async with``. DSPy contains a copy of lm15, so a process may
+have two; the response comes from the request's copy. Neither is imported here, since importing DSPy
+takes seconds: ``when_imported`` waits until other code does so.
 """
 
 import sys
@@ -28,7 +28,7 @@ TRANSPORTS = ("StdlibTransport", "StdlibAsyncTransport")
 
 
 class Exchange:
-    """A request that is answered when it is entered; ``send`` forwards calls to other models."""
+    """A request that is answered on entry; ``send`` forwards calls to other models."""
 
     def __init__(
         self, endpoint: Endpoint, request: Any, send: Callable[[], Any] | None = None
@@ -116,7 +116,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec for a module of ``MODULES``, whose loader ends with ``do``; else None."""
+        """Return a spec for a module in ``MODULES``, whose loader ends by calling ``do``."""
         spec = PathFinder.find_spec(fullname, path, target) if fullname in MODULES else None
         if spec is None or spec.loader is None:
             return None

@@ -16,7 +16,7 @@ def open_sdk(package: str, client: str, transport: Transport) -> Any:
     """Return an SDK's client whose calls the rollout answers."""
     library = client_package(package, package)
     kind = "DefaultAsyncHttpxClient" if client.startswith("Async") else "DefaultHttpxClient"
-    # The transport has neither library's base class: it serves clients of httpx and of httpx2.
+    # The transport has neither library's base class, since it serves both httpx and httpx2.
     http = getattr(library, kind)(transport=transport, trust_env=False)
     url = transport.base_url if package == "openai" else transport.root_url
     return getattr(library, client)(
@@ -46,7 +46,7 @@ def open_genai(transport: Transport) -> Any:
 
 @cache
 def _no_tls() -> ssl.SSLContext:
-    """Return a context without certificates: loading the system's takes each client 0.1 s."""
+    """Return a context without certificates: loading the system's would cost 0.1 s per client."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 

@@ -5,16 +5,16 @@ rollout's models. All other requests, and those of other code in the process, go
 destination. Take-over works below the SDKs: where ``httpx`` and ``httpx2`` choose a request's
 transport, where ``aiohttp`` sends a request, and in the transports of ``lm15`` (DSPy's).
 
-A context variable holds a ``Claim`` (``ownership.py``), which says to which rollout a call
-belongs. Tasks inherit it. Threads and pools get it from agents only:
+A context variable contains a ``Claim`` (``ownership.py``), which says which rollout a call belongs
+to. Tasks inherit it. Threads and pools get it only from agents:
 
 - Work that an agent submits to a pool belongs to the agent while it runs; the pool does not.
 - A thread that an agent starts belongs to the agent until the agent is over, and then to nobody:
   it may serve the whole process (an event bus, a logger).
 - A process that is forked or spawned in an agent belongs to nobody.
 
-One more patch lets tokens that the Cookbook samples keep their log-probabilities on their way to
-an Env (``logprobs.py``). Every Env calls ``install``; only the first call has an effect.
+One more patch keeps the log-probabilities of tokens that the Cookbook samples (``logprobs.py``).
+Every Env calls ``install``; only the first call has an effect.
 """
 
 import concurrent.futures
@@ -63,12 +63,12 @@ _is_installed = False
 
 
 def install() -> None:
-    """Start take-over, for the rest of the process. Further calls have no effect."""
+    """Start take-over for the rest of the process's life. Further calls have no effect."""
     global _is_installed
     if _is_installed:
         return
     with _lock:
-        if not _is_installed:  # by another thread
+        if not _is_installed:  # by another thread, meanwhile
             _patch_all()
             _is_installed = True
 
@@ -123,8 +123,8 @@ async def _request(
     try:
         url = URL(str_or_url)
     except (TypeError, ValueError):
-        return await send()  # it raises aiohttp's own error
-    path, method = f"/{url.path}", method.upper()  # it may be relative to a session's base URL
+        return await send()  # raises aiohttp's own error
+    path, method = f"/{url.path}", method.upper()  # may be relative to the session's base URL
     if endpoint.match(method, path) is None:
         return await send()
     data, body = options.get("data"), options.get("json")
@@ -201,11 +201,11 @@ _WORKERS = (
     getattr(concurrent.futures.thread, "_worker", None),
     getattr(multiprocessing.pool, "worker", None),
 )
-"""The functions that threads of pools run; only a thread's target tells that it serves a pool."""
+"""The targets of pool threads; only its target shows that a thread serves a pool."""
 
 
 def _serves_a_pool(thread: threading.Thread) -> bool:
-    """Whether a thread is a pool's: it serves many rollouts, and each task has its own claim."""
+    """Whether a thread belongs to a pool, where each task has its own claim."""
     target = getattr(thread, "_target", None)
     return target is not None and target in _WORKERS
 

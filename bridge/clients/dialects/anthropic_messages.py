@@ -20,7 +20,7 @@ FIELDS = field_policy("anthropic_messages")
 """The treatment of every request field (``fields.toml``)."""
 
 UNTHREADED = {"error_code": "thread_unsupported_request", "unsupported": []}
-"""Details of the refusal of ``thread``: the SDK's tool runner then sends the whole history."""
+"""Details of the 400 for ``thread``; on it, the SDK's tool runner sends the whole history."""
 
 _NOTHING_CACHED = {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
 
@@ -54,7 +54,7 @@ class AnthropicMessages(Dialect):
         reply_format = read_format(_format_of(body), must_call, "output_config.format", tools=tools)
         if prefill and reply_format is not None and reply_format.is_asked_for:
             raise bad_request(
-                "The last message is the assistant's, which begins the reply, and a format or a "
+                "The last message is the assistant's, which begins the reply, but a format or a "
                 "tool is required: only one of these is possible. End with the user's message.",
                 param="messages",
             )
@@ -177,7 +177,7 @@ def _read_all(messages: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join consecutive texts of the assistant into one message, as the API does."""
+    """Join consecutive assistant texts into one message, as the API does."""
     joined: list[dict[str, Any]] = []
     for message in messages:
         if joined and _is_text(message) and _is_text(joined[-1]):
@@ -307,7 +307,7 @@ _NO_TEXT: Mapping[str, Any] = {"type": "text", "text": ""}
 async def _block_events(
     index: int, block: Mapping[str, Any], pieces: AsyncIterator[str]
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield the events of a thought or a text; no events without pieces."""
+    """Yield the events of a thought or a text; none if it has no pieces."""
     is_open, kind = False, block["type"]
     async for piece in pieces:
         if not is_open:

@@ -50,10 +50,10 @@ COUNTS = ("/count_tokens", "/input_tokens", ":countTokens")
 """The path endings of requests that only count tokens."""
 
 UNSERVED = ("/completions", "/complete", "/responses/compact", "/messages/batches")
-"""The path endings of requests that call a model in a way that is not served here."""
+"""The path endings of requests for APIs that are not served here."""
 
 LONG_PROMPT = 20_000
-"""Bytes whose tokens take some milliseconds to count; longer prompts are counted in a thread."""
+"""Counting the tokens of this many bytes takes milliseconds; longer prompts use a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class ApiRequest:
         return self.dialect.addressed(self.path, read_body(self.content))
 
     def model(self) -> object:
-        """Return the model's name, even of a body that is refused; None without a name."""
+        """Return the model's name, even if the body is refused; None without a name."""
         try:
             return self.body.get("model")
         except openai.BadRequestError:
@@ -163,7 +163,7 @@ class Api(ABC):
 
     @abstractmethod
     async def hold_back(self, refusal: str) -> None:
-        """Delay a refusal, so that a client that repeats it does not slow down others."""
+        """Delay a refusal, so that a client that keeps retrying does not slow down others."""
 
     def new_id(self) -> str:
         """Return a unique id for a reply."""
@@ -190,7 +190,7 @@ class Api(ABC):
     def route(
         self, method: str, path: str, content: bytes, url: str = ""
     ) -> ApiRequest | ApiResponse:
-        """Return a request to one of the APIs, or the answer to any other request."""
+        """Return the request if it is for one of the APIs, else the answer to it."""
         dialect, path = self.match(method, path), path.rstrip("/")
         if dialect is not None:
             return ApiRequest(dialect, path, content, url)
@@ -199,7 +199,7 @@ class Api(ABC):
         return _not_found(method, path)
 
     async def read_soon(self, api_request: ApiRequest | ApiResponse) -> ApiCall | ApiResponse:
-        """Call ``read``, in a thread if the body is long, and delay a refusal."""
+        """Call ``read``, in a thread if the body is long; delay a refusal."""
         call: ApiCall | ApiResponse
         if isinstance(api_request, ApiResponse):
             call = api_request

@@ -15,13 +15,13 @@ from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.fields import is_deeper
 
 LONG_BODY = 2**17
-"""Bytes that are parsed in 20 ms at most; longer bodies are parsed in a thread."""
+"""Parsing this many bytes takes at most 20 ms; longer bodies are parsed in a thread."""
 
 MAX_DEPTH = 100
-"""Most levels of lists and objects in a body; deeper ones break code that copies or checks them."""
+"""Maximum nesting of a body; deeper ones break code that copies or checks them."""
 
 MAX_VALUES = 2**18
-"""Most values in a body, at any depth; 64 MiB of brackets would be gigabytes of empty lists."""
+"""Maximum number of values in a body; 64 MiB of brackets would be gigabytes of empty lists."""
 
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
@@ -48,5 +48,5 @@ def read_body(content: bytes) -> Mapping[str, Any]:
 
 
 def _count(text: str) -> int:
-    """Return an upper bound on the number of values in a JSON text without strings."""
+    """Return an upper bound on the number of values in JSON text whose strings were removed."""
     return sum(map(text.count, ",[{")) - text.count("[]") - text.count("{}")

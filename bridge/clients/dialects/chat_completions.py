@@ -27,7 +27,7 @@ FIELDS = field_policy("chat_completions")
 
 _TOOL_CHOICE = "{'type': 'function', 'function': {'name': ...}}"
 _DEPLOYMENT = re.compile(r"/deployments/([^/]+)/chat/completions$")
-"""The end of an Azure path, which contains the model's name."""
+"""The end of an Azure path, with the model's name."""
 
 _PLAIN = frozenset({"model", "messages"})
 

@@ -9,7 +9,7 @@ from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects.events import Stream, named_events
 
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
-"""The fields that say how to sample."""
+"""The fields with sampling parameters."""
 
 
 class Dialect(ABC):
@@ -45,7 +45,7 @@ class Dialect(ABC):
         return {"input_tokens": count}
 
     def sampling(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return how the client wants to sample. Only a served model samples that way."""
+        """Return the client's sampling parameters. Only a served model uses them."""
         return {name: body[name] for name in SAMPLING if body.get(name) is not None}
 
     def error(self, error: Mapping[str, Any], status: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """One rollout's API, over any transport.
 
-A call after the end of the episode is also a 400, since no other exception passes unchanged through
-every framework. If the agent keeps calling, ``AgentAborted`` is raised.
+A call after the end of the episode also gets a 400, since no other exception passes unchanged
+through every framework. If the agent keeps calling, ``AgentAborted`` is raised.
 """
 
 import copy
@@ -154,7 +154,7 @@ class Endpoint(Api):
     def _serves(self, api_request: ApiRequest, model: object) -> bool:
         """Whether a model is answered here. Other names are recorded for error messages."""
         if "untrained" in vars(self) and self.untrained._is_own(api_request.url):
-            return False  # only the server knows, by the key, which rollout was called
+            return False  # only the server knows which rollout the key belongs to
         routes = self.episode.routes
         if isinstance(model, str) and not routes.knows(model) and not self._is_own(api_request.url):
             routes.strangers[model] = None
@@ -177,7 +177,7 @@ def _failures_named(call: ApiCall) -> Iterator[None]:
 
 
 def _unreachable(routes: Routes, api_request: ApiRequest, error: Exception) -> ApiResponse:
-    """Return the answer to a call of another model whose host is unknown or blocked."""
+    """Return the answer to a call to another model whose host is unknown or blocked."""
     model, host = api_request.model(), urlsplit(api_request.url).hostname
     if not isinstance(model, str) or not _is_final(error):
         raise error

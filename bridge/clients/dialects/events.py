@@ -1,6 +1,7 @@
 """Server-sent events, and the ``Stream`` from which every dialect makes the events of a reply.
 
-A complete reply is written as a stream of deltas, so that agents run their code that joins deltas.
+A complete reply is also written as a stream of deltas, so that agents run their own code that joins
+deltas.
 """
 
 import json
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 DELTA_LENGTH = 16
-"""Characters per delta: a sentence has several deltas, so that code that joins them runs."""
+"""Characters per delta: short enough that even a sentence takes several."""
 
 
 def deltas(text: str) -> Iterator[str]:
@@ -29,9 +30,9 @@ async def _pieces(text: str) -> AsyncIterator[str]:
 class Stream:
     """A reply that is written as events, after it is complete or while it is sampled."""
 
-    head: Mapping[str, Any]  # the JSON object of the answer; its reply may still be empty
+    head: Mapping[str, Any]  # the answer's JSON object; its reply may still be empty
     thoughts: AsyncIterator[str]  # pieces of the reply's reasoning, which come first
-    text: AsyncIterator[str]  # pieces of its text
+    text: AsyncIterator[str]  # pieces of the reply's text
     answer: Mapping[str, Any]  # the JSON object of the complete answer, once ``text`` has ended
 
     @classmethod

@@ -24,7 +24,7 @@ BUILT_IN_TOOLS = frozenset(_table()["responses"]["built_in_tools"])
 
 
 def field_policy(api: str) -> FieldPolicy:
-    """Return how the fields of an API are treated, by the API's name in ``fields.toml``."""
+    """Return the policy for an API's fields; ``name`` is the API's name in ``fields.toml``."""
     rules = _table()[api]
     ignored = frozenset([*rules["ignored"], *_table()["common"]["ignored"]])
     refused = {
@@ -43,8 +43,8 @@ def read_format(
 ) -> ReplyFormat | None:
     """Read the format from a field (an object with a type and a schema, or absent) and the tools.
 
-    ``within`` is the key of the inner object that has the schema; "": the field itself has it.
-    None: any reply is valid.
+    ``within`` is the key of the inner object with the schema; "" if the field itself has it.
+    Returns None if any reply is valid.
     """
     spec = {"type": None} if is_absent(value) else read_object(value, param) or {}
     kind, text = spec.get("type", ""), None

@@ -37,12 +37,12 @@ CONFIG_FIELDS = field_policy("gemini_generation_config")
 METHOD = re.compile(
     r"/(?:models|tunedModels|endpoints)/(.+):(generateContent|streamGenerateContent|countTokens)$"
 )
-"""The end of a path: the model's name, and the method."""
+"""The end of a path: the model's name and the method."""
 
 
 def method_of(path: str) -> re.Match[str] | None:
-    """Match the model and the method at the end of a path; None: other paths."""
-    # Most paths are others. The pattern alone would be slow, since it tries every slash.
+    """Match the model and the method at the end of a path; None for other paths."""
+    # Most paths have no method. The pattern alone would be slow, since it tries every slash.
     ends = (":generateContent", ":streamGenerateContent", ":countTokens")
     return METHOD.search(path) if path.endswith(ends) else None
 
@@ -64,7 +64,7 @@ STATUSES = {
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
-"""Google's names of HTTP status codes."""
+"""Google's names for HTTP status codes."""
 
 
 class Gemini(Dialect):
@@ -158,7 +158,7 @@ class Gemini(Dialect):
         yield {**stream.answer, "candidates": [{**candidate, **_candidate([last])}]}
 
     def sampling(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return how the client wants to sample."""
+        """Return the client's sampling parameters."""
         config = body.get("generationConfig") or {}
         return super().sampling({name: config.get(field) for name, field in _SAMPLING.items()})
 

@@ -1,9 +1,9 @@
 """The tools of Gemini's API: declarations, OpenAPI's schemas as JSON schemas, and ids of calls.
 
-The API has two forms of schemas. ``parametersJsonSchema`` and ``responseJsonSchema`` are JSON
+The API has two kinds of schemas. ``parametersJsonSchema`` and ``responseJsonSchema`` are JSON
 schemas. ``parameters`` and ``responseSchema`` are a subset of OpenAPI's (types in capitals,
-``nullable``, 64-bit numbers as text), which ``json_schema`` converts to JSON schemas. People write
-the second form under the first two names as well.
+``nullable``, 64-bit numbers as text), which ``json_schema`` converts to JSON schemas. In practice,
+the second kind also appears under the first two names.
 """
 
 import hashlib
@@ -30,13 +30,13 @@ _COUNTS = {f"{end}{of}" for end in ("min", "max") for of in ("Items", "Length", 
 _LEFT_OUT = {"propertyOrdering", "example", "nullable"}
 
 REMEMBERED = 2**14
-"""Most calls whose ids are kept; a server forgets the oldest."""
+"""Maximum number of calls whose ids are kept; the oldest are forgotten."""
 
 
 def read_fields(value: object, place: str) -> dict[str, Any]:
     """Return an object's fields by their names in camel case, without those that are null.
 
-    As everywhere in Google's APIs, ``max_output_tokens`` is the same as ``maxOutputTokens``.
+    As in all Google APIs, ``max_output_tokens`` is the same as ``maxOutputTokens``.
     """
     if not isinstance(value, Mapping):
         raise malformed(place, "an object", value)
@@ -148,7 +148,7 @@ def read_calling(config: object, tools: Sequence[Any]) -> tuple[bool, tuple[str,
 
 
 class CallIds:
-    """The ids of a rollout's calls, for calls that an agent sends back without ids.
+    """The ids of a rollout's tool calls, for agents that send calls back without them.
 
     The API does not require ids, and some clients (LiteLLM's) drop them. A call is recognised by
     its index in the conversation, the message before it, its name and its arguments.
@@ -169,7 +169,7 @@ class CallIds:
             self._ids.popitem(last=False)
 
     def restore(self, messages: Sequence[dict[str, Any]]) -> None:
-        """Give calls without an id their earlier id, and results the id of their call."""
+        """Restore missing ids of calls, and give each result the id of its call."""
         unanswered: list[tuple[object, object]] = []
         for index, message in enumerate(messages):
             calls = message.get("tool_calls", ())

@@ -33,8 +33,8 @@ FIELDS = field_policy("responses")
 """The treatment of every request field (``fields.toml``)."""
 
 LOGPROBS = "message.output_text.logprobs"
-"""The value of ``include`` that asks for the text's log-probabilities. Other values have no effect:
-what they ask for is always or never included."""
+"""The value of ``include`` that requests log-probabilities. Other values have no effect: what they
+request is always or never included."""
 
 
 class Responses(Dialect):
@@ -45,7 +45,7 @@ class Responses(Dialect):
         self._conversations: dict[str, list[Any]] = {}
         self._sizes: dict[str, int] = {}
         self._size = 0
-        self.max_characters: int | None = None  # of all kept responses; None: no limit
+        self.max_characters: int | None = None  # in all stored responses; None: no limit
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
         """Return the request in a body."""
@@ -87,7 +87,7 @@ class Responses(Dialect):
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the JSON object of a response, and keep the response unless ``store`` is false."""
+        """Return the JSON object of a response; store the response unless ``store`` is false."""
         output = [*_output(reply, number, body.get("tools"))]
         is_cut = reply.finish_reason == "length"
         response = {
@@ -100,7 +100,7 @@ class Responses(Dialect):
         if body.get("store") is not False:
             messages = request.messages[len(_read_instructions(body.get("instructions"))) :]
             latest = next(reversed(self._conversations.values()), [])
-            # Agents send earlier messages again: equal ones are kept once.
+            # Agents resend earlier messages: equal ones are stored once.
             pairs = zip(latest, messages, strict=False)
             shared = [old if old == new else new for old, new in pairs]
             conversation = [*shared, *messages[len(shared) :], *read_input(output)]
@@ -175,7 +175,7 @@ _REPLY = ("reasoning_content", "content", "tool_calls")
 
 
 def _merge(last: dict[str, Any], message: dict[str, Any]) -> bool:
-    """Add an item to the ``last`` reply; False: the item begins another reply."""
+    """Add an item to the ``last`` reply; return False if it begins a new reply."""
     [kind] = [kind for kind in _REPLY if kind in message]
     if kind == "tool_calls":
         last.setdefault(kind, []).extend(message[kind])
@@ -225,7 +225,7 @@ def _read_part(part: object, place: str) -> dict[str, Any]:
     if kind == "input_image" and isinstance(url := get(part, "image_url"), str):
         return image_part(url)
     raise bad_request(
-        f"{place} holds the part {part!r:.200}; expected 'input_text', 'output_text' or "
+        f"{place} contains the part {part!r:.200}; expected 'input_text', 'output_text' or "
         "'input_image' with an image_url.",
         param=place,
     )

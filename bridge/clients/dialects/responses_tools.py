@@ -17,7 +17,7 @@ from evert.bridge.clients.dialects.fields import BUILT_IN_TOOLS
 from evert.bridge.clients.dialects.shapes import function_call, function_tool, get, placed
 
 CUSTOM_ARGUMENT = "input"
-"""The only argument of the function that represents a custom tool."""
+"""The only argument of the function that stands for a custom tool."""
 
 _TOOLS = (
     "{'type': 'function', 'name': ..., 'parameters': ...}, a custom tool, or a namespace of them."
@@ -42,7 +42,7 @@ def read_tools(tools: Sequence[Any]) -> tuple[list[Any], tuple[str, ...]]:
 
 
 def _read_tools(tools: Sequence[Any], place: str, prefix: str) -> Iterator[dict[str, Any] | str]:
-    """Yield tools; for a tool that is left out, its kind."""
+    """Yield each tool, or its kind if it is left out."""
     for tool, where in placed(tools, place):
         kind = get(tool, "type")
         if kind == "namespace" and isinstance(tool.get("tools"), list) and not prefix:
@@ -93,7 +93,7 @@ def write_call(call: ToolCall, tools: object, number: str) -> dict[str, Any]:
 
 
 def _find_tool(name: str, tools: Sequence[Any]) -> tuple[str, Mapping[str, Any]]:
-    """The namespace and the tool of a name; a tool with ``defer_loading`` is its own namespace."""
+    """The namespace and tool with a name; a tool with ``defer_loading`` is its own namespace."""
     for tool in tools:
         tool_name = get(tool, "name")
         if get(tool, "type") != "namespace":

@@ -22,7 +22,7 @@ def placed(values: Iterable[Any], place: str) -> Iterator[tuple[Any, str]]:
 def function_tool(
     name: object, description: object, parameters: object, strict: object = None
 ) -> dict[str, Any]:
-    """Return the definition of a tool; ``strict`` True: its calls must fit ``parameters``."""
+    """Return a tool's definition; if ``strict`` is True, its calls must fit ``parameters``."""
     function = {"name": name, "description": description, "parameters": parameters}
     if strict is True:
         function["strict"] = True

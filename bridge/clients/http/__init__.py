@@ -4,5 +4,5 @@ In reading order:
 
     connections.py  the limits of an HTTP connection, and its time limits
     calls.py        one rollout's calls over HTTP, and their retries
-    server.py       the start and stop of a server, and the rollouts' keys
+    server.py       starts and stops servers; the rollouts' keys
 """

@@ -1,8 +1,8 @@
 """One rollout's calls over HTTP: complete answers, streams and retries.
 
-- A retry that the SDK marks (``x-stainless-retry-count``) and that has the same body gets the reply
-  of the call that it repeats: no call is sampled twice. An equal body without the mark is a new
-  call. Calls of other rollouts are never searched.
+- A retry that the SDK marks (``x-stainless-retry-count``) and that has the same body gets the
+original call's reply, so no call is sampled twice. Without the mark, an equal body is a new call.
+Other rollouts' calls are never searched.
 - Pings, which SDKs skip, keep a stream alive while it waits for the trainer.
 - A call whose client has disconnected is cancelled, unless it is retried within ``RETRY_PATIENCE``.
 """
@@ -32,7 +32,7 @@ from evert.bridge.off_loop import off_loop
 
 PING_EVERY = 10.0  # seconds between the pings of a stream that waits
 RETRY_PATIENCE = 10.0  # seconds that a call without a client waits for a retry
-REMEMBERED = 8  # latest answered calls of a rollout that a retry can find
+REMEMBERED = 8  # a retry can match this many of a rollout's latest answered calls
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +55,7 @@ class Calls:
         self._active = 0
 
     def end(self) -> None:
-        """Cancel the calls and retire the idle connections of a rollout that is over."""
+        """Cancel the calls and retire the idle connections: the rollout is over."""
         for pending in self._pending.values():
             pending.reply.cancel()
         for connection in [*self._resting]:
@@ -146,7 +146,7 @@ async def _answer(call: ApiCall, reply: "asyncio.Task[Reply]") -> ApiResponse:
 async def _stream(
     request: web.BaseRequest, call: ApiCall, reply: "asyncio.Task[Reply]"
 ) -> web.StreamResponse:
-    """Stream a reply. One that is ready within ``PING_EVERY`` is sent at once, with its status."""
+    """Stream a reply; send it whole, with its own status, if it is ready within ``PING_EVERY``."""
     await asyncio.wait({reply}, timeout=PING_EVERY)
     if reply.done():
         return await send(request, whole(await _answer(call, reply)))

@@ -1,12 +1,12 @@
 """Connections of the loopback server: their number, their time limits, reading and writing.
 
-A connection is a *stranger* until a request on it has the key of a running rollout. There may be
-``STRANGERS`` of them; a new one replaces the oldest, so that thousands of them cannot block a
-rollout. A rollout may have ``AT_ONCE`` requests being answered, and ``RESTING`` idle connections.
+A connection is a *stranger* until a request on it has the key of a running rollout. At most
+``STRANGERS`` are open, and a new one replaces the oldest, so thousands of them cannot block a
+rollout. A rollout may have ``AT_ONCE`` requests in progress, and ``RESTING`` idle connections.
 
 aiohttp limits the headers (128 lines of 8190 bytes, ``IDLE_TIME`` to send them) and rejects
-malformed HTTP. A request to a foreign host name is refused (``is_named``), because of DNS
-rebinding. No answer allows a web page of another origin to read it (CORS).
+malformed HTTP. Against DNS rebinding, a request to a foreign host name is refused (``is_named``).
+No CORS header lets a web page of another origin read an answer.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ BODY_LIMIT = 64 * 2**20  # of a request's body, decompressed; a longer one is a 
 BODY_TIME = 60.0  # to send a body; a slower one is a 408
 IDLE_TIME = 30.0  # from a connection's start, or its last answer, to the end of its next headers
 WRITE_TIME = 30.0  # to read an answer; a slower client's connection is closed
-LINGER_TIME = 2.0  # for a refused client to finish sending, so that it receives the refusal
-YOUNG = 1.0  # in which a connection is not replaced, so that its client can send: see ``rest``
+LINGER_TIME = 2.0  # for a refused client to finish sending, so that it can read the refusal
+YOUNG = 1.0  # a younger connection is not replaced, so that its client can send: see ``rest``
 
 # connections
 STRANGERS = 256  # without a running rollout's key
-RESTING = 256  # idle, of each rollout; also of all rollouts that are over, together
-AT_ONCE = 1024  # requests of a rollout that are being answered; a further one is a 429
+RESTING = 256  # idle, per rollout; also in total for all rollouts that are over
+AT_ONCE = 1024  # requests of one rollout in progress; another one is a 429
 ACCEPTED_AT_ONCE = 16  # accepted in a row before open ones are served again
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -76,7 +76,7 @@ class Connections(web.Server):
         )
 
     async def end(self) -> None:
-        """Give answers in progress 0.1 s, and close all connections."""
+        """Give answers in progress 0.1 s, then close all connections."""
         self.is_over = True
         self.pre_shutdown()
         await self.shutdown(0.1)
@@ -84,7 +84,7 @@ class Connections(web.Server):
             connection.wire.abort()  # a client that does not read would keep it open
 
     def forget(self) -> None:
-        """Close all sockets without the loop, which is closed or another process's."""
+        """Close all sockets without the loop, which is closed or belongs to another process."""
         for connection in self.every:
             raw_socket = getattr(connection.wire.get_extra_info("socket"), "_sock", None)
             if raw_socket is not None:
@@ -101,7 +101,7 @@ class Connection(web.RequestHandler):
     def connection_made(self, transport: Any) -> None:
         """Add the new connection to the strangers."""
         self.wire = transport
-        # aiohttp hands a connection its server, and no other object.
+        # aiohttp gives a connection nothing but its server.
         self._all: Connections = self._manager  # type: ignore[assignment]
         if self._all.is_over:  # accepted just before the end
             transport.abort()
@@ -117,13 +117,13 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def work(self) -> None:
-        """Mark the connection as busy: it is not replaced by another."""
+        """Mark the connection as busy, so that it is not replaced."""
         if self._circle is not None:
             self._circle.pop(self, None)
             self._circle = None
 
     def rest(self, circle: "OrderedDict[Connection, None]", limit: int) -> None:
-        """Mark the connection as idle, the latest in ``circle``; above ``limit``, close the oldest.
+        """Mark the connection as idle, the newest in ``circle``; above ``limit``, close the oldest.
 
         While the oldest is younger than ``YOUNG``, up to four times ``limit`` may stay.
         """
@@ -150,7 +150,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return the answer to a failed request, without quoting it: it may contain a key."""
+        """Return the answer to a failed request; not quoted, since it may contain a key."""
         if isinstance(exc, ConnectionError):
             raise exc
         if status >= 500:
@@ -173,7 +173,7 @@ class Connection(web.RequestHandler):
 
 
 def is_named(request: web.BaseRequest, interface: str) -> bool:
-    """Whether a request's host is an IP address, or a name of this machine alone."""
+    """Whether a request's host is an IP address, or a name that only this machine can have."""
     target, hosts = request.raw_path, [request.headers.get("host", LOOPBACK[0])]
     if not target.startswith(("/", "*")):
         hosts.append(urlsplit(target if "://" in target else f"//{target}").netloc)
@@ -181,7 +181,7 @@ def is_named(request: web.BaseRequest, interface: str) -> bool:
 
 
 def is_from_here(request: web.BaseRequest, interface: str) -> bool:
-    """Whether a request is not from another host's web page: browsers send the page's origin."""
+    """Whether a request is not from a foreign web page; browsers send the page's origin."""
     origin = request.headers.get("origin")
     return origin is None or _is_ours(origin.partition("://")[2], interface)
 
@@ -210,7 +210,7 @@ def _is_address(name: str) -> bool:
 
 
 async def body_of(request: web.BaseRequest) -> bytes | ApiResponse:
-    """Return a request's body, decompressed, or the answer to a request whose body is refused."""
+    """Return a request's body, decompressed, or the answer that refuses it."""
     too_long = failure(
         413,
         f"The body is longer than {BODY_LIMIT} bytes.",

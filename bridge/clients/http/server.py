@@ -1,13 +1,13 @@
 """The rollouts' APIs over loopback HTTP, for agents in other processes.
 
 There is one server per event loop and interface, for any number of rollouts. Each rollout has a key
-of 192 random bits, which its process sends as the API key. (Keys are looked up in a dict. To learn
-a key from the time that this takes, an attacker would have to guess its hash.)
+of 192 random bits, which its process sends as the API key. (Keys are looked up in a dict: a timing
+attack would have to guess a key's hash.)
 
 A server listens as soon as it returns an address. It stops when its last rollout is released; a
 server on a fixed port, which other programs know, stops with its loop. Only the loop refers to the
-server's ``_Tie``: when the loop is closed or dropped in any way, the tie's finalizer closes the
-sockets. A forked process serves nothing.
+server's ``_Tie``. However the loop ends, the tie's finalizer closes the sockets. A forked process
+serves nothing.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from evert.bridge.clients.http.connections import (
 
 logger = logging.getLogger(__name__)
 
-KEYS_REMEMBERED = 1024  # latest keys of rollouts that are over, for their error message
+KEYS_REMEMBERED = 1024  # keys of finished rollouts, whose late calls get their own error
 BACKLOG = 1024
 RELAYED_PORT = 47113
 """The port in the URLs of a server on a Unix socket. Its client runs a relay there."""
@@ -96,7 +96,7 @@ class Server:
             self._connections, sock=self._socket, backlog=ACCEPTED_AT_ONCE, start_serving=False
         )
         await self._listener.start_serving()
-        self._socket.listen(BACKLOG)  # the backlog above is asyncio's number of accepts in a row
+        self._socket.listen(BACKLOG)  # asyncio's backlog, above, is its number of accepts in a row
 
     async def _stop(self) -> None:
         self._end.detach()
@@ -117,7 +117,7 @@ class Server:
                 del _servers[id(self._loop), self._interface]
 
     def drop(self) -> None:
-        """Close all sockets at once, without the loop."""
+        """Close all sockets immediately, without the loop."""
         self._forget()
         self._socket.close()
         self._connections.forget()
@@ -132,7 +132,7 @@ class Server:
 
     async def release(self, key: str) -> None:
         """Stop serving a rollout; a server without a fixed port stops after its last one."""
-        with _lock:  # a thread may ask for an address at the same time
+        with _lock:  # a thread may request an address at the same time
             calls = self._rollouts.pop(key)
             self._over.append(key)
             is_over = not self._rollouts and not self._port
@@ -262,7 +262,7 @@ def _drop(server: "weakref.ref[Server]") -> None:
 
 
 def _drop_all() -> None:
-    """Close the sockets in a fork: they are the parent's too, and only the parent answers."""
+    """Close the sockets in a fork: only the parent, which shares them, answers."""
     for server in [*_servers.values()]:
         server.drop()
     _lock.release()
