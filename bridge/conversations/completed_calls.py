@@ -1,12 +1,12 @@
-"""Recognises the policy's tool calls when an agent sends them back changed (*echoes*).
+"""Recognises the policy's tool calls that an agent sends back changed (*echoes*).
 
 A framework may add arguments that the policy left out (``"replace_all": false``) or tidy the
 sampled ones (white space at the ends of lines, ``"3"`` where the schema has a number). The call has
-the same id and still holds all that was sampled. ``is_completed`` recognises such a call.
+the same id and still contains everything that was sampled. ``is_completed`` recognises such a call.
 
-A framework may also change the ids of calls, and of their results accordingly, for example to
-number them per reply. That does not matter if the template shows no ids. ``follow_echoes`` undoes
-both changes. Ids are compared within a reply and its results.
+A framework may also change the ids of calls and results, for example to number them per reply. That
+does not matter if the template shows no ids. ``follow_echoes`` undoes both changes. Ids are
+compared within a reply and its results.
 """
 
 import json
@@ -24,7 +24,7 @@ from evert.bridge.tokens.renderer import PromptRenderer
 
 
 class IndexPath(NamedTuple):
-    """A request, followed through the index as far as it is known."""
+    """A request's path through the index, as far as it is known."""
 
     entries: list[Entry]  # its messages, echoes undone
     places: list[int]  # in the index, after each known message
@@ -38,7 +38,7 @@ def follow_echoes(
     *,
     keeps_completed: bool,
 ) -> IndexPath:
-    """Follow a request's messages through an index, past tool calls that are echoes."""
+    """Follow a request's messages through the index, echoes included."""
     path = IndexPath([*entries], index.follow(entries), None)
     while (at := len(path.places)) < len(entries):
         place, entry = path.places[-1] if at else START, path.entries[at]
@@ -62,10 +62,10 @@ def follow_echoes(
 
 
 def _reset_ids(entries: list[Entry], at: int, reply: Reply) -> bool:
-    """Give the results after a renamed reply the original ids; False if the ids do not fit."""
+    """Restore the ids of the results after a reply; return False if the ids do not match."""
     calls = entries[at].message.get("tool_calls", ())
     ids = {call.id: sampled.id or "" for call, sampled in zip(calls, reply.tool_calls, strict=True)}
-    if len(ids) < len(calls):  # two calls have one id
+    if len(ids) < len(calls):  # two calls share an id
         return False
     after = (entry.message for entry in entries[at + 1 :])
     results = [*takewhile(lambda message: message["role"] == "tool", after)]
@@ -78,7 +78,7 @@ def _reset_ids(entries: list[Entry], at: int, reply: Reply) -> bool:
 
 
 def is_completed(entry: Entry, reply: Reply) -> bool:
-    """Whether an agent's message is ``reply``, with arguments of its calls added or tidied."""
+    """Whether an agent's message is ``reply`` with arguments added or tidied."""
     sent_calls, reply_calls = entry.message.get("tool_calls", ()), reply.tool_calls
     if not sent_calls or len(sent_calls) != len(reply_calls) or entry.key == reply.key:
         return False
@@ -98,7 +98,7 @@ def _completes(call: ToolCall, sampled: ToolCall) -> bool:
 
 
 def _contains(value: Any, part: Any) -> bool:
-    """Whether ``value`` has all of ``part``; objects may have more fields, at any depth."""
+    """Whether ``value`` contains ``part``; objects may have more fields, at any depth."""
     if isinstance(part, dict) and isinstance(value, dict):
         return part.keys() <= value.keys() and all(_contains(value[k], part[k]) for k in part)
     if isinstance(part, list) and isinstance(value, list):

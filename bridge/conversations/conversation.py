@@ -1,13 +1,14 @@
 """``Conversation``: the messages of an agent and the policy, and their exact tokens.
 
-It has two views, which grow together. ``agent_view`` has the messages as the agent's requests hold
-them, to recognise the conversation in the next request. ``messages`` has them as the renderer takes
-them, with what the agent does not see: the tools' prefix, thinking, corrections.
+It has two views, which grow together. ``agent_view`` has the messages as the agent sends them, to
+recognise the conversation in the next request. ``messages`` has them as the renderer gets them,
+including what the agent does not see: the tools' prefix, thinking, corrections.
 
 A prompt's tokens are ``log`` (up to the last action), ``tail`` (the messages after it), ``suffix``
 (which opens the reply) and ``opened`` (the agent's prefill). Sampled tokens enter the log as they
 were sampled and are never encoded again; a turn renders only the tail. Each reply that the agent
-gets is kept as a ``Point``, whose tokens never change. Other conversations may branch there.
+gets is kept as a ``Point``, whose tokens never change, and where other conversations may branch
+off.
 """
 
 import copy
@@ -37,7 +38,7 @@ class Point:
     """A reply that an agent got, from which a conversation can continue."""
 
     conversation: "Conversation"
-    number: int  # its place among the conversation's points
+    number: int  # its index among the conversation's points
     position: int  # index of the reply among the agent's messages
     messages: int  # number of the model's messages, the reply included
     log: TokenLog  # the action included
@@ -57,12 +58,12 @@ class Point:
 
     @property
     def is_open(self) -> bool:
-        """Whether its conversation ends here, so that it can continue without a branch."""
+        """Whether its conversation ends here and can continue without a branch."""
         conversation = self.conversation
         return conversation.reply is self.reply and conversation.points[-1] is self
 
     def is_within(self, entries: Sequence[Entry]) -> bool:
-        """Whether a request sends back all replies up to this one unchanged."""
+        """Whether a request contains all replies up to this one, unchanged."""
         path = reversed(self.path)  # agents mostly change recent messages
         return all(point.reply.is_sent_back_as(*entries[point.position]) for point in path)
 
@@ -79,16 +80,16 @@ class Conversation:
         format: Format that the policy was asked for; None for any.
         reply: The latest reply, until the agent sends it back; else None.
         action: Tokens of the latest reply, with prefill and end of turn, until a message is added.
-        prefill: The agent's beginning of the next reply.
-        points: Replies to branch from, including those before its own branch.
-        place: Its place in the index, after the agent's latest message or the latest reply.
+        prefill: The beginning of the next reply, written by the agent.
+        points: Replies to branch from, including those before it branched off itself.
+        place: Its position in the index, after the agent's latest message or the latest reply.
         length: Number of tokens of the prompt.
         first: Number of tokens of the first prompt in its token sequence; None before that.
         before: Key of the latest message of the agent; None before the first.
-        rendered_log: For templates rendered as a whole: the log's tokens, by the renderer.
-        added: Messages after the latest action that the agent did not send, as for a format.
-        is_retried: Whether the agent does not see the latest action, which is asked for again.
-        rendering: The last prompt of such a template.
+        rendered_log: For templates rendered as a whole: the log's tokens as the renderer has them.
+        added: Messages after the latest action that the agent did not send, such as corrections.
+        is_retried: Whether the latest action is retried, and hidden from the agent.
+        rendering: For the same templates: the last prompt.
     """
 
     index: PrefixTree[Point]
@@ -144,7 +145,7 @@ class Conversation:
     def is_continued_by(self, messages: Sequence[Any]) -> bool:
         """Whether ``messages`` begin with all messages that the agent sent here, and have more.
 
-        Fast: one comparison of lists. The next message should be the latest reply.
+        Fast: a single comparison of lists. The next message should be the latest reply.
         """
         count = len(self.agent_view)
         try:
@@ -169,7 +170,7 @@ class Conversation:
                 self._objects.append((message, state))
 
     def note_calls(self, calls: Sequence[ToolCall]) -> None:
-        """Remember the names of the functions that were called, for their results."""
+        """Remember the names of the called functions, for their results."""
         self.tool_names.update({call.id or "": call.function.name for call in calls})
 
     # -- the model's view ------------------------------------------------------------------------
@@ -212,7 +213,7 @@ class Conversation:
             new: The messages.
             renderer: The renderer to use.
             limit: Limit of the prompt's length.
-            max_chars: Most characters of history that may be rendered again; None for any number.
+            max_chars: Maximum number of characters of history to render again; None for no limit.
 
         Returns:
             ``Drift.TEMPLATE`` if the renderer now shows the last reply, or the history before it,
@@ -268,7 +269,7 @@ class Conversation:
     def _render_whole(
         self, start: int, renderer: PromptRenderer, max_chars: int | None
     ) -> Drift | None:
-        """Render all messages, for templates that depend on all; sampled tokens are kept."""
+        """Render all messages, for templates that look at all of them; sampled tokens are kept."""
         check_tokens(self.log.length, max_chars)
         prompt, self.rendering = renderer.full_after(self.messages, self.rendering)
         shared = _shown_length(prompt, self.rendered_log, renderer)
@@ -286,10 +287,11 @@ class Conversation:
 
 
 def _shown_length(prompt: FlatPrompt, log: FlatPrompt, renderer: PromptRenderer) -> int | None:
-    """Length of the part of ``prompt`` that shows ``log`` again; None: it is shown differently.
+    """Length of the part of ``prompt`` that repeats ``log``; None if the prompt shows it
+    differently.
 
     A cut reply may not close the thought that the prompt opened. A template cannot show such a
-    thought: it shows the reply where the thought was opened.
+    thought: it shows the reply in its place.
     """
     if prompt[: len(log)] == log:
         return len(log)
@@ -305,7 +307,7 @@ _OPENING = 3
 
 
 def _opening(tokens: FlatPrompt, action: list[int], renderer: PromptRenderer) -> FlatPrompt:
-    """The reply that ``tokens`` begin with; empty if its end is not found."""
+    """The reply at the beginning of ``tokens``; empty if it has no end."""
     if tokens[: len(action)] == action:
         return tokens[: len(action)]
     ends = [tokens.index(end) for end in renderer.end_tokens if end in tokens]
@@ -314,7 +316,7 @@ def _opening(tokens: FlatPrompt, action: list[int], renderer: PromptRenderer) ->
 
 Snapshot: TypeAlias = tuple[Any, tuple[dict[str, Any], Any] | None]
 """A copy of an agent's message, and None; or an SDK object, and a copy of its state. SDK objects
-are slow to compare: the same object compares equal at once, and its state shows any change."""
+are slow to compare. Comparing an object with itself is fast, and its state reveals changes."""
 
 
 def take_snapshots(messages: Sequence[Any]) -> list[Snapshot]:
@@ -337,5 +339,5 @@ def _snapshot(message: Any) -> Snapshot:
 
 
 def _state(message: Any) -> tuple[dict[str, Any], Any]:
-    """All that can change in an SDK object; reasoning is one of its extra fields."""
+    """Everything in an SDK object that can change; reasoning is one of its extra fields."""
     return vars(message), getattr(message, "__pydantic_extra__", None)

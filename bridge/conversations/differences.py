@@ -11,7 +11,7 @@ AROUND = 40
 """Characters that are shown on each side of a difference."""
 
 _UNSEEN = {"reasoning_content", "reasoning", "name", "refusal", "annotations", "audio"}
-"""Fields that do not count: agents leave them out, or an SDK adds them."""
+"""Ignored fields: agents leave them out, or an SDK adds them."""
 
 _IDS = {"id", "tool_call_id"}
 
@@ -37,13 +37,13 @@ def _in_messages(
 
 
 def in_field(place: str, before: Any, after: Any) -> str:
-    """What differs in a field, in words; "" if nothing does, or both are empty."""
+    """Describes what differs in a field; "" if nothing does, or both are empty."""
     change = _change(place, _plain(before), _plain(after), set())
     return _describe(*change) if change else ""
 
 
 def _plain(value: Any) -> Any:
-    """A field's value without what agents change: they strip texts, and leave empty fields out."""
+    """A field's value without what agents change: they strip text and leave out empty fields."""
     if isinstance(value, list):
         texts = [part["text"] for part in value if isinstance(part, Mapping) and "text" in part]
         if texts and len(texts) == len(value):
@@ -90,6 +90,6 @@ def as_text(value: Any) -> str:
 
 
 def excerpt(text: str, place: int = 0) -> str:
-    """The part of a text around ``place``, quoted."""
+    """The text around ``place``, quoted."""
     start, end = max(0, place - AROUND), place + AROUND
     return f"{'…' * (start > 0)}{text[start:end]!r}{'…' * (end < len(text))}"

@@ -1,4 +1,4 @@
-"""Drift: why a known reply cannot be continued token for token, and where it was found."""
+"""Drift: why a known reply cannot be continued token for token, and where the difference is."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -23,7 +23,7 @@ class Drift(StrEnum):
 
 
 class Break(NamedTuple):
-    """A drift that was found for an observation."""
+    """The drift of an observation."""
 
     cause: Drift
     where: str = ""  # which field of which message differed; "" if unknown
@@ -37,12 +37,12 @@ def cause_of(
     *,
     continues: bool,
 ) -> Drift | None:
-    """The drift of a request; None if other agents or conversations explain all that differs.
+    """The drift of a request; None if other agents or conversations explain every difference.
 
     Args:
         speaker: The agent that makes the request.
         other_authors: Agents that got replies in the request, off its path in the index.
-        left_out: Agents that got a reply where the request has another message, or none.
+        left_out: Agents that got a reply where the request has another message or ends.
         before: The agent that got the latest reply on the path, if it had other tools; else None.
         continues: Whether the request continues a conversation, which then keeps all its tokens.
     """
@@ -62,7 +62,7 @@ def drift_of(history: FlatPrompt, sampled: list[int], renderer: PromptRenderer) 
     tokens = [token for token in history if isinstance(token, int)]
     if not tokens or len(tokens) < len(history):
         return Drift.TEMPLATE
-    if renderer.differ_in_spelling(tokens, sampled):  # marks that made no thought and no call
+    if renderer.differ_in_spelling(tokens, sampled):  # control tokens without a thought or a call
         return None
     return Drift.RETOKENISED if _same_message(tokens, sampled, renderer) else Drift.TEMPLATE
 
@@ -70,7 +70,7 @@ def drift_of(history: FlatPrompt, sampled: list[int], renderer: PromptRenderer) 
 def _same_message(history: list[int], sampled: list[int], renderer: PromptRenderer) -> bool:
     try:
         (rendered, ended), (reply, end) = renderer.parse(history), renderer.parse(sampled)
-    except (RendererError, RecursionError):  # cannot be parsed: an end of turn in its middle, say
+    except (RendererError, RecursionError):  # does not parse: an end of turn in the middle
         return False
     return ended == end and _substance(rendered) == _substance(reply)
 
@@ -78,7 +78,7 @@ def _same_message(history: list[int], sampled: list[int], renderer: PromptRender
 def _substance(message: Message) -> tuple[list[str], list[str], Sequence[Any]]:
     """A reply's thinking, text and tool calls, without what templates choose.
 
-    Templates choose the white space between these, and the place of unparsed tool calls.
+    Templates choose the white space between these, and where unparsed tool calls go.
     """
     content = message["content"]
     parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content

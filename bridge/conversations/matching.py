@@ -2,25 +2,24 @@
 
 A *lineage* is one token sequence that only grows: it becomes one datum.
 ``ConversationBook.observe`` finds the reply that an agent's request continues: nearly always the
-caller's latest, else the last one on the request's path through the ``PrefixTree``. If a
-conversation ends with that reply, it grows by the new messages. From any other reply a new one
-branches off, which shares the tokens up to there; that is no drift. Without such a reply, all is
-rendered.
+caller's latest, else the last one on the request's path through the ``PrefixTree``. If that reply
+ends its conversation, the conversation grows by the new messages. Otherwise a new conversation
+branches off at the reply and shares the tokens up to there, which is not drift. If there is no such
+reply, everything is rendered.
 
-*Drift* keeps a known reply from being continued token for token. It has one of these causes:
+*Drift* means that a known reply cannot be continued token for token. Its causes:
 
     template     same messages, but the renderer shows the history differently (thinking stripped)
     retokenised  same message, other token ids; the sampled ids are kept and no lineage starts
-    completed_arguments  a tool call came back with arguments added; the sampled ids are kept if an
-                 option says so, else a lineage starts
-    tools        same messages, other tools
-    history      a reply was left out or changed, or is in another conversation's history
+    completed_arguments  a tool call came back with added arguments; an option keeps the sampled
+    ids, else a lineage starts tools        same messages, other tools history      a reply was left
+    out, changed, or moved to another conversation's history
 
-Only an agent's own past counts. If another agent (``Speaker``) continues a history, it was handed
-over: a lineage starts, which counts as a handoff and not as drift. Messages that other agents added
-after the reply that a request continues are not drift either.
+Only changes to an agent's own past count. If another agent (``Speaker``) continues a history, a
+lineage starts, which counts as a handoff, not as drift. Messages that other agents added after the
+continued reply are not drift either.
 
-A reply that comes back is always rendered as the policy gave it, with its thinking.
+A reply that comes back is always rendered as sampled, with its thinking.
 """
 
 import copy
@@ -48,8 +47,8 @@ from evert.bridge.tokens.prompt_limit import ANY_LENGTH, PromptLimit
 from evert.bridge.tokens.renderer import PromptRenderer
 
 RECENT = 32
-"""Number of recent conversations that a request is compared with before the index is searched, and
-number of equal replies that it is compared with there."""
+"""Number of recent conversations to compare a request with before searching the index, and number
+of equal replies to compare it with there."""
 
 
 class ConversationBook:
@@ -57,7 +56,7 @@ class ConversationBook:
 
     Args:
         limit: Limit of the prompts' length; a longer prompt is refused.
-        keeps_completed: Whether a reply stays as sampled if its tool calls come back completed.
+        keeps_completed: Whether to keep a reply as sampled if its tool calls come back completed.
 
     Attributes:
         drift: How often each cause occurred.
@@ -96,9 +95,9 @@ class ConversationBook:
 
         Args:
             request: The call.
-            caller: Task or thread that made it; of equal conversations, its own is preferred.
+            caller: Task or thread that made it; among equal conversations, its own is preferred.
             renderer: The renderer to use (``self.renderer``, or its copy for worker threads).
-            max_chars: Most characters to read and render here; None for any number.
+            max_chars: Maximum number of characters to read and render here; None for no limit.
 
         Raises:
             openai.BadRequestError: A message or a tool cannot be read or rendered, or the prompt is
@@ -126,7 +125,7 @@ class ConversationBook:
         renderer: PromptRenderer,
         max_chars: int | None = None,
     ) -> None:
-        """Append messages that the agent does not see (corrections, a hook's reminders).
+        """Append messages that the agent does not see: corrections, a hook's reminders.
 
         Raises:
             LongTextError: More than ``max_chars`` characters must be rendered; nothing has changed.
@@ -151,7 +150,7 @@ class ConversationBook:
     def match(
         self, request: ChatRequest, caller: str, renderer: PromptRenderer, max_chars: int | None
     ) -> "Match":
-        """Find what a request continues, without any change. Raises as ``observe``."""
+        """Find what a request continues, without changing anything. Raises like ``observe``."""
         messages, latest = request.messages, self._latest.get(caller)
         for conversation in chain([latest] if latest is not None else (), reversed(self._recent)):
             if _has_tools(request, conversation) and conversation.is_continued_by(messages):
@@ -163,7 +162,7 @@ class ConversationBook:
         return self._match_by_index(request, entries, caller, renderer, max_chars)
 
     def _next_turn(self, conversation: Conversation, entries: Sequence[Entry]) -> "Match | None":
-        """Match a conversation's plain next turn: its latest reply, and the messages after it.
+        """Match a conversation's plain next turn: its latest reply and the messages after it.
 
         None if another assistant message follows, since it may be another agent's.
         """
@@ -216,7 +215,7 @@ class ConversationBook:
     ) -> set[Speaker]:
         """Agents that got a reply where a request leaves the known messages, if it does.
 
-        Empty if another agent's reply stands there.
+        Empty if another agent's reply is there instead.
         """
         if len(places) == len(entries):
             return set()
@@ -231,7 +230,8 @@ class ConversationBook:
     ) -> tuple[Point | None, Point | None]:
         """The last known reply on a request's path, and the last one with the same tools.
 
-        Of equal replies: one that ends its conversation, then one of the caller's, then the newest.
+        Among equal replies it prefers one that ends its conversation, then the caller's, then the
+        newest.
         """
         last: Point | None = None
         for place in reversed(places):
@@ -247,9 +247,9 @@ class ConversationBook:
     def _messages_to_render(
         self, entries: Sequence[Entry], places: Sequence[int], start: int, last: Point | None
     ) -> tuple[list[Message], set[Speaker]]:
-        """The messages from ``start`` on, with the policy's replies as it gave them.
+        """The messages from ``start`` on, with the policy's replies as sampled.
 
-        Also the agents that got the replies off the path to ``last``.
+        Also returns the agents that got the replies off the path to ``last``.
         """
         path = {point.position: point for point in last.path} if last is not None else {}
         rendered, other_authors = [entry.message for entry in entries[start:]], set[Speaker]()
@@ -308,7 +308,7 @@ class ConversationBook:
     ) -> None:
         begins = conversation.lineage < 0
         if begins and drift is Drift.RETOKENISED:
-            drift = None  # counted when the reply was first continued
+            drift = None  # already counted when the reply was first continued
         if begins or drift is Drift.TEMPLATE:
             conversation.lineage = self.lineages
             conversation.first = conversation.length
@@ -322,7 +322,7 @@ class ConversationBook:
             self.latest_drift = Break(cause, where)
 
     def _where(self, match: "Match", request: ChatRequest, caller: str) -> str:
-        """Which field differs from what the agent sent before; "" if unknown."""
+        """The field that differs from what the agent sent before; "" if unknown."""
         speaker = match.speaker
         try:
             recent = [self._latest.get(caller), *reversed(self._recent)]
@@ -333,7 +333,7 @@ class ConversationBook:
             after = request.messages[: len(before)]
             sides = ([as_fields(message, 0) for message in side] for side in (before, after))
             return tools if match.cause is Drift.TOOLS else in_messages(*sides) or tools
-        except Exception:  # an agent's objects may raise anything; it may have sent nothing before
+        except Exception:  # an agent's objects may raise anything, or it sent nothing before
             return ""
 
 
@@ -342,11 +342,11 @@ class Match(NamedTuple):
 
     conversation: Conversation  # the one to extend; not changed yet
     speaker: Speaker
-    known_count: int  # the request's messages that the conversation holds as they were sent
+    known_count: int  # number of the request's messages that the conversation already has
     new: Sequence[Entry]
-    rendered: list[Message]  # the new messages, with the policy's replies as it gave them
+    rendered: list[Message]  # the new messages, with the policy's replies as sampled
     cause: Drift | None  # None: no drift
-    is_handoff: bool = False  # whether an agent starts with another agent's history
+    is_handoff: bool = False  # whether an agent continues another agent's history
 
 
 def _read_entries(

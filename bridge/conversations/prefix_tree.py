@@ -1,11 +1,11 @@
-"""``PrefixTree``: the known beginnings of an episode's conversations, found by content.
+"""``PrefixTree``: finds the known beginnings of an episode's conversations by their content.
 
 A *place* is a number that stands for all messages up to a point. The places form a tree, kept in
 one dict: it maps a place and the key of the next message to the place after that message. Following
 a request takes one lookup per message, however many conversations there are.
 
-A *speaker* is an agent, identified by its system prompt and its tools. So one agent's reply in
-another agent's history is not mistaken for a rewritten history.
+A *speaker* is an agent, identified by its system prompt and its tools. Thanks to it, one agent's
+reply in another agent's history is not mistaken for a rewritten history.
 """
 
 from collections import defaultdict
@@ -41,9 +41,10 @@ class Speaker(NamedTuple):
         return cls(tuple(entry.key for entry in prompt), frozenset(_names(tools or ())), opening)
 
     def differs_from(self, speaker: "Speaker") -> bool:
-        """Whether the agents differ: other system prompts, or each has a tool that the other lacks.
+        """Whether the agents have different system prompts, or each has a tool that the other
+        lacks.
 
-        An agent that only gains or only loses tools is still the same.
+        An agent that only gains or only loses tools stays the same agent.
         """
         both_gained = self.tools - speaker.tools and speaker.tools - self.tools
         return self.prompt != speaker.prompt or bool(both_gained)
@@ -64,7 +65,7 @@ class PrefixTree(Generic[P]):
         points: Place -> the replies that end there, from old to new.
         speakers_at: Place where replies were given -> the agents that got them.
         replies: Key of each reply -> the agents that got it.
-        agent_texts: Places after an assistant's message that the agent wrote itself.
+        agent_texts: Places after an assistant message that the agent wrote itself.
     """
 
     def __init__(self) -> None:
@@ -85,7 +86,7 @@ class PrefixTree(Generic[P]):
         self._by_content.clear()
 
     def follow(self, entries: Iterable[Entry], start: int = START) -> list[int]:
-        """The place after each message, from ``start`` on, as far as the messages are known."""
+        """The place after each message from ``start`` on, until a message is unknown."""
         places: list[int] = []
         for entry in entries:
             place = self._place_after(places[-1] if places else start, entry)
@@ -99,7 +100,7 @@ class PrefixTree(Generic[P]):
         return reversed(self._by_calls.get((place, call_names(message.get("tool_calls", ()))), ()))
 
     def with_same_content(self, place: int, entry: Entry) -> P | None:
-        """The latest reply at ``place`` that equals a message except for call ids, or None."""
+        """The latest reply at ``place`` that equals a message apart from call ids, or None."""
         key = entry.key if entry.message.get("tool_calls") else None
         is_reply = isinstance(key, tuple) and key[0] == "reply"
         return self._by_content.get((place, key_without_ids(key))) if is_reply else None
@@ -142,6 +143,7 @@ class PrefixTree(Generic[P]):
     def latest_equal(self, entry: Entry, before: Key | None) -> P | None:
         """The latest reply that equals an agent's message, or None.
 
-        Replies without tool calls may be equal by chance, so the message before must be equal too.
+        Replies without tool calls may be equal by chance, so the preceding message must be equal
+        too.
         """
         return self._by_key.get((None if entry.message.get("tool_calls") else before, entry.key))

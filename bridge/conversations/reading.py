@@ -1,4 +1,4 @@
-"""Reads each message of a request once, and makes its key."""
+"""Reads each message of a request once and computes its key."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,8 +13,8 @@ class Entry(NamedTuple):
     """A message of a request.
 
     Attributes:
-        message: As renderers take it.
-        key: Its ``message_key``; an assistant's message has its ``key_as_reply``.
+        message: In the form that renderers take.
+        key: Its ``message_key``, or ``key_as_reply`` for an assistant message.
     """
 
     message: Message
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 
     @property
     def is_assistants(self) -> bool:
-        """Whether it is an assistant's message: the policy's, or one that the agent wrote."""
+        """Whether it is an assistant message, sampled or written by the agent."""
         return self.message["role"] == "assistant"
 
 
