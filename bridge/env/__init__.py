@@ -6,7 +6,7 @@ In reading order:
     limits.py          the Cookbook's limits, with the agent's max_tokens
     pending.py         an observation that waits for its action
     endings.py         how an episode ends: the last transition and its report
-    tool_counts.py     callers, drift and lost tool calls in transitions
+    tool_counts.py     what transitions say about callers, drift and lost tool calls
     reply_policies.py  replies that do not parse, have a wrong format, or call too many tools
     policy_queue.py    a policy that samples before the runner asks it to
     open_calls.py      calls made while others wait

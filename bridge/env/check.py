@@ -4,11 +4,11 @@ The rules, in the order they are checked:
 
     1. The episode ends, with a finite reward.
     2. Every observation is a non-empty prompt of tokens in the tokenizer's vocabulary.
-    3. Every observation is the renderer's own prompt for the conversation (the same tokens, or
-       others with the same text, since sampled tokens are kept).
+    3. Every observation is the renderer's own prompt for the conversation: the same tokens, or
+    different tokens for the same text, since sampled tokens are kept.
     4. A step after the end is refused.
-    5. If the Env is closed at a call, the agent ends and leaves no task and no thread running.
-    6. The agent handles replies that are empty, cut or malformed, or raises an exception.
+    5. If the Env is closed at a call, the agent ends and leaves no task or thread running.
+    6. The agent handles empty, cut and malformed replies, or raises an exception.
 
 The tests have a deliberately broken agent for each rule.
 """
@@ -30,10 +30,10 @@ from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 DEFAULT_REPLIES = ("Hello.", "Guess: 5", "yes", "I am 7", '{"answer": 42}')
-"""The model's replies, in order and repeated."""
+"""The model's replies, in order, over and over."""
 
 MAX_TURNS = 200
-"""Calls after which an agent is assumed never to end."""
+"""Number of calls after which an agent is assumed never to end."""
 
 _Reply = tuple[list[int], ActionExtra]
 
@@ -44,13 +44,13 @@ def check_env(
     replies: Iterable[str] = DEFAULT_REPLIES,
     max_turns: int = MAX_TURNS,
 ) -> None:
-    """Check an agent by playing it in an Env; print nothing and return if all is well.
+    """Check an agent by playing it in an Env; return silently if all is well.
 
     Args:
         env: An unused ``ChatAgentEnv`` (its agent, task and options are played several times), or
             an agent that takes the client only.
-        replies: The model's replies, repeated: texts that lead your agent to its end.
-        max_turns: Calls after which an agent is assumed never to end.
+        replies: The model's replies, used over and over: texts that lead your agent to its end.
+        max_turns: Number of calls after which an agent is assumed never to end.
 
     Raises:
         EnvCheckError: A rule is broken; the message names it and says what to do.
@@ -61,7 +61,7 @@ def check_env(
     check = _Check(first, list(replies), max_turns)
     try:
         asyncio.get_running_loop()
-    except RuntimeError:  # no loop is running here: play in this thread, as trainers do
+    except RuntimeError:  # no running loop: play in this thread, as trainers do
         _play(check)
         return
     with ThreadPoolExecutor(1, thread_name_prefix="evert check") as thread:  # in a notebook
@@ -73,7 +73,7 @@ def _play(check: "_Check") -> None:
     try:
         loop.run_until_complete(check.run())
     finally:
-        # Like asyncio.run, but without an endless wait for an agent that ignores cancellation.
+        # Like asyncio.run, but does not wait forever for an agent that ignores cancellation.
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
             task.cancel()
@@ -162,7 +162,7 @@ class _Check:
         bad = [t for t in prompt if isinstance(t, int) and not 0 <= t < vocabulary]
         if bad:
             raise EnvCheckError(
-                f"Rule 2: the observation of turn {turn} holds token {bad[0]}, but the tokenizer "
+                f"Rule 2: the observation of turn {turn} has token {bad[0]}, but the tokenizer "
                 f"has {vocabulary}. The renderer and the tokenizer do not match."
             )
 
@@ -206,7 +206,7 @@ class _Check:
         try:
             await self._play(env, self._max_turns, [reply])
         except AgentError:
-            return  # it may raise: the trainer's strategies, or on_agent_error, handle that
+            return  # raising is fine: the trainer's strategies, or on_agent_error, handle it
         except RewardError as error:
             raise EnvCheckError(
                 f"Rule 6: given {name} every time, the agent {self._name} ends without a proper "
@@ -217,7 +217,7 @@ class _Check:
 
 
 def _texts(prompt: FlatPrompt, renderer: PromptRenderer) -> list[object]:
-    """The text without white space and thinking tags, which replies may omit; other chunks."""
+    """The text without white space and thinking tags, which replies may omit, and other chunks."""
     chunks = [element for element in prompt if not isinstance(element, int)]
     text = renderer.decode([t for t in prompt if isinstance(t, int)])
     return [re.sub(r"</?think>|\s+", "", text), *chunks]

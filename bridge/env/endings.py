@@ -9,9 +9,9 @@ prompt over the token budget,     the agent gets a 400; if it does not handle th
 or over the model's context       ``stop/max_tokens`` or ``stop/context_overflow``, and
                                   ``context_overflow_reward``
 tool calls over the budget        ``stop/max_tool_calls``
-parse error under a policy        ``stop/parse_error`` (without one, the agent gets the text)
+parse error under a policy        ``stop/parse_error`` (without a policy, the agent gets the text)
 ended at another seat             ``stop/peer_stopped``
-``close()``                       the agent is cancelled; what waits gets an error
+``close()``                       the agent is cancelled; waiting calls and steps raise
 """
 
 from collections.abc import Callable, Sequence
@@ -53,26 +53,26 @@ IDLE = "idle"
 """Metric of a seat that was not called while other seats were; this is not an error."""
 
 AGENT_ERROR = "agent_error"
-"""Stop reason of an agent that raised, and the log of its exception."""
+"""Stop reason of an agent that raised, and the log with its exception."""
 
 AGENT_TRACEBACK = "agent_traceback"
-"""Log of an agent that raised: its traceback."""
+"""The log with its traceback."""
 
 CUT_REPLY = "The model's last reply was cut at max_tokens."
-"""Added to the text of a failure: the agent may not have understood the cut reply."""
+"""Added to a failure's text: the cut reply may be the reason."""
 
 CUT = f"{STOP_METRIC_PREFIX}length"
-"""Metric of each turn: 1 if its reply was cut at its cap, else 0. It is not a stop reason, so it
-comes after the stop reason in the metrics: the Cookbook takes the first ``stop/...``."""
+"""Metric of each turn: 1 if its reply was cut at its cap, else 0. The Cookbook takes the first
+``stop/...`` metric for the stop reason, so this one, which is none, comes last."""
 
 AGENT_TIMEOUT = "agent_timeout"
 """Stop reason of an agent that neither called the model nor ended in time."""
 
 MAX_REFUSALS = 8
-"""Number of refused requests in a row at which the episode ends."""
+"""Number of consecutive refused requests that ends the episode."""
 
 TRUNCATED = "truncated"
-"""Stop reason of an episode that its agent says was cut short: ``Outcome(truncated=True)``."""
+"""Stop reason of an episode that its agent cut short: ``Outcome(truncated=True)``."""
 
 
 @dataclass(slots=True)
@@ -95,13 +95,13 @@ class Ending:
         )
 
     def as_overflow(self) -> InitialObservationOverflow:
-        """Return the end of an episode that has no transition."""
+        """Return the end of an episode without transitions."""
         return InitialObservationOverflow(self.reward, self.metrics, self.logs)
 
 
 @dataclass(slots=True)
 class Account:
-    """One role's episode so far; makes its endings.
+    """One role's episode so far, from which its ending is made.
 
     Attributes:
         inbox: The role's inbox; None before the episode begins.
@@ -109,8 +109,8 @@ class Account:
         stop_reason: Why the episode must stop before the next turn; None: it continues.
         overflow: The 400 of the latest call, if its prompt was too long; else None.
         was_cut: Whether the latest reply was cut at its cap.
-        given_up: Number of actions whose reply the agent never read.
-        turns, sampled: Number of actions so far, and of the tokens in them.
+        given_up: Number of actions whose replies the agent never read.
+        turns, sampled: Number of actions so far, and of their tokens.
     """
 
     agent: str
@@ -148,7 +148,7 @@ class Account:
         return reward
 
     def take_late_reward(self) -> float:
-        """Take the notes on transitions that were returned before; return their reward."""
+        """Take the notes on transitions that have already been returned; return their reward."""
         late = self.inbox.notes.take_late() if self.inbox is not None else []
         return sum(put_note(note, {}, {}) for note in late)
 
@@ -163,7 +163,7 @@ class Account:
         return ending
 
     def cut(self) -> Ending:
-        """Make the ending of an episode whose reply was cut, with ``on_truncation="end"``."""
+        """Make the ending of an episode whose reply was cut, for ``on_truncation="end"``."""
         ending = self.ending(StopReason.MAX_TOKENS, self.settings.context_overflow_reward)
         ending.metrics["max_tokens_reached"] = 1.0
         return ending
@@ -180,7 +180,7 @@ class Account:
 
         Args:
             error: The agent's exception; None: it returned.
-            share: This role's part of its return value.
+            share: This role's share of the return value.
 
         Raises:
             AgentError: The agent raised (unless ``on_agent_error`` scores that).
@@ -223,7 +223,7 @@ class Account:
         return self._failed(AGENT_TIMEOUT, text, self.settings.on_agent_error)
 
     def of_refusals(self, error: openai.BadRequestError) -> Ending:
-        """Make the ending of an episode with ``MAX_REFUSALS`` refused requests in a row.
+        """Make the ending of an episode with ``MAX_REFUSALS`` consecutive refusals.
 
         Raises:
             AgentError: Always, unless ``on_agent_error`` scores that.
@@ -264,8 +264,8 @@ def put_note(note: Note, metrics: Metrics, logs: Logs) -> float:
 def comes_from(error: BaseException | None, origin: BaseException) -> bool:
     """Whether ``error`` or one of its causes is ``origin``, or has its code or message.
 
-    An SDK that gets the error over a transport or a socket raises its own exception, with the
-    same code (OpenAI's) or with a message that contains this one (Anthropic's, Google's).
+    An SDK that gets the error over a transport or a socket raises its own exception: with the same
+    code (OpenAI's), or with a message that contains this one (Anthropic's, Google's).
     """
     code, message = getattr(origin, "code", None), str(origin)
     depth = 0

@@ -70,7 +70,7 @@ class ChatAgentEnv(Env):
         agent, task, seed: The arguments.
         transcript: The agent's requests, if they are recorded (``Recorder.watch``); else None.
         turn_lineages: The lineage (token sequence) of each action so far, in order.
-        turn_callers: The task or thread whose call each action answered.
+        turn_callers: For each action, the task or thread whose call it answered.
         open_calls: The calls made while others wait for their replies (for rollout strategies).
 
     Raises:
@@ -83,7 +83,7 @@ class ChatAgentEnv(Env):
     """
 
     _share: Callable[[Any], Any] = staticmethod(lambda value: value)
-    """Returns this Env's part of the agent's return value."""
+    """Returns this Env's share of the agent's return value."""
 
     def __init__(
         self,
@@ -117,11 +117,11 @@ class ChatAgentEnv(Env):
         """Start the agent and return the prompt of its first model call.
 
         If the agent ends without a call, or its first prompt is over the budget, the result is an
-        ``InitialObservationOverflow`` with the reward. A seat that is not called, while others are,
-        has the metric ``idle``.
+        ``InitialObservationOverflow`` with the reward. A seat that is never called, while others
+        are, has the metric ``idle``.
 
         Raises:
-            AgentError, AgentTimeoutError, RewardError, EnvClosedError: As ``step``.
+            AgentError, AgentTimeoutError, RewardError, EnvClosedError: See ``step``.
             EnvStateError: The Env was used before.
         """
         if self._turns.episode is not None:
@@ -144,11 +144,11 @@ class ChatAgentEnv(Env):
         return upcoming.as_overflow()
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
-        """Resume the agent with a sampled action and return at its next call or its end.
+        """Resume the agent with a sampled action; return at its next call or its end.
 
         Args:
-            action: Sampled token ids, kept exactly. ``SampledTokens`` also answer ``logprobs``.
-            extra: ``stop_reason`` "length" says the action was cut at its token cap.
+            action: Sampled token ids, kept exactly. ``SampledTokens`` also have log-probabilities.
+            extra: ``stop_reason`` "length" means that the action was cut at its token cap.
 
         Raises:
             AgentError: The agent raised (unless ``on_agent_error`` scores that).
@@ -208,7 +208,7 @@ class ChatAgentEnv(Env):
 
     @property
     def rollout_limits(self) -> LiveLimits:
-        """The limits for a runner, which reads them each turn; with the agent's ``max_tokens``."""
+        """The limits, which a runner reads every turn, including the agent's ``max_tokens``."""
         turns = self._turns
 
         def present_cap() -> int | None:
@@ -240,12 +240,13 @@ class ChatAgentEnv(Env):
 
     @property
     def request(self) -> ChatRequest | None:
-        """The agent's call that waits for a reply; None: no call waits."""
+        """The agent's call that waits for a reply; None if no call is waiting."""
         outstanding = self._turns.standing.outstanding
         return None if outstanding is None else outstanding.call.request
 
     def request_of(self, observation: Observation) -> ChatRequest | None:
-        """Return the agent's call of an observation that is being sampled; None: no call waits.
+        """Return the agent's call of an observation that is being sampled; None if no call is
+        waiting.
 
         For policies that answer from messages. ``observation`` is the object that the policy got.
         """
@@ -254,7 +255,7 @@ class ChatAgentEnv(Env):
 
     @property
     def conversation(self) -> Conversation | None:
-        """The conversation of the outstanding observation; None: no observation is outstanding."""
+        """The conversation of the outstanding observation, or None."""
         outstanding = self._turns.standing.outstanding
         return None if outstanding is None else outstanding.conversation
 
@@ -274,13 +275,13 @@ class ChatAgentEnv(Env):
 
         Idempotent, and safe while a ``step`` is waiting, which then raises ``EnvClosedError``.
         It also works from another event loop while the Env's own loop runs. If that loop has ended,
-        it refuses the calls that still wait, so that their threads continue.
+        waiting calls are refused, so that their threads continue.
         """
         await self._turns.close()
 
     def __del__(self) -> None:
         turns: Turns | None = getattr(self, "_turns", None)
-        # A string, since this module's names are gone when the interpreter ends.
+        # A string, since this module's names are gone at interpreter exit.
         if turns is None or turns.episode is None or turns.episode.life != "running":
             return
         turns.episode.drop()  # else its thread would wait forever

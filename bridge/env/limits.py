@@ -1,6 +1,6 @@
 """The Cookbook's ``RolloutLimits`` and the model's context, as evert enforces them.
 
-``Budget`` says how long a prompt, a reply and an episode may be.
+``Budget`` limits the length of prompts, replies and episodes.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tinker_cookbook.rl.types import StopReason
 from evert.bridge.tokens.prompt_limit import PromptLimit
 
 ROOM = 2
-"""Tokens that a prompt must leave free: with one free token, the Cookbook's runner stops."""
+"""Tokens that a prompt must leave free; the Cookbook's runner stops when only one is left."""
 
 MIN_CONTEXT = ROOM + 1
 
@@ -23,9 +23,9 @@ class SequenceLimits(RolloutLimits):
     """The Cookbook's budgets, and a budget for each token sequence, as in other trainers.
 
     Attributes:
-        max_response_tokens: Most tokens of a sequence after its first prompt: the replies, and the
-            agent's messages between them. A longer prompt is refused like one over
-            ``max_trajectory_tokens``. None: no budget.
+        max_response_tokens: Maximum number of tokens in a sequence after its first prompt: the
+        replies, and the agent's messages between them. A longer prompt is refused like one over
+        ``max_trajectory_tokens``. None: no budget.
     """
 
     max_response_tokens: int | None = None
@@ -35,7 +35,7 @@ class LiveLimits:
     """Limits whose ``max_turn_tokens`` is the cap of the current call, if that is lower.
 
     A runner gets ``env.rollout_limits`` once and reads it every turn, but ``RolloutLimits`` is
-    frozen. So this object replaces it and has all its other fields.
+    frozen. So this object takes its place and has all its other fields.
     """
 
     def __init__(self, limits: RolloutLimits, present_cap: Callable[[], int | None]) -> None:
@@ -50,7 +50,7 @@ class LiveLimits:
 
     @property
     def max_turn_tokens(self) -> int | None:
-        """Most tokens of the next reply; None for no cap."""
+        """Maximum number of tokens in the next reply; None for no cap."""
         return tightest(self._present_cap(), self._cap)
 
 
@@ -78,11 +78,11 @@ class Budget:
         return PromptLimit(tokens, reason)
 
     def has_turn(self, turns: int) -> bool:
-        """Whether there may be another turn after ``turns`` turns."""
+        """Whether another turn is allowed after ``turns`` turns."""
         return self.limits.max_turns is None or turns < self.limits.max_turns
 
     def cap(self, max_tokens: int | None, length: int, first: int | None) -> int | None:
-        """Return the most tokens of a reply: the agent's cap, or the room left; None: no cap.
+        """Return the maximum length of a reply: the agent's cap, or the room left; None: no cap.
 
         Args:
             max_tokens: The agent's cap.
@@ -95,12 +95,12 @@ class Budget:
         return tightest(max_tokens, room, response_room)
 
     def sample(self, cap: int | None, length: int, sampled: int) -> int | None:
-        """Return the most tokens of a reply that a runner accepts by the Env's limits; None: any.
+        """Return the longest reply that a runner accepts under the Env's limits; None: any length.
 
         Args:
             cap: The result of ``cap``.
             length: Tokens of the prompt.
-            sampled: Tokens sampled so far; the runner may have counted more in the meantime.
+            sampled: Tokens sampled so far; the runner may meanwhile have counted more.
         """
         max_length, max_sampled = self.limits.max_trajectory_tokens, self.limits.max_sampled_tokens
         room = None if max_length is None else max_length - length
@@ -111,7 +111,7 @@ class Budget:
         """Return how many calls may be sampled at the same time: at most ``limit``."""
         max_turns, max_sampled = self.limits.max_turns, self.limits.max_sampled_tokens
         turns_left = None if max_turns is None else max_turns - turns
-        # Runners stop with one free token.
+        # Runners stop when only one token is free.
         tokens_left = None if max_sampled is None else max_sampled - sampled - 1
         return min(cap for cap in (limit, turns_left, tokens_left) if cap is not None)
 

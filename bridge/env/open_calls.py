@@ -1,9 +1,9 @@
-"""``OpenCalls``: the calls of one Env that are made while others wait for their replies.
+"""``OpenCalls``: the calls of an Env that are made while others wait for their replies.
 
-The runner samples a call that is alone, so nothing changes for an agent whose calls never overlap.
+A lone call is sampled by the runner, so nothing changes for an agent whose calls never overlap.
 After the first overlap, every call is submitted to the policy queue as soon as it arrives. It
 becomes an observation when its sample is ready, so no call waits for another's reply. A call that
-the agent gives up before then never becomes an observation.
+the agent gives up before then never does.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from evert.bridge.tokens.loop_budget import LONG_TEXT
 
 REACTION = 4
 """Cycles of the event loop in which an agent may react to a reply before it gets the next one.
-During them, notes from tasks other than the caller's belong to that reply."""
+Notes that other tasks make during these cycles belong to that reply."""
 
 
 class OpenCalls:
@@ -27,7 +27,7 @@ class OpenCalls:
 
     Attributes:
         queue: Samples overlapping calls; None: the runner samples all calls.
-        overlap: Whether calls have overlapped, so that every call is submitted.
+        overlap: Whether calls have overlapped, so that every call is now submitted.
     """
 
     __slots__ = ("_account", "_standing", "overlap", "queue")
@@ -40,14 +40,14 @@ class OpenCalls:
 
     @property
     def max_calls(self) -> int | None:
-        """Most calls that may be sampled at a time within the limits; None: no queue."""
+        """Maximum number of calls to sample at a time within the limits; None: no queue."""
         if self.queue is None:
             return None
         account = self._account
         return account.budget.calls(self.queue.max_calls, account.turns, account.sampled)
 
     def expect_overlap(self, *, is_expected: bool) -> None:
-        """Submit every call from now on if ``is_expected``, even one that is alone."""
+        """Submit every call from now on if ``is_expected``, even lone ones."""
         self.overlap |= is_expected
 
     def call_of(self, observation: Observation) -> ParkedCall | None:
@@ -61,7 +61,7 @@ class OpenCalls:
         return None if latest is None else latest.call
 
     def submit(self, outstanding: Outstanding) -> bool:
-        """Submit a call to the queue; False: the runner must sample it."""
+        """Submit a call to the queue; return False if the runner must sample it."""
         queue, inbox, call = self.queue, self._account.inbox, outstanding.call
         if queue is None or inbox is None or not (self.overlap or inbox.has_calls):
             return False
@@ -85,7 +85,7 @@ class OpenCalls:
 
         Args:
             queue: The queue; None: the runner samples all calls.
-            overlap: Whether every call is submitted, even one that is alone.
+            overlap: Whether every call is submitted, even lone ones.
         """
         self.queue, self.overlap = queue, overlap
         if (inbox := self._account.inbox) is None:
@@ -102,7 +102,7 @@ class OpenCalls:
     def submit_arrivals(self, sampled: Outstanding) -> None:
         """Submit calls that arrive while the runner samples another one.
 
-        Calls that need more time (a long text) or a refusal wait for the next step.
+        Calls that must be refused, or whose long text takes time, wait for the next step.
         """
         inbox, max_calls, book = self._account.inbox, self.max_calls, self._account.book
         if inbox is None or max_calls is None or not sampled.call.is_waiting:
@@ -119,7 +119,7 @@ class OpenCalls:
     async def react(self) -> None:
         """Let the agent react to a reply if other calls wait.
 
-        Without them, the Env waits for the agent's next call or its end anyway.
+        Otherwise the Env waits for the agent's next call or its end anyway.
         """
         inbox = self._account.inbox
         if not self.overlap and (inbox is None or not inbox.has_calls):
@@ -128,7 +128,7 @@ class OpenCalls:
             await asyncio.sleep(0)
 
     def take_late_notes(self) -> list[Note]:
-        """Remove and return the agent's notes on transitions that were returned before them."""
+        """Remove and return the agent's notes on transitions that have already been returned."""
         inbox = self._account.inbox
         return [] if inbox is None else inbox.notes.take_late()
 

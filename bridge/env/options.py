@@ -1,7 +1,7 @@
-"""The options of an Env: one table of names, meanings and defaults.
+"""The options of an Env: their names, meanings and defaults, in one table.
 
-``ChatAgentEnv``, ``SeatEnv``, group builders, datasets and Gymnasium all take ``EnvOptions`` as
-keywords and pass them on; ``EnvSettings`` has their defaults, and ``settings_of`` checks them.
+``ChatAgentEnv``, ``SeatEnv``, group builders, datasets and Gymnasium all accept ``EnvOptions`` as
+keywords; ``EnvSettings`` has their defaults, and ``settings_of`` checks them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,21 +43,21 @@ class EnvSettings:
 
     Attributes:
         renderer: A Cookbook renderer. None: the shipped base's tokenizer and chat format.
-        policy_names: The model name, or names, by which the agent calls the policy. ``*`` matches
-            any text: "*" is every name that no frozen model has, "gpt-*" those with that prefix.
-        limits: The Cookbook's budgets; None: no budgets. The Env enforces ``max_turns`` and
-            ``max_trajectory_tokens``, so that the agent gets an error; a runner the others.
+        policy_names: The model name, or names, under which the agent calls the policy. ``*``
+        matches any text: "*" is every name that no frozen model has, "gpt-*" every name with that
+        prefix. limits: The Cookbook's budgets; None: no budgets. The Env enforces ``max_turns`` and
+        ``max_trajectory_tokens``, so that the agent gets an error; the runner enforces the others.
         context_length: Tokens of the policy's context, prompt and reply together. A longer prompt
             gets a 400, and a reply ends with the context. None: unknown; the sampler must refuse.
-        agent_timeout: Seconds the agent may take between two calls. None: no limit.
+        agent_timeout: Maximum seconds between two calls of the agent. None: no limit.
         on_agent_error: Reward of an episode whose agent raised or timed out. None: ``step`` raises
             ``AgentError`` from the agent's exception, or ``AgentTimeoutError``.
         on_truncation: What to do with a reply cut at its token cap: "deliver" it to the agent
             with ``finish_reason="length"``, or "end" the episode as ``EnvFromMessageEnv`` does.
         parse_error_policy: The Cookbook's policy for replies that do not parse. None: the agent
             gets the unparsed text, and the transition has the metric ``parse_error``.
-        context_overflow_reward: Added if an overlong prompt, or a cut reply, ends the episode.
-        close_timeout: Seconds that ``close`` waits for the agent; it waits twice.
+        context_overflow_reward: Added if an overlong prompt or a cut reply ends the episode.
+        close_timeout: Seconds that ``close`` waits for the agent, twice.
         models: Frozen models that the agent may call, by name (``frozen.py``).
         model_timeout: Seconds in which a frozen model must reply; else the call gets a 400 (code
             ``model_timeout``). A ``RemoteModel`` has its own timeout. None: no limit.
@@ -65,8 +65,9 @@ class EnvSettings:
             ``response_format`` or a forced ``tool_choice``. Each retry is a transition.
         keep_completed_arguments: Whether the prompt keeps a reply as it was sampled if the agent
             sends its tool calls back with added arguments, or with other white space at the ends of
-            lines. ``drift/completed_arguments`` counts both cases. False: a new token sequence has
-            what the agent sent, since only its author knows that the additions change nothing.
+            lines. ``drift/completed_arguments`` counts both cases. False: a new token sequence
+            begins with what the agent sent, since only the agent's author knows that the additions
+            change nothing.
     """
 
     renderer: Renderer | None = None
@@ -91,9 +92,9 @@ class EnvSettings:
 
 
 def options_with_own(agent: Agent, options: EnvOptions) -> EnvOptions:
-    """Return ``options``, with the agent's attribute ``env_options`` as defaults.
+    """Return ``options`` with the agent's attribute ``env_options`` as defaults.
 
-    The lower of two context lengths counts: a trainer passes the one of its model.
+    The lower of the two context lengths counts: a trainer passes its model's.
 
     Raises:
         InvalidAgentError: The attribute is not a mapping.

@@ -1,6 +1,6 @@
 """``ParallelRollouts``: calls that an agent makes at the same time are sampled at the same time.
 
-``ParallelRollouts`` is a rollout strategy around another one, so ``rl.train.main`` runs unchanged:
+``ParallelRollouts`` wraps another rollout strategy, so ``rl.train.main`` runs unchanged:
 
     rollout_error_tolerance=ParallelRollouts(inner=FailFast(), max_calls=64)
 """
@@ -19,21 +19,21 @@ from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.policy_queue import PolicyQueue
 
 MAX_CALLS = 64
-"""Default number of calls of one episode that are sampled at the same time."""
+"""Default for the number of an episode's calls that are sampled at the same time."""
 
 
 @dataclass(frozen=True)
 class ParallelRollouts(RolloutStrategy):
-    """Plays groups by another strategy, but samples an agent's concurrent calls concurrently.
+    """Plays groups with another strategy, but samples an agent's concurrent calls concurrently.
 
-    The other strategy decides which failures it tolerates and what it retries. An agent whose calls
-    never overlap is played as without this one, token for token. An agent's notes (rewards,
-    metrics, logs) belong to the call whose reply the same task or thread got last. Envs that are
-    not evert's are played as usual.
+    The other strategy decides which failures it tolerates and what it retries. For an agent whose
+    calls never overlap nothing changes, token for token. An agent's notes (rewards, metrics, logs)
+    go to the call that was answered last in the same task or thread. Envs that are not evert's are
+    played as usual.
 
     Args:
         inner: The other strategy.
-        max_calls: Most calls of one episode that are sampled at the same time, at least 1.
+        max_calls: Maximum number of an episode's calls to sample at the same time, at least 1.
 
     Raises:
         TypeError: ``inner`` is not a strategy.
@@ -50,7 +50,7 @@ class ParallelRollouts(RolloutStrategy):
                 "as FailFast() or RetryOnFailure()."
             )
         if type(self.max_calls) is not int or self.max_calls < 1:
-            raise ValueError(f"max_calls is {self.max_calls!r}; expected a number of at least 1.")
+            raise ValueError(f"max_calls is {self.max_calls!r}; expected an integer of at least 1.")
 
     @property
     def catches_group_errors(self) -> bool:
@@ -63,7 +63,7 @@ class ParallelRollouts(RolloutStrategy):
         """Play a group.
 
         Raises:
-            Exception: As the other strategy.
+            Exception: Whatever the other strategy raises.
         """
         queue = PolicyQueue(policy, self.max_calls)
         try:
@@ -86,14 +86,14 @@ async def do_parallel_rollout(
     Args:
         policy: The policy.
         env: An unused Env; an Env that is not evert's is played as usual.
-        max_calls: Most calls that are sampled at the same time.
+        max_calls: Maximum number of calls to sample at the same time.
         hooks: The Cookbook's hooks into the rollout; None: no hooks.
 
     Returns:
         The trajectory, with its transitions in the order of their replies.
 
     Raises:
-        Exception: As ``do_single_rollout``.
+        Exception: Same as ``do_single_rollout``.
     """
     queue = policy if isinstance(policy, PolicyQueue) else PolicyQueue(policy, max_calls)
     _use(env, queue)

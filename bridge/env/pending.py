@@ -18,8 +18,8 @@ from evert.bridge.episode.inbox import ParkedCall
 from evert.bridge.tokens.renderer import PromptRenderer
 
 UNTRAINED: Metrics = {PARSE_ERROR_MASKED_METRIC_KEY: 1.0, "untrained": 1.0}
-"""Metrics of a turn that is not trained on: ``trajectory_to_data`` masks turns with the first one,
-which the Cookbook uses for parse errors."""
+"""Metrics of a turn that is not trained on. ``trajectory_to_data`` masks turns with the first one,
+the Cookbook's metric for parse errors."""
 
 GIVEN_UP = "given_up"
 """Metric of a turn whose reply the agent never read; such a turn is not trained on."""
@@ -36,7 +36,7 @@ class Outstanding:
     sample: Sample | None = None  # None: the runner samples it
 
     def cap(self, budget: Budget) -> int | None:
-        """Return the most tokens of the reply; None: no cap. See ``Budget.cap``."""
+        """Return the cap on the reply's tokens; None: no cap. See ``Budget.cap``."""
         conversation = self.conversation
         return budget.cap(self.call.request.max_tokens, conversation.length, conversation.first)
 

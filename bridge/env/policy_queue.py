@@ -1,9 +1,9 @@
 """``PolicyQueue`` samples an agent's concurrent calls before the runner asks for them.
 
-A runner samples one observation at a time; the queue stands between it and its policy. When an
+A runner samples one observation at a time; the queue sits between it and its policy. When an
 agent makes a call while others wait for their replies, the Env submits it (``open_calls.py``).
 Once the sample is ready, the Env returns the observation, and the runner gets the sample without
-waiting. So every reply still goes through the runner, with its limits, hooks and token count. The
+waiting. So every reply still passes through the runner, with its limits, hooks and token count. The
 policy samples all other observations as usual.
 """
 
@@ -29,19 +29,19 @@ class Sample:
 
 
 class PolicyQueue(TokenCompleter):
-    """A policy that can begin to sample before the runner asks it to.
+    """A policy that can start sampling before the runner asks it to.
 
     Args:
         policy: The policy that samples.
-        max_calls: Most calls of one episode that are sampled at the same time.
-        is_timed: Whether a sample that takes too long fails; a replayed one waits for its turn.
+        max_calls: Maximum number of an episode's calls to sample at the same time.
+        is_timed: Whether a sample that takes too long fails; replayed ones wait for their turn.
     """
 
     def __init__(self, policy: TokenCompleter, max_calls: int, *, is_timed: bool = True) -> None:
         self.max_calls = max_calls
         self._is_timed = is_timed
         self._policy = policy
-        self._context = contextvars.copy_context()  # not an agent's: its calls are taken over
+        self._context = contextvars.copy_context()  # outside agents: their calls are taken over
         self._samples: WeakValueDictionary[int, Sample] = WeakValueDictionary()
 
     def submit(
@@ -51,7 +51,7 @@ class PolicyQueue(TokenCompleter):
         max_tokens: int | None,
         seconds: float | None,
     ) -> Sample:
-        """Begin to sample an observation; the runner must pass this same object."""
+        """Start sampling an observation; the runner must later pass this same object."""
 
         async def sampled() -> TokensWithLogprobs:
             async with asyncio.timeout(seconds if self._is_timed else None):
@@ -74,7 +74,7 @@ class PolicyQueue(TokenCompleter):
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """Return the sample that has begun, cut at ``max_tokens``, or sample now."""
+        """Return the sample already started, cut at ``max_tokens``, or sample now."""
         sample = self._samples.pop(id(model_input), None)
         if sample is None or sample.task.cancelled():
             return await self._ask(model_input, stop, max_tokens)

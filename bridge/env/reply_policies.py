@@ -25,7 +25,7 @@ class Verdict(StrEnum):
 
 @dataclass(slots=True)
 class ParseErrors:
-    """Applies a ``ParseErrorPolicy`` over an episode; None: every reply is delivered."""
+    """Applies a ``ParseErrorPolicy`` during an episode; None: every reply is delivered."""
 
     policy: ParseErrorPolicy | None
     _in_a_row: Counter[object] = field(default_factory=Counter, init=False)
@@ -35,7 +35,7 @@ class ParseErrors:
     ) -> Verdict:
         """Decide on a reply, and add rewards, metrics and logs to its turn.
 
-        Errors in a row are counted for each ``row`` separately. ``one_call``: whether the agent
+        Consecutive errors are counted for each ``row`` separately. ``one_call``: whether the agent
         allows one tool call at most, so that a valid call does not excuse an invalid one.
         """
         if problem is None:
@@ -78,9 +78,9 @@ class FormatRetries:
     def judge(
         self, reply: Reply, reply_format: ReplyFormat, turn: Turn, row: object
     ) -> tuple[Reply, Message | None]:
-        """Return the reply for the agent, and the message that asks again (None: deliver).
+        """Return the reply for the agent, and the message that asks for a retry (None: deliver).
 
-        Errors in a row are counted for each ``row`` separately.
+        Consecutive errors are counted for each ``row`` separately.
         """
         if reply.finish_reason == "length":
             return reply, None
@@ -100,7 +100,7 @@ class FormatRetries:
 
 @dataclass(slots=True)
 class ToolBudget:
-    """How many tool calls an episode may still make; ``limit`` None: any number."""
+    """The number of tool calls an episode may still make; if ``limit`` is None, any number."""
 
     limit: int | None
     _calls: int = field(default=0, init=False)

@@ -17,10 +17,9 @@ class ScriptedPolicy(TokenCompleter):
     """A ``TokenCompleter`` whose replies are written in advance.
 
     Args:
-        replies: One per call; for several episodes at once, a function, async or not, from prompt
-            text to reply.
-        renderer: The Env's renderer; None: the default one.
-        logprob: The log-probability of every token.
+        replies: One per call, or, for several episodes at once, a function (async or not) from
+        prompt text to reply. renderer: The Env's renderer; None: the default one. logprob: The
+        log-probability of every token.
 
     A reply ends with the renderer's end-of-turn token unless it is longer than ``max_tokens``.
     ``prompts`` keeps the prompts' texts, ``actions`` the tokens played.
@@ -82,6 +81,6 @@ class ScriptedPolicy(TokenCompleter):
         if number >= len(self._replies):
             raise IndexError(
                 f"The script has {len(self._replies)} replies, and the agent made call "
-                f"{number + 1}. Give more replies, or a function from the prompt to the reply."
+                f"{number + 1}. Pass more replies, or a function from the prompt to the reply."
             )
         return self._replies[number]

@@ -4,15 +4,15 @@
 
 The agent gets a role's client with ``client.seat("judge")``, or uses the model name
 ``evert/judge``. It runs once per episode, and each role's calls are the observations of that role's
-Env. It returns one reward for all, or a dict with one per seat. If an episode ends at one seat (a
-limit, an overflow, an aborted rollout), it ends at all seats: the others stop with
+Env. It returns one reward for all, or a dict with one per seat. An episode that ends at one seat (a
+limit, an overflow, an aborted rollout) ends at all seats: the others stop with
 ``stop/peer_stopped`` and keep their rewards.
 
 A frozen model may play a seat, without an Env: ``seats=("player",), models={"evert/judge": ...}``.
 
 An episode begins when all of its seats are taken. A strategy that retries failed trajectories asks
-its builder for one Env at a time: ``SeatGroup`` then returns the seats of a new episode one after
-the other, so that whole episodes are retried, and ends the wait of a seat without partners.
+its builder for one Env at a time. ``SeatGroup`` then returns the seats of a new episode one by one,
+so that whole episodes are retried, and it stops a seat from waiting for partners in vain.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from evert.bridge.models.frozen import FrozenModel
 T = TypeVar("T")
 
 LONE_SEAT_PATIENCE = 1.0
-"""Seconds that a seat waits for others when no Env remains whose retry could bring them."""
+"""Seconds that a seat waits when no remaining Env could fail and bring the missing seats."""
 
 
 def frozen_seats(models: Mapping[str, object] | None) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def frozen_seats(models: Mapping[str, object] | None) -> tuple[str, ...]:
 def with_opponents(
     seats: Sequence[str], options: EnvOptions, opponents: Mapping[str, FrozenModel]
 ) -> tuple[tuple[str, ...], EnvOptions]:
-    """Return the seats without an opponent, and the options with frozen models at the others."""
+    """Return the trained seats, and the options with opponents added as frozen models."""
     models = {**(options.get("models") or {})}
     models |= {seat_model(seat): model for seat, model in opponents.items()}
     policy_seats = tuple(seat for seat in seats if seat not in opponents)
@@ -79,7 +79,7 @@ def check_seats(seats: Sequence[str], frozen: Sequence[str] = ()) -> None:
     ):
         raise InvalidDatasetError(
             f"seats must be two or more different names, got {seats!r}"
-            + (f" beside {', '.join(frozen)}, which frozen models play" if frozen else "")
+            + (f" besides {', '.join(frozen)}, which frozen models play" if frozen else "")
             + ". An agent with one trained role needs no seats."
         )
 
@@ -96,7 +96,7 @@ def seat_envs(
 
     Raises:
         InvalidDatasetError: The seats are not two or more different names.
-        InvalidAgentError, RendererMismatchError: As ``ChatAgentEnv``.
+        InvalidAgentError, RendererMismatchError: Same as ``ChatAgentEnv``.
     """
     return SeatGroup(agent, seats, task, options).new_episode(seed)
 
@@ -109,10 +109,10 @@ def episode_envs(
     seed: int | None = None,
     **options: Unpack[EnvOptions],
 ) -> list[ChatAgentEnv]:
-    """Return the Envs of one episode: one, or one per seat.
+    """Return the Envs of one episode: a single one, or one per seat.
 
     Raises:
-        EvertError: As ``ChatAgentEnv`` and ``seat_envs``.
+        EvertError: Same as ``ChatAgentEnv`` and ``seat_envs``.
     """
     if seats:
         return [*seat_envs(agent, seats, task, seed=seed, **options)]
@@ -141,7 +141,7 @@ class SeatGroup:
         self._seats = tuple(seats)
         self.roles = (*seats, *frozen)
         self._next_seats: list[SeatEnv] = []
-        self._waits: dict[SeatEnv, bool] = {}  # whether an Env waits; only Envs that are not over
+        self._waits: dict[SeatEnv, bool] = {}  # whether each Env that is not over is waiting
 
     def new_episode(self, seed: int | None = None) -> "list[SeatEnv]":
         """Return the Envs of a new episode, one per seat."""
@@ -150,7 +150,7 @@ class SeatGroup:
         return envs
 
     def next_seat(self, seed: int | None = None) -> "SeatEnv":
-        """Return an Env that replaces a failed one: the next seat of a new episode."""
+        """Return an Env to replace a failed one: the next seat of a new episode."""
         self._next_seats = self._next_seats or self._new_envs(seed)
         env = self._next_seats.pop(0)
         self._waits[env] = False

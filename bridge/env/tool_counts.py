@@ -17,7 +17,7 @@ CALLER = "caller"
 LINEAGE = "lineage"
 DRIFT = "drift"
 DRIFT_AT = "drift_at"
-"""Keys of logs: who called, the token sequence, why it broke, which field of a message differed."""
+"""Log keys: who called, the token sequence, why it broke, which message field differed."""
 
 MARKUP = re.compile(
     r"</?tool_call|<function=|<\|python_tag\|>|<\|tool_call|\[TOOL_CALLS\]|<｜tool"

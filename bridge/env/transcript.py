@@ -17,11 +17,11 @@ from evert.bridge.conversations.conversation import Conversation, Point
 class AnsweredCall:
     """A model call that an action answered."""
 
-    request: ChatRequest  # without its messages
+    request: ChatRequest  # without messages
     after: int | None
     messages: list[Any]
-    retried_turn: int | None  # the turn whose reply is asked for again
-    added: list[Message]  # to the prompt, after ``messages`` or that reply
+    retried_turn: int | None  # the turn that this one retries
+    added: list[Message]  # put into the prompt after ``messages`` or that reply
     key: tuple[Conversation, int]
     points: list[Point]
     overlaps: bool

@@ -2,7 +2,7 @@
 
 ``resume`` reads an action, gives the agent the reply (or asks the policy again), and returns the
 next ``Outstanding`` call with its prompt, or an ``Ending``. ``_stop_reason`` checks the budgets
-before every prompt, including those of retries. The runner samples all prompts but those of
+before every prompt, including those of retries. The runner samples all prompts except those of
 concurrent calls (``open_calls.py``).
 """
 
@@ -42,7 +42,7 @@ Upcoming: TypeAlias = Outstanding | Ending
 class Turns:
     """The turns of one Env.
 
-    ``share`` returns this Env's part of the agent's return value.
+    ``share`` returns this Env's share of the agent's return value.
 
     Attributes:
         episode: None before it begins.
@@ -84,7 +84,7 @@ class Turns:
     # -- the observation -------------------------------------------------------------------------
 
     def hand_out(self, outstanding: Outstanding) -> tuple[Observation, StopCondition]:
-        """Make an observation outstanding, and return it for the runner."""
+        """Make an observation outstanding and return it, for the runner."""
         self.standing.change(outstanding)
         return outstanding.observation(self._renderer)
 
@@ -100,7 +100,7 @@ class Turns:
         if outstanding is None:
             raise EnvStateError(
                 "No observation is outstanding. Call initial_observation() first, then step() once "
-                "for each observation, and never after episode_done (not even a hook can continue "
+                "per observation, and never after episode_done (not even a hook can continue "
                 "an episode whose agent has ended); got a step out of turn."
             )
         self.standing.change(EnvState.OPEN)
@@ -108,7 +108,7 @@ class Turns:
 
     def _on_call(self) -> None:
         outstanding = self.standing.outstanding
-        if outstanding is not None:  # else a step is running, which will take the call
+        if outstanding is not None:  # else a running step will take the call
             self.open_calls.submit_arrivals(outstanding)
 
     # -- the action ------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class Turns:
         reply, problem = read(turn.tokens, turn.truncated)
         if cap is None or len(turn.tokens) <= cap:
             return reply, problem
-        # A runner with its own limits did not know the agent's cap.
+        # A runner with its own limits does not know the agent's cap.
         short, _ = read(turn.tokens[:cap], truncated=True)
         return replace(short, parsed=reply.parsed), None
 
@@ -262,7 +262,7 @@ class Turns:
         return Outstanding(call, conversation, self.book.latest_drift)
 
     def _stop_reason(self) -> StopReason | None:
-        """Why there may be no further turn; None: there may be one."""
+        """The reason why no further turn is allowed; None if one is."""
         if self.account.stop_reason is None and not self.budget.has_turn(self.account.turns):
             return StopReason.MAX_TURNS
         return self.account.stop_reason
@@ -297,12 +297,12 @@ class Turns:
             )
         if self.episode is not None and self.episode.loop is not asyncio.get_running_loop():
             raise EnvStateError(
-                "A ChatAgentEnv was stepped on another event loop than the one it was started on. "
-                "Play an episode within one asyncio.run(...)."
+                "A ChatAgentEnv was stepped on a different event loop from the one it was started "
+                "on. Play an episode within one asyncio.run(...)."
             )
 
     async def close(self, episode: Episode | None = None) -> None:
-        """Abort ``episode``, which a seat may not have begun itself; see ``ChatAgentEnv.close``."""
+        """Abort ``episode``, which another seat may have begun; see ``ChatAgentEnv.close``."""
         self.episode = self.episode or episode
         self.standing.change(EnvState.CLOSED)
         await self._end()
@@ -330,6 +330,6 @@ class Turns:
         return await episode.close(self._settings.close_timeout)
 
     def forget(self) -> None:
-        """Release the conversations and stop sampling, since no prompt follows."""
+        """Release the conversations and stop sampling: no more prompts follow."""
         self.book.forget()
         self.open_calls.stop()

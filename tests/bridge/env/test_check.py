@@ -217,7 +217,7 @@ BROKEN_ENVS: dict[str, tuple[Callable[[], ChatAgentEnv], list[str]]] = {
     "foreign": (
         lambda: ChatAgentEnv(asks, renderer=ForeignTokens(TOKENIZER)),
         [
-            "Rule 2: the observation of turn 0 holds token 150000, but the tokenizer has "
+            "Rule 2: the observation of turn 0 has token 150000, but the tokenizer has "
             f"{len(TOKENIZER)}. The renderer and the tokenizer do not match."
         ],
     ),

@@ -36,7 +36,7 @@ async def test_it_says_its_texts_in_order_each_with_an_end_and_keeps_what_was_as
         assert first.logprobs == [-0.25] * len(first.tokens)
     with pytest.raises(IndexError) as caught:
         await policy(prompt("c"), [])
-    assert_says(caught.value, "2 replies", "call 3", "Give more replies, or a function")
+    assert_says(caught.value, "2 replies", "call 3", "Pass more replies, or a function")
 
 
 async def test_replies_that_are_no_texts_are_refused() -> None:
