@@ -2,10 +2,10 @@
 
 In reading order:
 
-    agent.py     what an agent is, and what it may return
+    agent.py     what counts as an agent, and what it may return
     notes.py     what an agent records between calls
     inbox.py     the waiting calls of one trained role, and the agent's timeout
-    refusals.py  delays for an agent whose calls are refused again and again
+    refusals.py  delays for an agent whose calls keep being refused
     routes.py    which inbox or frozen model answers a model name
     seeds.py     seeds of episodes
     episode.py   one run of an agent: its states, and what is released at its end

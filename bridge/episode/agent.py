@@ -1,13 +1,13 @@
 """Agents: callables that talk to a chat model and end with a reward.
 
-``inspect_agent`` inspects the callable and says how to run it: async or in a thread, and with which
-arguments. The parameter ``client`` takes the client, the first other parameter the task:
+``inspect_agent`` determines how to run a callable: async or in a thread, and with which arguments.
+The parameter ``client`` gets the client, the first other parameter the task:
 
     agent(client)  agent(client, task)   with evert's client, in any order
     agent()        agent(task)           the agent builds its own client, which is taken over
     agent(*args)                         the client, and the task if there is one
 
-``outcome_of`` makes an ``Outcome`` from any return value; a missing reward is an error, never 0.0.
+``outcome_of`` turns any return value into an ``Outcome``; a missing reward is an error, never 0.0.
 """
 
 import functools
@@ -34,7 +34,7 @@ FORMS = (
     "An agent has one of three forms: agent(client); agent(client, task); or, if it builds its own "
     "client, agent() or agent(task). The parameter for the client is called 'client'."
 )
-"""The end of every error message about a callable of another form."""
+"""The end of every error message about a callable that has none of the forms."""
 
 
 class NoTask:
@@ -57,7 +57,7 @@ TASK: Final = "task"
 
 
 ENV_STOP: Final = "env_stop/"
-"""Prefix of the metric that has the stop reason of an environment that an agent plays."""
+"""Prefix of the metric with the stop reason of an environment that the agent plays."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def agent_name(agent: object) -> str:
 
 
 _forms: WeakKeyDictionary[FunctionType, dict[tuple[str, ...], AgentForm]] = WeakKeyDictionary()
-"""By function and roles: every episode needs its form, and reading a signature takes long."""
+"""Forms by function and roles: every episode needs one, and reading a signature is slow."""
 
 
 def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
@@ -149,7 +149,7 @@ def _inspect(agent: Agent, roles: tuple[str, ...]) -> AgentForm:
     is_async = inspect.iscoroutinefunction(function)
     try:
         signature = inspect.signature(agent)
-    except (TypeError, ValueError):  # a builtin without a signature: the call will show
+    except (TypeError, ValueError):  # a builtin without a signature: the call will tell
         return AgentForm(name, is_async, roles)
     form = AgentForm(name, is_async, *_arguments(agent, signature, roles))
     _check_arguments(form, signature, roles)
@@ -181,7 +181,7 @@ def _arguments(
         in_turn = parameter.kind is not parameter.KEYWORD_ONLY
         if in_turn and len(positional) == list(parameters).index(parameter.name):
             positional.append(role)
-        else:  # the parameters before it keep their defaults
+        else:  # earlier parameters keep their defaults
             by_name.append((parameter.name, role))
     return tuple(positional), tuple(by_name)
 
@@ -195,7 +195,7 @@ def _bound_names(agent: Agent) -> set[str]:
 def _role(
     parameter: inspect.Parameter, missing: Sequence[str], parameters: Mapping[str, object]
 ) -> str | None:
-    """The role that a parameter gets; None: it keeps its default."""
+    """The role of a parameter; None if it keeps its default."""
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         return None
     if parameter.name in (CLIENT, TASK):
@@ -234,7 +234,7 @@ def reward_of(value: object, where: str) -> float:
     if isinstance(value, (numbers.Real, np.bool_)):
         try:
             reward = float(value)
-        except Exception:  # an int too large for a float; an agent's class may raise anything
+        except Exception:  # an int too large for a float, or anything from an agent's own class
             reward = math.inf
         if math.isfinite(reward):
             return reward
@@ -270,14 +270,14 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
             return outcome
         raise RewardError(
             f"The agent {name} ended without a reward: it returned {repr_of(value)} and never "
-            "called client.reward(x). Return a number (0.0 if that is meant) or call client.reward."
+            "called client.reward(x). Return a number (0.0 if you mean that) or call client.reward."
         )
     reward = reward_of(outcome.reward, f"The reward returned by the agent {name}")
     return replace(outcome, reward=reward)
 
 
 def with_checked_notes(outcome: Outcome, where: str) -> Outcome:
-    """Return the outcome with finite floats as metrics and strings as names.
+    """Return the outcome with metrics converted to floats and names to strings.
 
     Raises:
         RewardError: Metrics or logs are not a mapping, or a metric is not a finite number.

@@ -1,8 +1,8 @@
-"""An episode: one run of an agent, its states, and what it must release at its end.
+"""An episode: one run of an agent, its states, and what to release at its end.
 
-The agent is started once, as a task on the Env's loop or in its own thread. Its calls arrive by
-``call`` and ``call_blocking``, from any task, thread or event loop. The route table says which
-inbox they wait in, or which frozen model answers. An episode has three states:
+The agent is started once, as a task on the Env's loop or in its own thread. Its calls arrive
+through ``call`` and ``call_blocking``, from any task, thread or event loop. The route table says
+which inbox they wait in, or which frozen model answers. An episode has three states:
 
     running   the agent may call
     ended     the agent function has ended; later calls are refused (``EpisodeEndedError``)
@@ -38,14 +38,14 @@ from evert.bridge.errors import (
 )
 
 REFUSALS_BEFORE_ABORT = 3
-"""Calls after the end that get an ordinary error; further calls get ``AgentAborted``."""
+"""This many calls after the end get an ordinary error; further calls get ``AgentAborted``."""
 
 JOINED_AT_ONCE = 0.005
-"""Seconds in which an agent's thread ends if it has no more work."""
+"""Seconds to wait for an agent's thread that has no more work."""
 
 _detached_tasks: set["asyncio.Task[None]"] = set()
-"""Tasks that nobody awaits: of agents that ignore cancellation, and releases. If garbage collection
-took one, it would resume it or lose it."""
+"""Tasks that nobody awaits: agents that ignore cancellation, and releases. Garbage collection of
+one would resume it or lose it."""
 
 
 class EpisodeState(StrEnum):
@@ -69,7 +69,7 @@ class Episode:
         inboxes: One per role, in the order of ``roles``.
         refusals: Delays for an agent whose calls are refused again and again.
         routes: Which inbox or frozen model answers a model name.
-        hints: Functions that may explain a failure in a sentence; called if the agent fails.
+        hints: Functions that may explain a failure in a sentence, called if the agent fails.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Episode:
 
     @cached_property
     def rng(self) -> random.Random:
-        """The agent's random generator, which begins with ``seed``."""
+        """The agent's random generator, seeded with ``seed``."""
         return random.Random(self.seed)
 
     # -- life ------------------------------------------------------------------------------------
@@ -133,15 +133,15 @@ class Episode:
     async def _run_in_task(self, agent: Callable[[], Any]) -> None:
         try:
             end = AgentEnd(await agent())
-        except BaseException as error:  # handled by the Env's step
+        except BaseException as error:  # for the Env's step to handle
             end = AgentEnd(error=error)
-        # At once, so that a sub-agent's call in this same cycle of the loop is refused.
+        # Immediately, so that a sub-agent's call in this cycle of the loop is refused.
         self._on_end(end)
 
     def _run_in_thread(self, agent: Callable[[], Any]) -> None:
         try:
             end = AgentEnd(agent())
-        except BaseException as error:  # handled by the Env's step
+        except BaseException as error:  # for the Env's step to handle
             end = AgentEnd(error=error)
         try:
             self.loop.call_soon_threadsafe(self._on_end, end)
@@ -152,8 +152,8 @@ class Episode:
         if self.life is EpisodeState.RUNNING:
             self.life = EpisodeState.ENDED
         if self._thread is not None:
-            self._thread.join(JOINED_AT_ONCE)  # it scheduled this as its last action
-            if self._thread.is_alive():  # it runs finalizers; the loop does not wait for them
+            self._thread.join(JOINED_AT_ONCE)  # scheduling this was its last action
+            if self._thread.is_alive():  # running finalizers, which the loop does not wait for
                 self.loop.call_later(20 * JOINED_AT_ONCE, self._on_end, end)
                 return
         self._over.set()
@@ -206,12 +206,12 @@ class Episode:
         An episode that has already ended only calls ``release``.
 
         Args:
-            patience: Seconds to wait for the agent to end, twice: after the first cancellation,
-                and after a second for agents that swallow one.
+            patience: Seconds to wait for the agent to end: after a first cancellation, and again
+            after a second, for agents that swallow the first.
 
         Returns:
             Whether the agent ended. An agent in a thread cannot be stopped while it computes or
-            sleeps without a call; the thread is a daemon and ends with the process.
+            sleeps; its thread is a daemon and ends with the process.
         """
         self.abandon()
         for frozen_call in self._frozen_calls:
@@ -273,20 +273,20 @@ class Episode:
     async def call(
         self, request: ChatRequest, has_reader: Callable[[], bool] = lambda: True
     ) -> Reply:
-        """Park a request from a task, on any event loop, and wait for its reply.
+        """Park a request from a task on any event loop, and wait for its reply.
 
         Args:
             request: The request.
-            has_reader: Whether a client got the reply or still waits for it: see ``ParkedCall``.
+            has_reader: Whether a client got the reply or still waits for it; see ``ParkedCall``.
 
         Raises:
             openai.BadRequestError: The Env refused the request.
             EnvClosedError, EpisodeEndedError: The episode was closed, or its agent had ended.
-            AgentAborted: The agent got such an error several times.
+            AgentAborted: The agent has got such an error several times.
         """
         if (
             self.life is not EpisodeState.RUNNING
-        ):  # first: a garbage-collected agent stops at this await
+        ):  # tested first: a garbage-collected agent stops at this await
             await asyncio.sleep(0)
         try:
             loop = asyncio.get_running_loop()
@@ -323,7 +323,7 @@ class Episode:
 
         Raises:
             BlockingCallError: The call is on the Env's own loop, which it would block forever.
-            openai.BadRequestError, EnvClosedError, EpisodeEndedError, AgentAborted: As ``call``.
+            openai.BadRequestError, EnvClosedError, EpisodeEndedError, AgentAborted: See ``call``.
         """
         if threading.get_ident() == self._loop_thread and self.loop.is_running():
             raise BlockingCallError(
@@ -361,7 +361,7 @@ class Episode:
         if isinstance(target, Inbox):
             target.put(call)
             return
-        task = self.loop.create_task(  # outside of the agent's context
+        task = self.loop.create_task(  # outside the agent's context
             self._answer(target, call), context=contextvars.Context(), name="evert frozen model"
         )
         self._frozen_calls[task] = call

@@ -1,7 +1,7 @@
 """An inbox: the calls of one trained role, between the agent and its Env.
 
-The agent's calls arrive in order (``put``); the Env takes one after the other (``take``). A call
-that is sampled ahead of the runner is put back (``ahead``) and taken again when its sample is ready
+The agent's calls arrive in order (``put``), and the Env takes them one by one (``take``). A call
+that is sampled ahead of the runner is put back, and taken again when its sample is ready
 (``note_sampled``). There is one inbox, or one per seat.
 
 Each side always learns when the other has ended. A parked call is *answered* or *refused*; a
@@ -21,7 +21,7 @@ from evert.bridge.episode.notes import Notes
 from evert.bridge.errors import AgentTimeoutError, EpisodeEndedError
 
 P = TypeVar("P")
-"""Type of the object that is kept for a call sampled ahead of the runner."""
+"""Type of the object kept for a call that is sampled ahead of the runner."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,11 +33,11 @@ class ParkedCall:
     speaker: object
     _future: "asyncio.Future[Reply] | concurrent.futures.Future[Reply]"
     _loop: asyncio.AbstractEventLoop | None
-    """The caller's, if it is a task on another loop than the episode's; else None."""
+    """The caller's loop if it is a task on a different loop from the episode's; else None."""
     has_reader: Callable[[], bool] = lambda: True
-    """Whether the reply was sent to a client, or still can be; a client over HTTP may go away."""
+    """Whether a client has got the reply or still can: an HTTP client may disconnect."""
     refusal: BaseException | None = field(default=None, init=False)
-    """The error with which the call was refused; None: it was not refused."""
+    """The error with which the call was refused, or None."""
     _is_dropped: bool = field(default=False, init=False)
 
     @property
@@ -47,7 +47,7 @@ class ParkedCall:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the agent gave the call up, or ended before the reply, and so never reads it."""
+        """Whether the agent gave up the call, or ended first, and so never reads the reply."""
         if self.refusal is not None:
             return isinstance(self.refusal, EpisodeEndedError)
         return self._is_dropped or self._future.cancelled() or not self.has_reader()
@@ -99,8 +99,8 @@ class Inbox(Generic[P]):
         boxes: The inboxes of all roles.
 
     Attributes:
-        submitted: The calls in the policy queue that have not been taken again yet.
-        latest: The call that was taken last; None before the first.
+        submitted: The calls in the policy queue that have not yet been taken again.
+        latest: The call taken last; None before the first.
         notes: The agent's notes.
     """
 
@@ -153,9 +153,9 @@ class Inbox(Generic[P]):
     # -- the agent's side ------------------------------------------------------------------------
 
     def put(self, call: ParkedCall) -> None:
-        """Add a call for the Env. To be called on the Env's loop."""
+        """Add a call for the Env. Must run on the Env's loop."""
         if self._waiter is not None and not self._waiter.done() and self._has_room:
-            self.latest = call  # set here, in case the waiting task is cancelled at this moment
+            self.latest = call  # set here, in case the waiting task is cancelled right now
             self._waiter.set_result(call)
             return
         self._queue.append(call)
@@ -181,7 +181,7 @@ class Inbox(Generic[P]):
             self._timer.cancel()
             self._timer = None
         if isinstance(self._final, BaseException) and self._waiter is not None:
-            if not self._waiter.done():  # now, since the agent's end may replace the error
+            if not self._waiter.done():  # now, before the agent's end replaces the error
                 self._waiter.set_exception(self._final)
             return
         self._wake_waiter()
@@ -198,7 +198,7 @@ class Inbox(Generic[P]):
         while self._queue:
             try:
                 self._queue.popleft().refuse(refusal)
-            except IndexError:  # another thread was quicker
+            except IndexError:  # another thread was faster
                 return
 
     # -- the Env's side --------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class Inbox(Generic[P]):
             if call.is_waiting:
                 self.latest = call
                 return outstanding
-            self._given_up += call.is_given_up  # and it becomes no observation
+            self._given_up += call.is_given_up  # never an observation
         if isinstance(self._final, BaseException):
             raise self._final
         return self._final
@@ -264,11 +264,11 @@ class Inbox(Generic[P]):
         return None
 
     def watch(self, look: Callable[[], None]) -> None:
-        """Register ``look`` to be called when a call arrives and no ``take`` waits for it."""
+        """Register ``look``, which is called when a call arrives and no ``take`` is waiting."""
         self._on_call = look
 
     def put_back(self, call: ParkedCall) -> None:
-        """Make a call the first to be taken again."""
+        """Put a call back, to be taken next."""
         self._queue.appendleft(call)
 
     def note_sampled(self, call: ParkedCall) -> None:
@@ -278,7 +278,7 @@ class Inbox(Generic[P]):
             self._wake_waiter()
 
     def note_resampled(self, call: ParkedCall) -> None:
-        """Note that a call gets another sample, which is not ready yet."""
+        """Note that a call gets a new sample, which is not ready yet."""
         if call in self._sampled:
             self._sampled.remove(call)
 

@@ -36,7 +36,7 @@ class Notes:
         self._waiting.append(Note(kind, key, value, turn))
 
     def note_reply(self, task: object, turn: int) -> None:
-        """Note that action ``turn`` answers a task or thread; used when calls overlap."""
+        """Note which task or thread action ``turn`` answers; used when calls overlap."""
         by_speaker = WeakKeyDictionary[object, int]() if self._turns is None else self._turns[0]
         by_speaker[task] = turn
         self._turns = by_speaker, turn
@@ -45,13 +45,13 @@ class Notes:
         """Remove and return the notes on action ``turn``, whose transition is about to return."""
         due: list[Note] = []
         notes = self._waiting[:]
-        del self._waiting[: len(notes)]  # a thread may add notes for the next one meanwhile
+        del self._waiting[: len(notes)]  # meanwhile a thread may have added notes for the next turn
         for note in notes:
             (due if note.turn in (None, turn) else self._late).append(note)
         return due
 
     def take_late(self) -> list[Note]:
-        """Remove and return the notes on transitions that were returned earlier.
+        """Remove and return the notes on transitions that have already been returned.
 
         Until the next ``note_reply``, new notes are for the next transition.
         """
@@ -63,7 +63,7 @@ class Notes:
 
 
 def speaker() -> object:
-    """Return the current task, or the current thread outside of tasks."""
+    """Return the current task, or outside tasks the current thread."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # a thread without an event loop

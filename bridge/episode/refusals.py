@@ -1,9 +1,9 @@
 """Refusals: an agent that repeats refused calls must not slow down other agents.
 
-Every refusal lets the event loop run other tasks: an agent that repeats a refused call at once
-would block the loop, even for its own end. The first ``AT_ONCE`` refusals are immediate. Each later
-one is delayed by a quarter of the time since the first, so that an agent that ignores them calls
-less and less often. A call that is accepted resets the count.
+Every refusal first lets the event loop run other tasks. Otherwise an agent that immediately repeats
+a refused call would block the loop, and even its own end. The first ``AT_ONCE`` refusals are
+immediate. Each later one is delayed by a quarter of the time since the first, so an agent that
+ignores them calls less and less often. An accepted call resets the count.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import time
 import openai
 
 AT_ONCE = 8
-"""Refusals in a row that are not delayed."""
+"""Number of consecutive refusals that are not delayed."""
 
 LONGEST_PAUSE = 60.0
 """Longest delay of a refusal, in seconds."""
@@ -31,7 +31,7 @@ class Refusals:
         self._count, self._latest = 0, ""
 
     def hint(self) -> str:
-        """Return the latest refusal as a sentence after more than ``AT_ONCE`` refusals; else ""."""
+        """Return a sentence with the latest refusal after more than ``AT_ONCE``, else ""."""
         if self._count <= AT_ONCE or not self._latest:
             return ""
         return f"Its latest requests were refused: {self._latest}"
@@ -49,6 +49,6 @@ class Refusals:
         if self._count == 0:
             self._since = now
         self._count += 1
-        if isinstance(refusal, (str, openai.BadRequestError)):  # other errors are about the end
+        if isinstance(refusal, (str, openai.BadRequestError)):  # others: the episode is over
             self._latest = f"{refusal!s:.500}"
         return 0.0 if self._count <= AT_ONCE else min((now - self._since) / 4, LONGEST_PAUSE)

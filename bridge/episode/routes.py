@@ -2,12 +2,12 @@
 
     the policy's names      its inbox: the call is a transition ("gpt-*": many, "*": any)
     ``evert/SEAT``          the seat's inbox
-    ``models={...}``        the frozen model of that name: answered at once, never trained on
+    ``models={...}``        the frozen model of that name: answered immediately, never trained on
     any other name          the policy, if nothing else is declared (frameworks insist on names
                             like "gpt-4o"); otherwise a 400 with the most similar name
 
-Take-over asks ``knows``: a call with another name goes where it would go without evert. Names that
-are not answered here are *strangers*; error messages about a failed agent list them.
+Take-over asks ``knows``: a call with an unknown name goes where it would go without evert. Names
+that are not answered here are *strangers*; error messages about failed agents list them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ DEFAULT_POLICY_NAME = "policy"
 """The policy's default name."""
 
 ANY = "*"
-"""Matches any text in a policy's name."""
+"""Matches any text in a policy name."""
 
 SEAT_PREFIX = "evert/"
 """The prefix of a seat's model name."""
@@ -39,7 +39,7 @@ class Routes:
 
     Attributes:
         strangers: Model names that the agent used and that are not answered here, in order.
-        instead: Answers the calls in place of the inboxes; None: the inboxes do.
+        instead: Answers the calls instead of the inboxes; None: the inboxes do.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Routes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that are answered, except patterns; the trained roles' names first."""
+        """All names that are answered, except patterns; the trained roles come first."""
         return tuple(self._targets)
 
     @property
     def seats(self) -> dict[str, Inbox[Any]]:
-        """The seats' inboxes by the seats' names; empty without seats."""
+        """Seat name -> inbox; empty without seats."""
         return {
             name.removeprefix(SEAT_PREFIX): target
             for name, target in self._targets.items()
@@ -74,14 +74,14 @@ class Routes:
         return target.notes if isinstance(target, Inbox) else Notes()
 
     def knows(self, model: object) -> bool:
-        """Whether a name was declared as one that is answered here."""
+        """Whether a name was declared."""
         return isinstance(model, str) and (model in self._targets or self._match(model) is not None)
 
     def _match(self, model: str) -> Inbox[Any] | None:
         return next((box for name, box in self._patterns.items() if fnmatchcase(model, name)), None)
 
     def hint(self, *models: str) -> str:
-        """Return advice on model names that are not answered here; "" without such names.
+        """Return advice on model names that are not answered here; "" without any.
 
         Args:
             models: The names. Default: all strangers.
@@ -125,7 +125,7 @@ def seat_model(name: str) -> str:
 
 
 def read_policy_names(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names by which an agent may call the policy; evert's clients use the first.
+    """Return the names under which an agent may call the policy; evert's clients use the first.
 
     Patterns come last; without another name, "policy" comes first.
 

@@ -1,8 +1,8 @@
-"""Seeds of episodes, which are the same wherever and whenever an episode is played.
+"""Seeds of episodes, which do not depend on where and when an episode is played.
 
-The agent's random generator, ``client.rng``, begins with ``client.seed``. A dataset derives this
-seed from its own seed, the step, the task and the episode's number in its group. So the episodes of
-a group differ, and a resumed run has the same seeds.
+``client.seed`` seeds the agent's random generator, ``client.rng``. A dataset derives it from its
+own seed, the step, the task and the episode's number in its group. So the episodes of a group
+differ, and a resumed run has the same seeds.
 """
 
 import hashlib
