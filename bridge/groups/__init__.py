@@ -4,13 +4,13 @@ In reading order:
 
     rewards.py      rewards that compare a group
     judge.py        a model that ranks a group
-    advantages.py   an advantage for every sampled token
+    advantages.py   the advantage of every sampled token
     pieces.py       trajectories split so that the Cookbook's loop applies those advantages
     opponents.py    frozen models that play seats: past checkpoints, players
     group.py        groups of episodes
     curriculum.py   samplers that choose each step's tasks, and their log
-    kept.py         objects that deep copies of a configuration share
-    tasks.py        tasks loaded by import path or file, and checked
+    kept.py         objects shared by deep copies of a configuration
+    tasks.py        loads tasks from an import path or a file, and checks them
     dataset.py      batches of groups
     branches.py     episodes that continue a record from one of its turns
 """

@@ -1,8 +1,8 @@
 """Credit assignment: from the rewards of a task's episodes to an advantage for every sampled token.
 
 A turn is a model call; turns are in the order in which they were answered. Letters in shapes: P
-tasks, G episodes per task, T turns of the longest episode, N tokens of the longest reply. Returned
-arrays are padded with NaN; rows of input may be padded or not.
+tasks, G episodes per task, T turns in the longest episode, N tokens in the longest reply. Returned
+arrays are padded with NaN; input rows may be ragged or padded.
 """
 
 import math
@@ -23,20 +23,20 @@ from evert.bridge.errors import AdvantagesError, repr_of
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 ByToken: TypeAlias = list[list[list[float]]]
-"""[G, turns, tokens], nested lists: an advantage for every sampled token of a group."""
+"""[G, turns, tokens], nested lists: the advantage of every sampled token in a group."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The episodes of one task at one seat; the argument of a function that gives advantages.
+    """The episodes of one task at one seat; the argument of an advantage function.
 
-    Failed episodes are left out, and G does not count them.
+    Failed episodes are left out and not counted in G.
 
     Attributes:
         task: The agent's task.
-        trajectories: [G], as they are trained on: the turns of a token sequence are side by side.
-        order: [G], the turn number of each transition of a trajectory, from 0 in the order of play.
-        final_rewards: [G], the rewards that the ``group_reward`` added.
+        trajectories: [G], as they are trained on, with the turns of a token sequence side by side.
+        order: [G], the turn number of each transition in a trajectory, from 0 in the order of play.
+        final_rewards: [G], the rewards added by the ``group_reward``.
         seat: The seat's name; "" if the agent has no seats.
     """
 
@@ -113,9 +113,9 @@ def token_advantages(
 ) -> ByToken:
     """Return the advantage of every sampled token of a group.
 
-    With "group", each token of an episode gets the episode's reward minus the group's mean. With
-    ``gamma`` it gets the return of its turn minus the mean return of that turn in the group. A
-    function returns numbers by episode [G], by turn [G, T] or by token [G, T, N].
+    With "group", each token gets its episode's reward minus the group's mean; with ``gamma`` as
+    well, its turn's return minus the group's mean return at that turn. A function returns numbers
+    by episode [G], by turn [G, T] or by token [G, T, N].
     """
     check_credit(advantages, gamma)
     if callable(advantages):
@@ -140,12 +140,12 @@ def check_credit(advantages: Any, gamma: float | None) -> None:
     elif gamma is not None and (not isinstance(gamma, numbers.Real) or not 0 <= gamma <= 1):
         raise AdvantagesError(
             f"gamma is {repr_of(gamma)}; expected a number from 0 (each turn gets only its own "
-            "reward) to 1 (and all later rewards), or None (each gets the episode's reward)."
+            "reward) to 1 (and all later rewards), or None (every turn gets the episode's reward)."
         )
 
 
 def check_gamma(gamma: float | None) -> None:
-    """Check that ``gamma`` is None; for advantages other than "group"."""
+    """Check that ``gamma`` is None, as it must be unless advantages are "group"."""
     if gamma is not None:
         raise AdvantagesError(
             f'gamma={gamma!r} needs advantages="group"; your own numbers or function already give '
@@ -154,12 +154,12 @@ def check_gamma(gamma: float | None) -> None:
 
 
 def spread(values: Any, tokens: Any, label: str, letters: str) -> Any:
-    """Spread numbers by episode, turn or token: replace each count in ``tokens`` by its floats.
+    """Spread numbers by episode, turn or token: replace each count in ``tokens`` by as many floats.
 
     Args:
         values: Nested lists or an array.
         tokens: Nested lists of token counts, by turn: [G, turns] or [P, G, turns].
-        label: Name of the values in messages, for example "advantages".
+        label: What messages call the values, for example "advantages".
         letters: The dimensions that ``values`` must have: "G" or "PG".
     """
     *rows, counts = _levels(tokens)
@@ -181,7 +181,7 @@ def spread(values: Any, tokens: Any, label: str, letters: str) -> Any:
 
 
 def _levels(nested: Any) -> list[list[Any]]:
-    """The elements at each depth of nested lists, down to the first depth with a non-list."""
+    """The elements at each depth of nested lists, down to the first depth with anything else."""
     levels = [[nested]]
     while levels[-1] and all(isinstance(element, list) for element in levels[-1]):
         levels.append([*chain.from_iterable(levels[-1])])

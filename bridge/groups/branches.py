@@ -2,7 +2,7 @@
 
     BranchDataset(agent, records, turn=3, batch_size=8, group_size=4)
 
-Only newly sampled tokens are trained on: the replies before that turn belong to the prompt.
+Only newly sampled tokens are trained on: earlier replies belong to the prompt.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ class BranchEnv(ChatAgentEnv):
         record: The recorded rollout.
         turn: The first sampled turn; earlier turns are replayed from the record.
         agent: The agent.
-        task: Default: the record's task.
+        task: The task; by default the record's.
         **options: Options of ``ChatAgentEnv``; budgets include the replayed turns.
 
     Attributes:
@@ -41,7 +41,7 @@ class BranchEnv(ChatAgentEnv):
 
     Raises:
         InvalidDatasetError: The record has no such turn.
-        RecordError: The record lacks its task, or is of a seat.
+        RecordError: The record lacks its task, or belongs to a seat.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class BranchEnv(ChatAgentEnv):
 
         Raises:
             ReplayError: The agent differs from the record before that turn.
-            AgentError, AgentTimeoutError, RewardError, EnvClosedError: As ``step``.
+            AgentError, AgentTimeoutError, RewardError, EnvClosedError: See ``step``.
         """
         policy, queue = ReplayPolicy(self._record, self), self.open_calls.queue
         replayed = policy.queue()
@@ -93,7 +93,7 @@ class BranchEnv(ChatAgentEnv):
             policy.check_over()
             return current
         policy.check_at(self._turn, current[0])
-        self.open_calls.use(queue)  # other calls that wait get the new policy's replies
+        self.open_calls.use(queue)  # other waiting calls get the new policy's replies
         self.earned += self._turns.account.take_late_reward()
         self.turn_lineages.clear()
         self.turn_callers.clear()
@@ -112,7 +112,7 @@ class BranchDataset(AgentDataset):
         **options: Options of ``AgentDataset``: ``batch_size``, ``group_size``, ``epochs``, ...
 
     Raises:
-        InvalidDatasetError: ``records`` is empty, or a record is of a seat or lacks that turn.
+        InvalidDatasetError: ``records`` is empty, or a record belongs to a seat or lacks that turn.
         RecordError: A record lacks its task.
     """
 

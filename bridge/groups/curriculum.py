@@ -16,7 +16,7 @@ class Sampler(Protocol):
     """Chooses the tasks of each training batch by their numbers in the dataset, from 0."""
 
     def next(self, step: int) -> Sequence[int]:
-        """Return the tasks of batch ``step``, one per group, without changing any state."""
+        """Return the tasks of batch ``step``, one per group; change no state."""
         ...
 
     def update(self, task: int, rewards: Sequence[float]) -> None:
@@ -24,27 +24,27 @@ class Sampler(Protocol):
 
         Args:
             task: The task's number.
-            rewards: Total of each trajectory as the Cookbook centres it: with group rewards, and
-                shifted so that all seats have the same mean. Empty: the group failed.
+            rewards: The total of each trajectory, as the Cookbook centres it: group rewards
+            included, and shifted so that all seats have the same mean. Empty if the group failed.
         """
         ...
 
 
 class Curriculum:
-    """A ``Sampler`` that mostly skips solved and hopeless tasks, which teach nothing.
+    """A ``Sampler`` that mostly skips solved and hopeless tasks, since they teach nothing.
 
     A group teaches if its rewards differ. A task is *active* if one of its latest two groups
-    taught; the other tasks that were played are *resting*. A share of groups, ``retry``, goes to
-    resting tasks: a hopeless task may become learnable, and a solved one may be forgotten. A share
-    ``explore`` goes to new tasks, the remainder to active ones. The least played tasks of a kind
-    come first. If a kind has too few, the others fill in, resting tasks last.
+    taught; other tasks that were played are *resting*. A share ``retry`` of the groups goes to
+    resting tasks, since a hopeless task may become learnable and a solved one may be forgotten. A
+    share ``explore`` goes to new tasks, the rest to active ones. Within a kind, the least played
+    tasks come first. If a kind has too few tasks, the others fill in, resting tasks last.
 
     The choice depends only on the seed, the step and the rewards of earlier steps.
 
     Args:
         tasks: Number of tasks.
         batch_size: Groups per batch.
-        seed: Seed of the order among tasks that were played equally often.
+        seed: Seed for the order of tasks that were played equally often.
         retry: Share of groups for resting tasks, from 0 to 1.
         explore: Share of groups for new tasks, from 0 to 1; with ``retry`` at most 1.
 
@@ -110,7 +110,7 @@ def make_sampler(source: Any, tasks: int, batch_size: int, seed: int) -> Sampler
     sampler: Any = source
     if isinstance(source, str):
         sampler = resolve(source, "sampler", InvalidDatasetError)
-    make: Any = sampler  # a sampler's class also passes isinstance
+    make: Any = sampler  # a sampler's class would also pass isinstance
     if callable(make) and (inspect.isclass(sampler) or not isinstance(sampler, Sampler)):
         sampler = make(tasks, batch_size, seed)
     if not isinstance(sampler, Sampler):
@@ -125,9 +125,9 @@ def make_sampler(source: Any, tasks: int, batch_size: int, seed: int) -> Sampler
 class SamplerLog:
     """Passes the rewards of groups to a sampler, and logs them in a file if it has a path.
 
-    From the log, a resumed run gives its sampler the rewards of earlier steps. A line ``{"step": 3,
-    "task": 17, "rewards": [0.0, 1.0]}`` holds the rewards of a group. A line ``{"from": 2}`` says
-    that the run was resumed at step 2: earlier lines of step 2 or later no longer count.
+    A resumed run reads the rewards of earlier steps from the log, for its sampler. A line
+    ``{"step": 3, "task": 17, "rewards": [0.0, 1.0]}`` has the rewards of a group. A line ``{"from":
+    2}`` says that the run was resumed at step 2: earlier lines for step 2 or later no longer count.
     """
 
     def __init__(self, sampler: Sampler, path: str | Path | None) -> None:
@@ -159,7 +159,7 @@ class SamplerLog:
 
 
 def read_sampler_log(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a log that count, one per group; broken lines are skipped."""
+    """Return the log's valid records, one per group; broken lines are skipped."""
     records: list[dict[str, Any]] = []
     for line in path.read_text("utf-8", "replace").splitlines():
         try:

@@ -35,24 +35,24 @@ class AgentDataset(RLDataset):
 
     Args:
         agent: The agent, or its import path.
-        tasks: Any sequence; each task is one group.
+        tasks: Any sequence; each task makes one group.
         batch_size: Groups per batch. The last batch of an epoch may be smaller; no task is dropped.
         group_size: Episodes per group.
         epochs: Number of passes over the tasks.
-        shuffle: Whether each epoch has its own order, which depends on the seed.
-        seed: Seed of the shuffling. Each episode's seed (``client.seed``) is derived from it, the
-            batch, the task and the episode's number in its group; in tests, without the batch.
-        sampler: Chooses the tasks of each batch and gets their rewards. The number of batches
+        shuffle: Whether each epoch has its own random order, given by the seed.
+        seed: Seed for shuffling. Each episode's seed (``client.seed``) is derived from it, the
+        task, the episode's number in its group and, in training, the batch. sampler: Chooses the
+        tasks of each batch and gets their rewards. The number of batches
             stays the same. None: every task comes once per epoch.
-        sampler_log: File for the rewards that the sampler gets. If it exists, the sampler first
-            gets its rewards of the steps before the first requested batch. None: no file.
-        opponents: Chooses frozen models for seats (``opponents.py``). None: the policy plays all.
-        held_out: Whether the tasks are for evaluation. If not, a group without a trainable token is
+        sampler_log: File that logs the sampler's rewards. If it exists, the sampler first gets the
+        rewards it has for steps before the first requested batch. None: no file. opponents: Chooses
+        frozen models for seats (``opponents.py``). None: the policy plays all. held_out: Whether
+        the tasks are for evaluation. If not, a group without a trainable token is
             dropped (``ChatAgentGroupBuilder.batch``).
         **options: Further options of ``ChatAgentGroupBuilder``, including those of an Env.
 
     Raises:
-        InvalidAgentError: As ``ChatAgentGroupBuilder``.
+        InvalidAgentError: Same as ``ChatAgentGroupBuilder``.
         InvalidDatasetError: ``tasks`` is empty or not a sequence, or a size is below 1.
     """
 
@@ -96,13 +96,13 @@ class AgentDataset(RLDataset):
         self._log = None if sampler is None else SamplerLog(sampler, sampler_log)
         self.options = options
         self._batches_per_epoch = math.ceil(len(tasks) / batch_size)
-        self.group(0)  # raises now, not in the middle of a run
+        self.group(0)  # fail now, not in the middle of a run
 
     def __len__(self) -> int:
         return self.epochs * self._batches_per_epoch
 
     def get_batch(self, index: int) -> Sequence[ChatAgentGroupBuilder]:
-        """The groups of batch ``index``, ``0 <= index < len(self)``.
+        """Return the groups of batch ``index``, ``0 <= index < len(self)``.
 
         Raises:
             IndexError: ``index`` is out of range.
@@ -145,7 +145,7 @@ class AgentDataset(RLDataset):
         return [int(number) for number in chosen]
 
     def group(self, number: int) -> ChatAgentGroupBuilder:
-        """Return a task's group outside of any batch: without a seed and without opponents."""
+        """Return a task's group outside any batch: without a seed and without opponents."""
         return ChatAgentGroupBuilder(
             self.agent, self.tasks[number], self.group_size, **self.options
         )
@@ -163,7 +163,7 @@ def _with_kept_models(_: object, options: EnvOptions) -> EnvOptions:
 
 @chz.chz
 class AgentDatasetBuilder(RLDatasetBuilder):
-    """Builds a train and a test ``AgentDataset``, configured by chz."""
+    """Builds a training and a test ``AgentDataset``, configured by chz."""
 
     agent: str | Any = chz.field(
         munger=_keep, doc="The agent, or its import path 'package.module:function'."
@@ -177,7 +177,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     test_group_size: int = chz.field(default=1, doc="Episodes per task in tests.")
     epochs: int = chz.field(default=1, doc="Passes over the training tasks.")
     shuffle: bool = chz.field(default=True, doc="Whether training tasks are shuffled.")
-    seed: int = chz.field(default=0, doc="Seed of the shuffling and of the episodes.")
+    seed: int = chz.field(default=0, doc="Seed for shuffling and for the episodes.")
     sampler: str | Any | None = chz.field(
         default=None,
         munger=_keep,
@@ -185,7 +185,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         "seed) that makes one, like evert.Curriculum, or the import path of either. None: in turn.",
     )
     sampler_log: str | None = chz.field(
-        default=None, doc="File for the rewards that the sampler gets, to resume from."
+        default=None, doc="File that logs the sampler's rewards, to resume from."
     )
     opponents: Any | None = chz.field(
         default=None,
@@ -210,7 +210,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         doc="Advantages of tokens: 'group', a function of a Group, or its import path.",
     )
     gamma: float | None = chz.field(
-        default=None, doc="Discount of the returns by turn. None: the whole episode's reward."
+        default=None, doc="Discount of the turns' returns. None: the whole episode's reward."
     )
     tags: Sequence[str] = chz.field(default=(), doc="Names to aggregate metrics under.")
     record: str | None = chz.field(
@@ -226,12 +226,13 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     )
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Return the train and the test dataset; without test tasks, None.
+        """Return the training dataset, and the test dataset or None.
 
         With the embedded engine, ``context_length`` defaults to the model's.
 
         Raises:
-            InvalidAgentError, InvalidDatasetError: Agent, tasks, group reward or sampler are wrong.
+            InvalidAgentError, InvalidDatasetError: The agent, tasks, group reward or sampler is
+            invalid.
         """
         group_reward: Any = unwrap(self.group_reward)
         if isinstance(group_reward, str):

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BatchPosition:
-    """A group's place in a training dataset: ``number`` (from 0) of ``groups`` in a batch."""
+    """A group's place in a training batch: number ``number`` (from 0) of ``groups`` groups."""
 
     index: int
     groups: int
@@ -44,7 +44,7 @@ class BatchPosition:
 
 
 class GroupOptions(EnvOptions, total=False):
-    """Options of ``ChatAgentGroupBuilder``, which explains them, and all options of an Env."""
+    """Options of ``ChatAgentGroupBuilder``, where they are explained, and of an Env."""
 
     seats: Sequence[str]
     group_reward: GroupReward | None
@@ -80,20 +80,18 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
     """Builds ``group_size`` environments of one agent and task.
 
     Args:
-        agent: The agent, or its import path 'package.module:function'. Any callable works; for
-            rollouts in other processes it must be at the top level of a module.
-        task: The agent's task. If omitted, the agent is called without a task.
-        group_size: Number of episodes, at least 1.
+        agent: The agent, or its import path 'package.module:function'. Any callable works, but
+        rollouts in other processes need one from a module's top level. task: The agent's task. If
+        omitted, the agent is called without a task. group_size: Number of episodes, at least 1.
         seats: Names of the agent's trained roles, if it has several. Each episode then has one Env
-            per seat, and they are played at the same time (``seats.py``). Empty: one policy.
-        group_reward: Function that compares the episodes and adds rewards (``rewards.py``).
-        tags: Names under which the Cookbook aggregates metrics.
-        seed: Each episode's seed is derived from it. None: episodes have random seeds.
-        record: Writes every trajectory to a file. None: nothing is recorded.
-        advantages: "group": a trajectory's reward minus the mean of its seat, for all of its
-            tokens. Or a function from a ``Group`` to numbers by episode, turn or token.
-        gamma: Discount of each turn's return, for "group". None: the whole trajectory's reward.
-        branch: Function from the agent, the task and the options to an Env that continues a record
+        per seat, played at the same time (``seats.py``). Empty: one policy. group_reward: Function
+        that compares the episodes and adds rewards (``rewards.py``). tags: Names under which the
+        Cookbook aggregates metrics. seed: Each episode's seed is derived from it. None: episodes
+        have random seeds. record: Writes every trajectory to a file. None: nothing is recorded.
+        advantages: "group" (a trajectory's reward minus the mean of its seat, for all of its
+        tokens), or a function from a ``Group`` to numbers by episode, turn or token. gamma:
+        Discount of each turn's return, for "group". None: the whole trajectory's reward. branch:
+        Function from the agent, the task and the options to an Env that continues a record
             (``branches.py``). None: each episode starts at its beginning.
         **options: Options of ``ChatAgentEnv``.
 
@@ -158,19 +156,19 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         return self.state()
 
     def state(self) -> dict[str, Any]:
-        """Return what is pickled: everything but the running episodes and ``on_rewards``."""
+        """Return the state to pickle: everything except the running episodes and ``on_rewards``."""
         reset: Any = {"_envs": [], "_seat_group": None, "_members": 0, "on_rewards": None}
         return {**self.__dict__, **reset}
 
     def meet(self, opponents: Mapping[str, FrozenModel]) -> None:
-        """Let frozen models play some seats, not all. Those seats have no Envs and no training."""
+        """Let frozen models play some of the seats, which then have no Envs and are not trained."""
         self.seats, self.options = with_opponents(self.seats, self.options, opponents)
 
     async def make_envs(self) -> Sequence[Env]:
         """Return new environments; ``cleanup`` closes them all.
 
-        A strategy that retries a failed rollout calls this again and plays the first Env. So with
-        seats, each later call returns one Env: the next seat of a new episode.
+        A strategy that retries a failed rollout calls this again and plays only the first Env. So
+        with seats, each later call returns a single Env: the next seat of a new episode.
         """
         if not self._envs:
             self.rewards = None
@@ -209,7 +207,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
 
         Raises:
             AllTrajectoriesFailedError: In training, if the group has no trainable token. The
-                Cookbook then drops it, with any strategy; a batch without data would fail.
+            Cookbook then drops it under any strategy; a batch without data would fail.
         """
         if self.batch is not None and not any(map(can_be_learned_from, trajectory_group)):
             raise AllTrajectoriesFailedError(
@@ -223,7 +221,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         ]
         for trajectory, env in evert_pairs:
             if not any("lineages" in turn.metrics for turn in trajectory.transitions):
-                for last in trajectory.transitions[-1:]:  # the runner ended the episode
+                for last in trajectory.transitions[-1:]:  # if the runner ended the episode
                     last.metrics.update(env.report())
         outcomes = [Outcome(0.0)] * len(pairs)
         if self.group_reward is not None:
@@ -262,7 +260,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         return further
 
     def report_rewards(self, rewards: Sequence[float]) -> None:
-        """Store the totals that the Cookbook centres, and report them; []: the group failed."""
+        """Store and report the totals that the Cookbook centres; [] if the group failed."""
         self.rewards = [*rewards]
         if self.on_rewards is not None:
             self.on_rewards(self.rewards)
@@ -299,7 +297,7 @@ def _shifted_by_seat(
     seats: Sequence[str],
     metrics: Sequence[Metrics],
 ) -> list[float]:
-    """Shift rewards so that each seat's mean total is the group's; add the seats' metrics."""
+    """Shift rewards so that every seat has the group's mean total; add the seats' metrics."""
     earned = totals([trajectory.transitions for trajectory in trajectories], rewards)
     pairs = [*zip(earned, seats, strict=True)]
     means = {seat: fmean([total for total, name in pairs if name == seat]) for seat in seats}
@@ -321,13 +319,13 @@ def sort_by_lineage(trajectory: Trajectory, turn_lineages: Sequence[int]) -> lis
 def lineage_order(trajectory: Trajectory, turn_lineages: Sequence[int]) -> list[int]:
     """Return an episode's turn numbers, with the turns of each lineage side by side.
 
-    ``trajectory_to_data`` merges neighbours only. Each lineage keeps its order, and the lineage
-    that ends last comes last, so the episode's last transition, with its report, stays last. Calls
-    that the agent gave up come first: the conversation continues without them.
+    ``trajectory_to_data`` merges only neighbours. Each lineage keeps its order. The lineage that
+    ends last comes last, so the episode's last transition, which carries the report, stays last.
+    Calls that the agent gave up come first, since the conversation continues without them.
     """
     turns = trajectory.transitions
     if len(turns) > len(turn_lineages):
-        return [*range(len(turns))]  # the runner's placeholder of an episode without a turn
+        return [*range(len(turns))]  # the runner's placeholder for an episode without turns
     given_up = [number for number, turn in enumerate(turns[:-1]) if GIVEN_UP in turn.metrics]
     read_turns = [number for number in range(len(turns)) if number not in given_up]
     ends = {turn_lineages[number]: number for number in read_turns}  # lineage -> its last turn

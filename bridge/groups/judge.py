@@ -1,8 +1,8 @@
 """``judge_group``: a frozen model ranks the episodes of a group; the ranks are their rewards.
 
-If a reply has no ranking, the judge is asked again. If that fails too, or the endpoint is
-overloaded or slow, or the prompt is too long, all rewards are equal, so the group teaches nothing,
-and ``FAILED`` counts it. An error that a retry cannot fix (a refused key) ends the run.
+If a reply has no ranking, the judge is asked again. If that also fails, the endpoint is overloaded
+or slow, or the prompt is too long, all rewards are equal: the group teaches nothing, and ``FAILED``
+counts it. An error that a retry cannot fix (a refused key) ends the run.
 """
 
 import logging
@@ -26,7 +26,7 @@ FAILED = "judge/failed"
 """Metric of each trajectory: 1.0 if the judge gave no ranking, else 0.0."""
 
 JUDGE = "judge"
-"""The model's name in messages."""
+"""What messages call the model."""
 
 SYSTEM = (
     "You rank attempts at one task. You are given their transcripts: TOLD is what was shown to who "
@@ -47,7 +47,7 @@ _RANKING = re.compile(r"(?:[^:\d]*:)?[\s*`\[(]*(\d{1,9}(?:[\s,>;]+\d{1,9})*)[\s*
 
 @dataclass(frozen=True)
 class GroupJudge:
-    """A group reward that a frozen model gives; made by ``judge_group``."""
+    """A group reward given by a frozen model; made by ``judge_group``."""
 
     model: FrozenModel
     rubric: str | Callable[[object], str]
@@ -55,7 +55,7 @@ class GroupJudge:
     retries: int
 
     async def __call__(self, group: PlayedGroup) -> list[Outcome]:
-        """Return the rewards, see ``judge_group``; raise errors that a retry cannot fix."""
+        """Return the rewards (see ``judge_group``); raise errors that a retry cannot fix."""
         outcomes = [Outcome(self.weight / 2, {FAILED: 0.0}) for _ in group]
         for seat in dict.fromkeys(group.seats):
             transcripts = {
@@ -102,16 +102,16 @@ def judge_group(
         judged = evert.judge_group(evert.RemoteModel("gpt-5.2"), "Prefer the shorter proof.")
         ChatAgentGroupBuilder(agent, task, group_size=8, group_reward=judged)
 
-    The best episode gets ``weight``, the worst 0, the others evenly spaced rewards in between. Each
-    seat is ranked separately. Episodes with the same transcript get the same reward. Without a
+    The best episode gets ``weight``, the worst 0, and the others evenly spaced rewards in between.
+    Each seat is ranked separately. Episodes with the same transcript get the same reward. Without a
     ranking, each episode gets half of ``weight``, and the metric ``judge/failed`` is 1.
 
     Args:
         model: A ``RemoteModel``, a ``TinkerModel``, or a policy: a ``MessageCompleter``, a
             ``TokenCompleter`` or a ``tinker.SamplingClient``, used with the agent's renderer.
-        rubric: The criteria in words (with the answer), or a function from the task to them.
-        weight: Reward of the best episode.
-        retries: How often the judge is asked again for a ranking.
+        rubric: The criteria in words, which may contain the answer, or a function from the task to
+        them. weight: Reward of the best episode. retries: How often the judge is asked again if its
+        reply has no ranking.
 
     Raises:
         InvalidModelError: ``model`` is not a model.
@@ -121,7 +121,7 @@ def judge_group(
 
 
 def read_ranking(reply: Reply, count: int) -> list[int] | None:
-    """Return the last line's ranking, from 0, best first; None: no ranking, or a cut reply."""
+    """Return the last line's ranking, from 0, best first; None if it is missing or cut."""
     lines = [line for line in reply.text.splitlines() if line.strip(" `")]
     match = _RANKING.fullmatch(lines[-1].strip()) if lines else None
     if match is None or reply.finish_reason == "length":
@@ -131,7 +131,7 @@ def read_ranking(reply: Reply, count: int) -> list[int] | None:
 
 
 async def _judge_reply(ask: FrozenAnswer, messages: list[dict[str, str]]) -> Reply | None:
-    """The judge's reply; None: it is unavailable, or the prompt is too long."""
+    """The judge's reply; None if it is unavailable or the prompt is too long."""
     try:
         return await ask(ChatRequest(JUDGE, messages))
     except openai.APIError as error:

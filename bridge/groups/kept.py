@@ -1,10 +1,10 @@
-"""``Kept``: an object in a configuration that is not copied or written out with it."""
+"""``Kept``: an object in a configuration that is neither copied nor written out with it."""
 
 from typing import Any
 
 
 class Kept:
-    """A value that deep copies of its holder share; ``name``: the text that is written for it."""
+    """A value that deep copies of its holder share; ``name`` is written in its place."""
 
     def __init__(self, value: Any, name: str = "") -> None:
         self.value, self.name = value, name
@@ -16,7 +16,7 @@ class Kept:
         return self.name or f"{self.value!r:.100}"
 
     def to_dict(self) -> str:
-        """Return the text that the Cookbook writes for it."""
+        """Return the text that the Cookbook writes in its place."""
         return self.name or f"<a {type(self.value).__name__}>"
 
 

@@ -1,7 +1,8 @@
 """Opponents: frozen models that play some of the seats of a group.
 
-All episodes of a group have the same opponent at the same seat, so that their rewards compare. The
-choice depends only on the step, the task and the seed, so a resumed run chooses the same.
+All episodes of a group have the same opponent at the same seat, so that their rewards are
+comparable. The choice depends only on the step, the task and the seed, so a resumed run chooses the
+same.
 
 ``League`` samples past checkpoints uniformly. Play against the mean of all past policies is
 fictitious self-play (J. Heinrich, M. Lanctot, D. Silver, "Fictitious Self-Play in Extensive-Form
@@ -28,7 +29,7 @@ frozen models by seat, and leaves at least one seat to the policy."""
 
 @dataclass(frozen=True)
 class Against:
-    """One opponent at every seat but one, which is the policy's and changes from task to task.
+    """One opponent plays all seats but one, which is the policy's and changes from task to task.
 
     Attributes:
         model: A function from a seed to the opponent.
@@ -46,12 +47,12 @@ class Against:
 
 @dataclass(frozen=True)
 class League:
-    """Past checkpoints of a run (not the rolling ones) as opponents of the current policy.
+    """Past checkpoints of a run (except rolling ones) as opponents of the current policy.
 
     Attributes:
         log_path: The run's folder, where the Cookbook lists its checkpoints.
         share: Share of groups, from 0 to 1, in which an opponent plays a random seat.
-        max_tokens: Most tokens of an opponent's reply.
+        max_tokens: Cap on the tokens of an opponent's reply.
         renderer_name: The run's renderer.
     """
 

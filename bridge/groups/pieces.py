@@ -4,7 +4,7 @@ The Cookbook gives all tokens of a trajectory one advantage: the trajectory's to
 group's mean. So a trajectory is split into pieces, one per distinct advantage. A piece's actions
 are the tokens with that advantage; earlier tokens are in its observations. The total rewards of the
 pieces make the Cookbook compute these advantages; if needed, an extra piece without tokens corrects
-the mean. The price: each piece is a datum that repeats the prefix.
+the mean. The cost: each piece is a datum that repeats the prefix.
 """
 
 import itertools
@@ -62,13 +62,13 @@ def put_in_pieces(
 def _pieces(
     trajectory: Trajectory, advantages: Sequence[Sequence[float]]
 ) -> Iterator[tuple[float, Trajectory]]:
-    """Each distinct advantage in a trajectory and its piece, in order of appearance."""
+    """Each distinct advantage in a trajectory, with its piece, in order of appearance."""
     parts_by_advantage = dict[float, list[Transition]]()
     for turn, turn_advantages in zip(trajectory.transitions, advantages, strict=True):
         for advantage, part in _parts(turn, turn_advantages):
             parts_by_advantage.setdefault(advantage, []).append(part)
     for advantage, parts in parts_by_advantage.items():
-        # No stop reason: the Cookbook would bound the reward of a piece that a limit stopped.
+        # No stop reason: the Cookbook would clip the reward of a piece that a limit stopped.
         yield advantage, Trajectory(parts, trajectory.final_ob)
 
 

@@ -1,4 +1,4 @@
-"""Group rewards: functions that compare the episodes of a group; their arguments and results."""
+"""Group rewards, functions that compare the episodes of a group: their arguments and results."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -18,14 +18,14 @@ from evert.bridge.tokens.bases import default_renderer
 
 
 class PlayedGroup(list[Trajectory]):
-    """A list of a group's trajectories, each in the order of play, with further information.
+    """A list of a group's trajectories, each in the order of play, with more information.
 
     Failed episodes are left out.
 
     Attributes:
         task: The group's task; ``NO_TASK`` if the agent takes none.
         seats: The seat of each trajectory; None if the agent has no seats.
-        episodes: The episode number of each trajectory, from 0; the seats of one share it.
+        episodes: The episode number of each trajectory, from 0; an episode's seats share it.
         renderer: The policy's renderer; its tokenizer decodes the tokens.
     """
 

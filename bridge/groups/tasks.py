@@ -13,12 +13,12 @@ from evert.bridge.records.row_files import holds_records, names_file, read_rows
 def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:
     """Return ``tasks``: a sequence, its import path 'package.module:name', or a file's path.
 
-    The rows of a file are the tasks. In a folder of records, each opening of a conversation is a
-    task: a dict of ``messages`` and ``tools``.
+    A file's rows are the tasks. In a folder of records, the opening of each conversation is a task:
+    a dict of ``messages`` and ``tools``.
 
     Raises:
         InvalidDatasetError: ``tasks`` is not a sequence, or a row cannot be read.
-        RecordError: The folder holds neither a dataset nor records.
+        RecordError: The folder contains neither a dataset nor records.
     """
     if not isinstance(tasks, str):
         sequence: Sequence[Any] = unwrap(tasks)
@@ -47,7 +47,7 @@ def _openings(path: str) -> Iterator[dict[str, Any]]:
 
 
 def check_tasks(tasks: object, called: str = "tasks") -> None:
-    """Check that ``tasks`` is a sequence; ``called`` is its name in the message.
+    """Check that ``tasks`` is a sequence; the message calls it ``called``.
 
     Raises:
         InvalidDatasetError: ``tasks`` is not a sequence.
