@@ -1,13 +1,13 @@
-"""Frozen models, which an agent may call by name besides the policy.
+"""Frozen models, which an agent may call by name in addition to the policy.
 
-With ``ChatAgentEnv(agent, models={"judge": ...})`` that model answers the agent's calls to "judge".
+In ``ChatAgentEnv(agent, models={"judge": ...})`` the model answers the agent's calls to "judge".
 Such calls are not transitions and are not trained on. A frozen model is one of
 
     a Cookbook ``MessageCompleter``
     a Cookbook ``TokenCompleter`` or a ``tinker.SamplingClient``, with the Env's renderer
     a ``TinkerModel``: weights by name, sampled by the engine in use, with their own renderer
     a ``RemoteModel``: an endpoint with OpenAI's chat completions
-    a function, async or not, from the messages to the reply's text: a player without a model
+    a function, async or not, from the messages to the reply's text
 """
 
 import asyncio
@@ -96,7 +96,7 @@ def frozen_model(
 
 
 async def _in_time(answer: FrozenAnswer, seconds: float | None, request: ChatRequest) -> Reply:
-    """Return a model's reply, or raise in time, even if the model ignores its cancellation."""
+    """Return a model's reply, or raise in time, even if the model ignores cancellation."""
     task = asyncio.ensure_future(answer(request))
     task.add_done_callback(lambda future: future.cancelled() or future.exception())
     try:

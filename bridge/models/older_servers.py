@@ -1,12 +1,12 @@
 """Support for your own Tinker servers that are older than the SDK.
 
-SkyRL's server 0.4.0 was made for SDK 0.25. With SDK 0.38 two things fail:
+SkyRL's server 0.4.0 was made for SDK 0.25. Two things fail with SDK 0.38:
 
     sampling        the SDK expects the ids of the sequences in the server's first answer
     a saved state   the SDK creates a client and loads its weights in one request
 
 ``complete_client`` adds the ids, and loads in two requests if one is refused. It changes nothing
-for the hosted service, nor for a server that does both itself.
+for the hosted service, or for a server that supports both itself.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ HOSTED = "thinkingmachines.dev"  # the domain of the hosted service
 LOAD = "_create_training_client_via_load_weights_submit"
 """The SDK's method that creates a training client from a saved state."""
 
-_completed: set[str] = set()  # URLs of the servers that ``complete_client`` was called for
+_completed: set[str] = set()  # server URLs for which ``complete_client`` was called
 
 
 def complete_client(base_url: str | None) -> None:
@@ -69,7 +69,7 @@ def _complete_loading(service_client: Any) -> None:
     from tinker.lib.public_interfaces.rest_client import RestClient
 
     load = getattr(service_client, LOAD, None)
-    if load is None:  # the embedded engine's class, which replaces the SDK's
+    if load is None:  # the embedded engine's class, in place of the SDK's
         return
 
     def load_in_two(self: Any, path: str, optimizer: bool, *arguments: Any, **options: Any) -> Any:

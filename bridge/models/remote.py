@@ -27,12 +27,12 @@ class RemoteModel:
     Attributes:
         model: The model's name at the endpoint.
         base_url: The endpoint's URL, up to ``/v1``.
-        api_key_env: Environment variable with the key; read at each call, never stored.
+        api_key_env: Environment variable with the key, which is read at each call and never stored.
         timeout: Seconds for a call, including retries.
         temperature: Sampling temperature; None: the endpoint's default.
 
     The honoured fields of the agent's request are passed on. The handle raises the SDK's errors.
-    Other ways in answer with the error's status; without one, with a 400 (``model_failed``).
+    Other ways in answer with the error's status, or with a 400 (``model_failed``) if it has none.
     """
 
     model: str
@@ -65,7 +65,7 @@ class RemoteModel:
             **_format_fields(request.format),
         }
         messages: Any = [as_fields(m, index) for index, m in enumerate(request.messages)]
-        with left_alone():  # else an agent that calls this object itself could reach the policy
+        with left_alone():  # else the call of an agent that uses this object could reach the policy
             async with openai.AsyncOpenAI(
                 base_url=self.base_url,
                 api_key=self.api_key,
@@ -99,7 +99,7 @@ class RemoteModel:
 
 
 def check_no_prefill(request: ChatRequest, kind: str) -> None:
-    """Refuse a request with a prefill, for a ``kind`` of model that cannot continue a reply."""
+    """Refuse a request with a prefill; ``kind`` describes the model, which cannot continue it."""
     if request.prefill:
         raise bad_request(
             f"The model {request.model!r} is {kind}, which cannot continue a reply; the last "

@@ -1,4 +1,4 @@
-"""The valid values of sampling parameters, for everything that samples."""
+"""The valid values of sampling parameters, for all samplers."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,8 +1,8 @@
-"""``TinkerModel``: a frozen model by the name of its weights, sampled by the engine in use.
+"""``TinkerModel``: a frozen model, named by its weights and sampled by the engine in use.
 
-It is plain data, so it can be pickled and written to a configuration. At the first call the current
-``tinker.ServiceClient``, the hosted service's or the embedded engine's, creates a sampling client.
-All Envs of the process share that client. The default chat format is that of the model's base.
+It is plain data, so it can be pickled and written to a configuration. At the first call, the
+current ``tinker.ServiceClient`` (the hosted service's or the embedded engine's) creates a sampling
+client. All Envs of the process share that client. The default chat format is the base's.
 """
 
 import logging
@@ -38,12 +38,13 @@ class TinkerModel:
             the base's own weights.
         renderer_name: Name of a Cookbook renderer; None: the one that fits the base.
         temperature: Sampling temperature; 0 is greedy.
-        max_tokens: Most tokens of a reply, if the agent and the context allow it; None: 2048.
+        max_tokens: Cap on a reply's tokens, if the agent and the context allow as many; None: 2048.
         base_url: URL of your own service; None: the engine in use.
-        seed: Seed of an episode's first reply; each further reply adds 1. None: the engine chooses.
+        seed: Seed of an episode's first reply; every further reply adds 1. None: the engine
+        chooses.
 
     Raises:
-        InvalidModelError: The base and the path are missing, or a number is out of range.
+        InvalidModelError: Both the base and the path are missing, or a number is out of range.
     """
 
     base_model: str | None = None
@@ -101,7 +102,7 @@ async def sample_weights(
 
 
 def reply_cap(prompt_length: int, context: int | None, limit: int) -> int:
-    """Return the most tokens of a reply: ``limit``, or what a context of that many tokens leaves.
+    """Return a reply's maximum tokens: ``limit``, or what a context of that many tokens leaves.
 
     Raises:
         openai.BadRequestError: The context has no room left (``context_length_exceeded``).
@@ -117,7 +118,7 @@ _lock = threading.Lock()
 _open: "WeakKeyDictionary[type, dict[tuple[str | None, ...], Future[OpenWeights]]]" = (
     WeakKeyDictionary()
 )
-"""Opened weights by ``ServiceClient`` class: an engine has its own, so its weights go with it."""
+"""Opened weights by ``ServiceClient`` class: each engine has its own, which takes them with it."""
 
 
 async def open_weights(model: TinkerModel) -> OpenWeights:
@@ -129,16 +130,16 @@ async def open_weights(model: TinkerModel) -> OpenWeights:
         if opening is None or (opening.done() and opening.exception() is not None):
             opening = Future()
             name, work = "evert-open-weights", (opening, model)
-            # Opening may load files or ask a service, and outlive the first caller.
+            # Opening may load files or query a service, and outlive the first caller.
             threading.Thread(target=_open_into, args=work, name=name, daemon=True).start()
             futures[key] = opening
-    return await shield(wrap_future(opening))  # other callers also wait for it
+    return await shield(wrap_future(opening))  # other callers may wait for it too
 
 
 def register_client(
     model: TinkerModel, client: tinker.SamplingClient, context_length: int | None
 ) -> None:
-    """Sample a model from now on with a client from another process, not with an older client.
+    """From now on, sample a model with this client from another process, not an older one.
 
     A worker outlives engines, and the client of a closed engine cannot sample.
     """
@@ -191,7 +192,7 @@ def context_length_of(service: tinker.ServiceClient, base_model: str) -> int | N
 
 
 def context_length_here(base_model: str) -> int | None:
-    """Return a model's context length from this process's engine, at no cost; None without one."""
+    """Return a model's context length from this process's engine, at no cost, or None."""
     if not hasattr(tinker.ServiceClient, "engine"):
         return None
     return context_length_of(tinker.ServiceClient(), base_model)
