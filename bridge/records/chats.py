@@ -1,14 +1,14 @@
 """``chat``: a recorded conversation as chat trainers read it, ``{"messages", "tools"}``.
 
-A trainer renders it again, and must get the sampled prompt and reply. If the run used the model's
-chat template, readers apply that template (TRL's SFTTrainer), so tools are a field. If it used
-another renderer, readers use that renderer (the Cookbook's chat_sl), which takes no tools: they are
-in the messages, as the renderer shows them.
+A trainer renders it again and must get the sampled prompt and reply. If the run used the model's
+chat template, readers apply that template (TRL's SFTTrainer), so tools are a separate field. If it
+used another renderer, readers use that renderer (the Cookbook's chat_sl), which takes no tools, so
+tools are in the messages, as the renderer shows them.
 
-Replies are written with their fields (thoughts, tool calls), or as the texts that were sampled.
-``note_forms`` renders both when a rollout is recorded, and notes the form that reproduces the
-sampled tokens. Neither does if the tokenizer encodes a reply's text to other tokens than were
-sampled, or if a text spells a control token.
+Replies are written with their fields (thoughts, tool calls), or as the sampled text. When a rollout
+is recorded, ``note_forms`` renders both and notes the form that reproduces the sampled tokens.
+Neither does if the tokenizer encodes a reply's text differently from the sampled tokens, or if a
+text spells a control token.
 """
 
 import json
@@ -27,11 +27,11 @@ from evert.bridge.tokens.template import TemplateRenderer
 from evert.bridge.tokens.template_text import template_of
 
 FORM, FIELDS, TEXT = "form", "fields", "text"
-"""Field of a recorded call, and its values; null: neither reproduces the sampled tokens."""
+"""Field of a recorded call, and its values; null if neither form reproduces the sampled tokens."""
 
 
 def form_of(record: RolloutRecord, turn: int) -> str:
-    """Return the noted form of a conversation; texts if none is noted.
+    """Return the noted form of a conversation, by default ``TEXTS``.
 
     Raises:
         RecordError: The messages were not kept, or neither form reproduces the sampled tokens.
@@ -103,7 +103,7 @@ def note_forms(row: Row, renderer: Renderer) -> None:
     try:
         record = RolloutRecord(row)
     except RecordError:
-        return  # it is written as it is, and its reader gets the error
+        return  # written as it is; the reader gets the error
     for turn in record.last_turns():
         if call := row["steps"][turn].get("call"):
             forms = (form for form in (FIELDS, TEXT) if _is_same(record, turn, form, renderer))

@@ -1,4 +1,4 @@
-"""``wrong_field``: the field of a value that a pydantic model refuses, and why."""
+"""``wrong_field``: which field of a value a pydantic model rejects, and why."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from evert.bridge.errors import repr_of
 def wrong_field(value: Any, error: ValidationError) -> str:
     """Return the path of the first wrong field, what it is, and what was expected."""
     errors = error.errors(include_url=False, include_context=False)
-    # In a union, the member whose type fits has the useful error.
+    # In a union, the useful error is that of the member whose type fits.
     first = next((detail for detail in errors if not detail["type"].endswith("_type")), errors[0])
     place = _place(value, first["loc"])
     if first["type"] == "missing":

@@ -1,4 +1,4 @@
-"""``explain`` prints a rollout: who called, what was new, what was sampled, and the rewards."""
+"""``explain`` prints a rollout: who called, what was new, what was sampled, the rewards."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -21,7 +21,7 @@ _SUMMED = (DRIFT, "handoffs", "tools/")
 
 _SEEN = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
 _SEEN |= {0x7F: 0x2421} | dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000)], 0xFFFD)
-"""Control characters and lone surrogates -> Unicode's pictures of them, or U+FFFD."""
+"""Maps control characters and lone surrogates to Unicode's pictures of them, or U+FFFD."""
 
 
 def explain(
@@ -32,7 +32,7 @@ def explain(
     Args:
         trajectory: A trajectory of ``do_single_rollout`` or of a group.
         renderer: The Env's renderer, which only decodes here; None: the default one.
-        console: Where to print. None: standard output; coloured on a terminal, else not wrapped.
+        console: Where to print. None: standard output, coloured on a terminal, else unwrapped.
 
     Every turn shows the task or thread that made the call, the token sequence (lineage) it
     continues, the new part of the prompt, what was sampled, and the reward. The first turn of a
@@ -43,7 +43,7 @@ def explain(
         out.soft_wrap = not (out.is_terminal or out.is_jupyter)
     decoder = prompt_renderer(renderer)
     histories: list[FlatPrompt] = []
-    cause = where = ""  # of the break before a prompt: in the logs of the turn before
+    cause = where = ""  # of a break before this prompt, from the previous turn's logs
     for number, transition in enumerate(trajectory.transitions):
         prompt = flatten(transition.ob.chunks)
         length, turn = 0, None
@@ -72,7 +72,7 @@ def harmless(text: Text) -> Text:
 
 
 def calling(transition: Transition, length: int) -> Text:
-    """Who called, and how many tokens the prompt (``length``) and the reply have."""
+    """Who called, and the number of tokens in the prompt (``length``) and the reply."""
     text = Text()
     for key, what in ((CALLER, "called by"), (LINEAGE, "lineage")):
         if (value := transition.logs.get(key)) is not None:
@@ -92,7 +92,7 @@ def _source(turn: int | None, length: int, is_whole: bool, why: str, where: str)
 
 
 def block(name: str, text: str, style: str) -> Text:
-    """A text with its name in a left margin."""
+    """A text with its name in the left margin."""
     lines = Text()
     for index, line in enumerate(text.splitlines() or [""]):
         lines.append(f"  {name if index == 0 else '':<8}| ", style="dim")

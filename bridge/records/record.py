@@ -33,11 +33,10 @@ class RolloutRecord:
     """One rollout of an agent: prompts and actions token for token, and the conversations.
 
     Args:
-        row: The row as it was written; also an attribute. ``docs/records.md`` lists its fields.
+        row: The row as written; also an attribute. ``docs/records.md`` lists its fields.
 
     Attributes:
-        has_tokens: Whether the token ids are on record; another program's trace may have only
-            texts.
+        has_tokens: Whether token ids were recorded; another program's trace may have only text.
 
     Raises:
         RecordError: The row does not have this version's schema, or a field is wrong.
@@ -50,7 +49,7 @@ class RolloutRecord:
                 f"A record has evert_schema={schema!r}; this version of evert reads {SCHEMA}. Read "
                 "it with the version that wrote it (see its field versions), or record again."
                 if schema is not None
-                else f"A line is not an evert rollout: it has no evert_schema, but {[*row]}. "
+                else f"A line is not an evert rollout: it has no evert_schema, only {[*row]}. "
                 "Name a run or an evaluation that was made with record=True. (The Cookbook's own "
                 "summaries of rollouts have neither tokens nor messages.)"
             )
@@ -72,12 +71,12 @@ class RolloutRecord:
 
     @property
     def reward(self) -> float:
-        """The total reward, including what the group added."""
+        """The total reward, including the group's."""
         return float(self.row["total_reward"])
 
     @property
     def task(self) -> Any:
-        """The task; ``NO_TASK`` for an agent without one. A RecordError if it was not kept."""
+        """The task; ``NO_TASK`` for an agent without one. A RecordError if it was not recorded."""
         with suppress(KeyError, ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             return literal_eval(self.row["task_literal"])
         if "task_repr" in self.row:
@@ -103,9 +102,9 @@ class RolloutRecord:
 
     @cached_property
     def prompts(self) -> list[FlatPrompt]:
-        """The tokens of each turn's prompt; an image is a chunk among them.
+        """The tokens of each turn's prompt; an image is one chunk among them.
 
-        A RecordError if they are not on record (``has_tokens``), as in ``action``.
+        A RecordError if they were not recorded (``has_tokens``), as in ``action``.
         """
         _check_tokens(self.row)
         prompts: list[FlatPrompt] = []
@@ -123,7 +122,7 @@ class RolloutRecord:
         return keep_logprobs(TokensWithLogprobs(tokens, logprobs, step["stop_reason"]))
 
     def trajectory(self) -> Trajectory:
-        """Return the rollout as it was played, without the group's ``row["final_reward"]``."""
+        """Return the rollout as played, without the group's ``row["final_reward"]``."""
         transitions = [
             Transition(
                 ob=tinker.ModelInput(chunks=chunks_of(prompt)),
@@ -156,9 +155,9 @@ class RolloutRecord:
         return [*self.asked(turn), self._reply(turn)]
 
     def sampled_messages(self, turn: int, *, parsed: bool = False) -> list[Row]:
-        """Return the model's conversation up to a turn's reply, as it was put into the prompt.
+        """Return the model's conversation up to a turn's reply, as it was in the prompt.
 
-        It has the tools as shown, instructions on a reply's format, and replies that were retried.
+        It includes the tools as shown, instructions on a reply's format, and retried replies.
         Replies have their thinking and markup, or, if ``parsed``, the agent's fields.
         """
         messages, path = list[Row](), self.path(turn)
@@ -187,12 +186,12 @@ class RolloutRecord:
         return tools
 
     def last_turns(self) -> list[int]:
-        """Return the last turn of each conversation: no other turn continues its reply.
+        """Return the last turn of each conversation, whose reply no other turn continues.
 
         Calls that the agent gave up are left out.
         """
         steps = self.row["steps"][: self.turns]
-        # The turn that ended the episode ended a conversation, too.
+        # The turn that ended the episode also ended a conversation.
         ends = [turn for turn, step in enumerate(steps) if step.get("reply") or step is steps[-1]]
         turns = [turn for turn in ends if not self.is_given_up(turn)]
         gone_on = {steps[turn].get("call", {}).get("after") for turn in turns}
@@ -232,20 +231,20 @@ def read_records(
 ) -> Iterator[RolloutRecord]:
     """Read recorded rollouts, or other programs' traces, one at a time.
 
-    Traces are OpenEnv's ``TrainingTrace`` and Harbor's ATIF, one a line (``.jsonl``) or a file
-    (``.json``). ``row["trace"]`` says what they lack. Lines that a kill cut off are skipped with a
-    warning.
+    Traces are OpenEnv's ``TrainingTrace`` and Harbor's ATIF, one per line (``.jsonl``) or per file
+    (``.json``). ``row["trace"]`` says what they lack. Lines cut off when a process was killed are
+    skipped with a warning.
 
     Args:
-        path: The folder of a run, of an evaluation or of exported trajectories; or a file.
+        path: A file, or the folder of a run, of an evaluation or of exported trajectories.
         read: Called with the size of each line in bytes, to show progress.
 
     Yields:
-        One record per rollout. Groups of an iteration are in the order in which they ended.
+        One record per rollout. An iteration's groups are in the order in which they ended.
 
     Raises:
-        RecordError: No file has rollouts, or a line is damaged or of another schema; its place is
-            named.
+        RecordError: No file has rollouts, or a line, which the message names, is damaged or has a
+        different schema.
     """
     for file in record_files(path):
         broken = 0
@@ -267,7 +266,7 @@ def read_records(
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """A file's lines; a file of one trace is one line."""
+    """A file's lines; a file with one trace counts as one line."""
     if not is_trace_file(path):
         yield from file
         return
@@ -278,7 +277,7 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
 
 
 def _row(line: bytes) -> Row | None:
-    """The row of a line; None: the line is blank or cut off. A RecordError if it is damaged."""
+    """The row of a line; None if the line is blank or cut off. A RecordError if it is damaged."""
     if not (line := line.strip()):
         return None
     try:

@@ -1,9 +1,9 @@
-"""``Recorder`` writes rollouts as JSON lines, a whole group at a time.
+"""``Recorder`` writes rollouts as lines of JSON, a whole group at a time.
 
     recorder = Recorder("rollouts.jsonl")
     builder = ChatAgentGroupBuilder(agent, task, group_size=8, record=recorder)
 
-If a kill cuts off the last line of a file, readers skip it, and later writes begin a new line.
+If a file's last line was cut off by a kill, readers skip it and later writes begin a new line.
 """
 
 import json
@@ -30,12 +30,12 @@ class Recorder:
     """Writes rollouts to files.
 
     Args:
-        path: A file ``*.jsonl``, to which rollouts are appended; or a folder with a file per
-            iteration. A recorder that repeats an iteration overwrites its file.
-        share: Share of the groups in each batch of an ``AgentDataset`` that are written, above 0.
-            The first group of a batch always is.
+        path: A file ``*.jsonl``, to which rollouts are appended, or a folder with a file per
+        iteration. Recording an iteration again overwrites its file. share: Share of each
+        ``AgentDataset`` batch's groups to write, above 0. The first group of a batch is always
+        written.
 
-    In a process of ``PoolRollouts``, a pickled recorder collects its rows. They come back with the
+    In a ``PoolRollouts`` process, a pickled recorder collects its rows, which come back with the
     group and are written in this process. Other executors do not bring them back.
     """
 
@@ -48,14 +48,14 @@ class Recorder:
         return Gathering, (self.path,)
 
     def takes(self, place: int) -> bool:
-        """Whether the group at ``place`` in a batch, from 0, is to be written."""
+        """Whether to write the group at ``place`` in a batch, counted from 0."""
         return math.ceil((place + 1) * self.share) > math.ceil(place * self.share)
 
     def watch(self, env: E) -> E:
-        """Let an unused Env keep its agent's requests; give it a seed if it has none. Return it."""
+        """Make an unused Env keep its agent's requests, and give it a seed. Return it."""
         if isinstance(env, ChatAgentEnv):
             env.transcript = env.transcript or Transcript()
-            owner = getattr(env, "table", env)  # seats have their table's seed
+            owner = getattr(env, "table", env)  # a seat has its table's seed
             if owner.seed is None:
                 owner.seed = random_seed()
         return env
@@ -82,7 +82,7 @@ class Recorder:
             split: "train" or "test".
             iteration: The iteration of the training, or 0.
             tags: The group's tags.
-            about: Further information on each rollout.
+            about: More information about each rollout.
 
         Raises:
             OSError: The file cannot be written.
@@ -117,7 +117,7 @@ class Recorder:
         self._groups[file] += 1
 
     def _prepare(self, file: Path) -> int:
-        """Prepare a file for the first write; return an unused number for its next group."""
+        """Prepare a file for its first write; return an unused number for the next group."""
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.is_file() or file != self.path:
             file.write_bytes(b"")
@@ -131,7 +131,7 @@ class Recorder:
 
 
 class Gathering(Recorder):
-    """A recorder in another process, which keeps the ``rows`` of each group to be sent back."""
+    """A recorder in another process, which keeps each group's ``rows`` to send them back."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

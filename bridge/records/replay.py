@@ -1,8 +1,8 @@
 """``ReplayPolicy``: a record in place of a model. ``replay``: checks an agent against its record.
 
 Each call gets the tokens that its prompt got in the record. Calls are matched by their prompts,
-since concurrent calls may arrive in another order. If a prompt is not in the record, the agent
-differs: it made another call although the replies were the same.
+since concurrent calls may arrive in a different order. If a prompt is not in the record, the agent
+differs: it made a different call although the replies were the same.
 """
 
 import asyncio
@@ -30,8 +30,9 @@ MOMENT = 0.01
 """Seconds between checks of whether an agent has given up a call."""
 
 GIVING_UP = 5.0
-"""Seconds for the agent to give up a concurrent call that its record lacks. A record lacks calls
-that were given up before their reply; the agent gives them up again, or it differs."""
+"""Seconds in which the agent must give up a concurrent call that is not in its record. Calls that
+were given up before their reply are not recorded; unless the agent gives them up again, it
+differs."""
 
 
 class ReplayPolicy(TokenCompleter):
@@ -42,13 +43,12 @@ class ReplayPolicy(TokenCompleter):
 
     Args:
         record: The recorded rollout.
-        env: The Env that is played: errors then name the message that differs, and a call that
-            the agent gave up in the record waits until the agent gives it up again. None:
-            compare only tokens.
+        env: The Env that is played. Errors then name the message that differs, and a call that was
+        given up in the record waits until the agent gives it up again. None: compare only tokens.
 
     Attributes:
         record: The recorded rollout.
-        left: Turns not played yet, in order.
+        left: Turns not yet played, in order.
     """
 
     def __init__(self, record: RolloutRecord, env: ChatAgentEnv | None = None) -> None:
@@ -66,12 +66,12 @@ class ReplayPolicy(TokenCompleter):
         """Return the recorded action for this prompt, with log-probabilities and stop reason.
 
         Raises:
-            ReplayError: The record has no such call that was not played yet; or calls are sampled
-                concurrently, and an earlier call is not made within the Env's ``agent_timeout``.
+            ReplayError: The record has no such call left; or calls are sampled concurrently, and an
+            earlier call is not made within the Env's ``agent_timeout``.
         """
         open_calls = None if self._env is None else self._env.open_calls
         if open_calls is not None and open_calls.queue is None:
-            open_calls = None  # the runner samples one call after the other
+            open_calls = None  # the runner samples one call at a time
         try:
             turn = self.find(model_input)
         except ReplayError:
@@ -80,7 +80,7 @@ class ReplayPolicy(TokenCompleter):
             raise
         self.left.remove(turn)
         if open_calls is not None:
-            # The next call must wait for its turn, too.
+            # The next call must also wait for its turn.
             open_calls.expect_overlap(is_expected=_has_met(self.record, turn, turn + 1))
             if open_calls.overlap:
                 await self._wait_for_turn(turn)
@@ -125,11 +125,11 @@ class ReplayPolicy(TokenCompleter):
         return None if self._env is None else self._env._settings.agent_timeout
 
     def queue(self) -> PolicyQueue:
-        """Return a queue for all of the agent's calls; each waits for its turn."""
+        """Return a queue for all of the agent's calls, each of which waits for its turn."""
         return PolicyQueue(self, max(MAX_CALLS, self.record.turns), is_timed=False)
 
     def find(self, model_input: tinker.ModelInput) -> int:
-        """Return the first turn with this prompt that was not played yet; or a ReplayError."""
+        """Return the first unplayed turn with this prompt, or raise a ReplayError."""
         prompt, prompts = flatten(model_input.chunks), self.record.prompts
         for turn in self.left:
             if prompts[turn] == prompt:
@@ -137,13 +137,13 @@ class ReplayPolicy(TokenCompleter):
         raise ReplayError(self._difference(prompt, model_input))
 
     def check_at(self, turn: int, model_input: tinker.ModelInput) -> None:
-        """Check that this is the prompt of a turn; else a ReplayError."""
+        """Check that this is the prompt of a turn; else raise a ReplayError."""
         prompt = flatten(model_input.chunks)
         if prompt != self.record.prompts[turn]:
             raise ReplayError(self._difference(prompt, model_input))
 
     def check_over(self) -> None:
-        """Check that the agent made all recorded calls; else a ReplayError."""
+        """Check that the agent made all recorded calls; else raise a ReplayError."""
         for turn in self.left[:1]:
             raise ReplayError(
                 f"The agent differs from its record at turn {turn}: it ended; in the record it "
@@ -179,13 +179,13 @@ class ReplayPolicy(TokenCompleter):
 
 
 def _has_met(record: RolloutRecord, *turns: int) -> bool:
-    """Whether calls had overlapped, and were sampled concurrently, at one of these turns."""
+    """Whether calls overlapped, and were sampled concurrently, at one of these turns."""
     steps = record.row["steps"]
     return any(steps[turn].get("call", {}).get("met") for turn in turns if turn < record.turns)
 
 
 def check_seatless(record: RolloutRecord) -> None:
-    """Raise a RecordError if the record is of a seat."""
+    """Raise a RecordError if the record belongs to a seat."""
     if (seat := record.row["seat"]) is not None:
         raise RecordError(
             f"The record is of the seat {seat!r}. An episode with seats cannot be replayed or "
@@ -199,23 +199,23 @@ async def replay(
     task: object = NO_TASK,
     **options: Unpack[EnvOptions],
 ) -> Trajectory:
-    """Play an agent again with the recorded replies and seed, without a model.
+    """Play an agent again without a model, with the recorded replies and seed.
 
     Calls that were sampled concurrently get their replies in the recorded order.
 
     Args:
         record: The recorded rollout.
         agent: The agent as it is now.
-        task: Default: the record's task.
+        task: The task; by default the record's.
         **options: Options of ``ChatAgentEnv``; ``renderer`` must be the recorded one.
 
     Returns:
         The trajectory: the prompts and actions of the record, with the new rewards.
 
     Raises:
-        ReplayError: The agent makes another call; the message names the first such turn.
-        RecordError: The record does not hold its task, or is of a seat.
-        AgentError, AgentTimeoutError, RewardError: As for ``ChatAgentEnv.step``.
+        ReplayError: The agent makes a different call; the message names the first such turn.
+        RecordError: The record lacks its task, or belongs to a seat.
+        AgentError, AgentTimeoutError, RewardError: See ``ChatAgentEnv.step``.
     """
     check_seatless(record)
     task = record.task if task is NO_TASK else task

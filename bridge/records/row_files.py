@@ -1,11 +1,11 @@
-"""Files of rows: settings may name demonstrations and tasks by path instead of import path.
+"""Files of rows: settings may name demonstrations and tasks by file path, not only by import path.
 
     FILE.jsonl      a JSON value per line
-    FILE.csv        a dict of texts per row, by the names in the first
+    FILE.csv        a dict of strings per row, with the header's names as keys
     FILE.parquet    a dict per row
-    FOLDER          a dataset that ``datasets`` saved (its split "train"); else recorded rollouts
+    FOLDER          a dataset saved by ``datasets`` (its split "train"), else recorded rollouts
 
-A file may come from anyone: nothing in it is executed, and its lines are bounded.
+A file may come from anyone: nothing in it is executed, and the length of lines is bounded.
 """
 
 import csv
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from evert.bridge.errors import EvertError, nearest, repr_of
 
 LONGEST = 2**24
-"""Most bytes of a line."""
+"""Maximum size of a line, in bytes."""
 
 KINDS = (".jsonl", ".csv", ".parquet")
 EXPECTED = (
@@ -40,7 +40,7 @@ def holds_records(path: str, error: type[EvertError]) -> bool:
     """Whether a path is a folder of recorded rollouts, rather than of rows.
 
     Raises:
-        EvertError: The path does not exist, or is a file of another kind; of class ``error``.
+        EvertError: The path does not exist, or is another kind of file; of class ``error``.
     """
     place = Path(path).expanduser()
     if place.is_dir():
@@ -54,7 +54,7 @@ def holds_records(path: str, error: type[EvertError]) -> bool:
 
 
 def near_path(path: Path) -> str:
-    """A question that suggests a similar path for a missing one; "" if none is similar."""
+    """A question that suggests a similar path in place of a missing one; "" if none is similar."""
     beside = path.parent if path.parent.is_dir() else Path()
     name = nearest(path.name, [sibling.name for sibling in beside.iterdir()])
     return f"Did you mean {beside / name}?" if name else ""
@@ -84,7 +84,7 @@ def read_rows(path: str, error: type[EvertError]) -> Iterator[tuple[str, Any]]:
 
 
 def row_files(path: str) -> list[Path]:
-    """Return the files that hold the rows at a path, in order."""
+    """Return the files with the rows at a path, in order."""
     place = Path(path).expanduser()
     if place.is_file():
         return [place]

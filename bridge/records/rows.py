@@ -1,9 +1,9 @@
-"""A rollout as a row of JSON: the Cookbook's summary, and what the summary leaves out.
+"""A rollout as a row of JSON: the Cookbook's summary, and what that leaves out.
 
 Programs that read the Cookbook's files (``serialize_rollout_summaries``) can read these. The added
 fields have a version, ``SCHEMA``; ``docs/records.md`` lists them.
 
-Steps are in the order of play. A prompt or call holds only what is new after an earlier step.
+Steps are in the order of play. A prompt or call contains only what is new since an earlier step.
 """
 
 import json
@@ -31,14 +31,14 @@ SCHEMA = 1
 """Version of the fields that evert adds."""
 
 OPENING = 3
-"""Number of tokens at the end of a prompt that may open the reply's thinking."""
+"""Number of final prompt tokens that may open the reply's thinking."""
 
 Row = dict[str, Any]
 
 
 @runtime_checkable
 class Recorded(Protocol):
-    """What a record needs besides a rollout's trajectory; evert's Envs have it."""
+    """What a record needs in addition to a trajectory; evert's Envs have it."""
 
     @property
     def agent(self) -> object:
@@ -50,7 +50,7 @@ class Recorded(Protocol):
 
     @property
     def transcript(self) -> Transcript | None:
-        """The agent's calls, if they were kept."""
+        """The agent's calls, if they were recorded."""
 
     @property
     def task(self) -> object:
@@ -58,7 +58,7 @@ class Recorded(Protocol):
 
 
 def completed(row: Row, trajectory: Trajectory, env: Recorded) -> Row:
-    """Complete a row of the Cookbook's ``serialize_rollout_summaries`` with what it leaves out."""
+    """Add to a row of the Cookbook's ``serialize_rollout_summaries`` what it leaves out."""
     renderer = env.renderer
     steps = zip(row["steps"], _steps(trajectory, env), strict=True)
     return row | {
@@ -81,7 +81,7 @@ def _versions() -> dict[str, str]:
 
 
 def _task(task: object) -> Row:
-    """The task if JSON can restore it; else its ``repr``, in full if that is a literal."""
+    """The task if JSON can restore it; otherwise its ``repr``, in full if it is a literal."""
     if task is NO_TASK:
         return {}
     with suppress(Exception):  # not JSON, or an object that cannot be compared
@@ -118,7 +118,7 @@ def _text(tokens: Sequence[int], renderer: PromptRenderer) -> str:
 
 
 def _opened_thinking(turn: Transition, renderer: PromptRenderer) -> str:
-    """The opening of the reply's thinking at the end of the prompt; "" if there is none."""
+    """The text at the end of the prompt that opens the reply's thinking, or ""."""
     end = [token for token in flatten(turn.ob.chunks)[-OPENING:] if isinstance(token, int)]
     _, mark, thought = renderer.decode(end).rpartition("<think>")
     return mark + thought if not thought.strip() else ""

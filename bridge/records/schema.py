@@ -1,4 +1,4 @@
-"""The fields that a row must have to be read, and ``check_row``, which checks them.
+"""The fields that a readable row must have, and ``check_row``, which checks them.
 
 Fields that evert does not read are ignored, so a row may have more.
 """
@@ -95,13 +95,13 @@ _ROW, _TEXT_ROW = TypeAdapter(_RecordedRollout), TypeAdapter(_TextRow)
 
 
 def has_tokens(row: Mapping[str, Any]) -> bool:
-    """Whether a row has its token ids; a trace that was read may lack them (``traces.py``)."""
+    """Whether a row has its token ids; a row read from a trace may lack them (``traces.py``)."""
     trace = row.get("trace")
     return not isinstance(trace, dict) or trace.get("has_tokens") is not False
 
 
 def check_row(row: Mapping[str, Any]) -> None:
-    """Check that a row can be read; else a RecordError names the first wrong field."""
+    """Check that a row can be read; else raise a RecordError that names the first wrong field."""
     schema: TypeAdapter[Any] = _ROW if has_tokens(row) else _TEXT_ROW
     try:
         schema.validate_python(row, strict=True)

@@ -1,8 +1,8 @@
 """A trajectory as token sequences or as text.
 
 The Cookbook's ``trajectory_to_data`` makes data for its own trainer. ``sequences`` gives other
-trainers the same as lists: the prompt, what follows it, and which of that was sampled.
-``dialogue`` gives people and judges a text: the new part of each prompt, and the reply.
+trainers the same as lists: the prompt, the tokens after it, and which of them were sampled.
+``dialogue`` is for people and judges: the new part of each prompt and the reply, as text.
 ``continued`` finds the turn that each prompt continues.
 """
 
@@ -21,7 +21,8 @@ from evert.bridge.tokens.token_log import FlatPrompt, flatten
 class TokenSequence:
     """One lineage of an episode: a prompt, the replies, and the agent's messages between them.
 
-    The ``response_*`` lists have one length; ``rewards`` and ``turn_ends`` have one value per turn.
+    The ``response_*`` lists have the same length; ``rewards`` and ``turn_ends`` have one value per
+    turn.
     """
 
     prompt_ids: list[int]
@@ -39,10 +40,10 @@ class TokenSequence:
 
 
 def continued(turns: Iterable[Transition]) -> Iterator[tuple[int | None, FlatPrompt]]:
-    """Yield for each turn the number of the turn that its prompt continues, and the new tokens.
+    """For each turn, yield the number of the turn that its prompt continues, and the new tokens.
 
-    A prompt continues a turn if it begins with that turn's prompt and reply; if there are several,
-    the longest one. None: it continues no turn, and all of it is new.
+    A prompt continues a turn if it begins with that turn's prompt and reply; if several match, the
+    longest one counts. None: it continues no turn, and all of it is new.
     """
     histories: list[FlatPrompt] = []
     for turn in turns:
@@ -53,7 +54,7 @@ def continued(turns: Iterable[Transition]) -> Iterator[tuple[int | None, FlatPro
 
 
 def _continued_number(flat: Sequence[Any], histories: Sequence[FlatPrompt]) -> int | None:
-    """The number of the longest of the known sequences that a prompt begins with."""
+    """The index of the longest known sequence that a prompt begins with."""
     for number in sorted(range(len(histories)), key=lambda number: -len(histories[number])):
         ids = histories[number]  # the last token is compared first: slicing all of it is slow
         if ids and flat[len(ids) - 1 : len(ids)] == ids[-1:] and flat[: len(ids)] == ids:
@@ -74,10 +75,10 @@ def shared(first: FlatPrompt, second: FlatPrompt) -> int:
 
 
 def sequences(trajectory: Trajectory) -> list[TokenSequence]:
-    """Return a trajectory's token sequences: one for a linear conversation, else one per lineage.
+    """Return a trajectory's token sequences: one per lineage, so a single one if it is linear.
 
     A turn continues the longest sequence that its observation begins with, even if the turns of
-    several lineages alternate. The sequence that ends last comes last; those of calls that the
+    several lineages alternate. The sequence that ends last comes last; those from calls that the
     agent gave up come first. A turn that is not trained on (``ParseErrorPolicy.mask_error_turns``)
     has mask 0. A group's rewards are not included.
 
@@ -85,7 +86,7 @@ def sequences(trajectory: Trajectory) -> list[TokenSequence]:
         trajectory: As a rollout returns it.
 
     Returns:
-        Sequences of at least one token; an empty list for an episode without a model call.
+        Nonempty sequences; an empty list for an episode without a model call.
 
     Raises:
         UnsupportedPromptError: An observation has chunks other than token ids, such as images.
@@ -122,12 +123,12 @@ def _token_ids(turn: Transition) -> list[int]:
         kinds = sorted({type(chunk).__name__ for chunk in turn.ob.chunks})
         raise UnsupportedPromptError(
             f"An observation holds {', '.join(kinds)}; expected only token ids. Token sequences "
-            "cannot carry images: train such agents with the Cookbook's loop, or leave them out."
+            "cannot carry images: train such agents with the Cookbook's loop, or send no images."
         ) from error
 
 
 def dialogue(trajectory: Trajectory, tokenizer: Any) -> list[dict[str, str]]:
-    """Return each turn's new part of the prompt, and reply, without control tokens and images."""
+    """Return each turn's new part of the prompt, and reply, without control tokens or images."""
 
     def text(tokens: Iterable[Any]) -> str:
         ids = [token for token in tokens if isinstance(token, int)]

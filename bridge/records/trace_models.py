@@ -1,6 +1,6 @@
 """The fields of other programs' traces that ``traces.py`` reads and turns into rows of records.
 
-``Trajectory`` is of ATIF (Harbor), ``TrainingTrace`` of OpenEnv. Other fields are ignored.
+``Trajectory`` comes from ATIF (Harbor), ``TrainingTrace`` from OpenEnv. Other fields are ignored.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Fields(BaseModel):
 
 
 class RolloutTrace(Fields):
-    """What evert's own traces say about their rollout, under "evert"; defaults for other traces."""
+    """What evert's own traces say about their rollout, under "evert", with defaults for others."""
 
     split: str = "train"
     iteration: Count = 0
@@ -49,7 +49,7 @@ class Extra(Fields):
 
 
 class ToolCall(Fields):
-    """A step's call of a tool."""
+    """A tool call in a step."""
 
     tool_call_id: str
     function_name: str
@@ -57,7 +57,7 @@ class ToolCall(Fields):
 
 
 class Result(Fields):
-    """What a tool, or the environment, answered."""
+    """An answer from a tool or the environment."""
 
     source_call_id: str | None = None
     content: Content | None = None
@@ -70,7 +70,7 @@ class Observation(Fields):
 
 
 class Metrics(Fields):
-    """The tokens of a step, or their numbers."""
+    """The tokens of a step, or their counts."""
 
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
@@ -114,7 +114,7 @@ class Agent(Fields):
 
 
 class Trajectory(Fields):
-    """A conversation, and those of its subagents."""
+    """A conversation, and those of subagents."""
 
     schema_version: str
     agent: Agent
@@ -162,7 +162,7 @@ class Metadata(Fields):
 
 
 class TrainingTurn(Fields):
-    """A call of the model."""
+    """A model call."""
 
     prompt_token_ids: Tokens
     completion_token_ids: Tokens

@@ -1,11 +1,11 @@
-"""``rows_of``: the record rows of a line or file, which may be another program's trace.
+"""``rows_of``: the record rows in a line or file, which may be another program's trace.
 
     ATIF            Harbor's Agent Trajectory Interchange Format, with the subagents' trajectories
     TrainingTrace   OpenEnv's model calls, each with its tokens and loss mask
 
-A trace says less than a record. ``row["trace"]`` has its ``format``, and whether it ``has_tokens``
-and ``has_reward``. Without tokens, steps have neither prompt nor tokens; without a reward, it is 0.
-The viewer reads traces too, so this loads no torch.
+A trace has less information than a record. ``row["trace"]`` has its ``format``, and whether it
+``has_tokens`` and ``has_reward``. Without tokens, steps have neither prompt nor tokens; without a
+reward, it is 0. The viewer reads traces too, so this loads no torch.
 """
 
 import json
@@ -35,10 +35,10 @@ from evert.bridge.records.trace_models import (
 )
 
 LARGEST = 32 * 2**20
-"""Most bytes of a file with one trace."""
+"""Maximum size of a file with one trace, in bytes."""
 
 RECENT = 64
-"""How many earlier turns are searched for the one that a turn continues."""
+"""Number of earlier turns to search for the one that a turn continues."""
 
 UNTRAINED = {"parse_error_masked": 1.0, "untrained": 1.0}
 """Metrics of a turn that is not trained on (``bridge/env/pending.py``, which loads torch)."""
@@ -51,12 +51,12 @@ Ids = tuple[list[int], list[int], list[float] | None]
 
 
 def is_trace_file(path: Path) -> bool:
-    """Whether a file is one trace, rather than a record or a trace on each line."""
+    """Whether a file is a single trace, rather than a record or trace per line."""
     return path.suffix == ".json"
 
 
 def rows_of(value: Row) -> list[Row]:
-    """Return the record rows of a trace; any other value is returned as the only row.
+    """Return the record rows of a trace; any other value is the only row.
 
     Raises:
         RecordError: A field of the trace is wrong.
@@ -149,7 +149,7 @@ def _training_row(trace: TrainingTrace) -> Row:
         step = _step(_requested(turn, reply, conversations), reply, None)
         step["stop_reason"] = "length" if choice.finish_reason == "length" else "stop"
         step["reward"] = turn.metadata.reward or 0.0
-        if not all(turn.loss_mask[len(turn.prompt_token_ids) :]):  # a turn is masked as a whole
+        if not all(turn.loss_mask[len(turn.prompt_token_ids) :]):  # records mask whole turns
             step["metrics"] = dict(UNTRAINED)
         steps.append(step)
     ids = [(t.prompt_token_ids, t.completion_token_ids, t.per_token_logps) for t in trace.turns]
@@ -161,7 +161,7 @@ def _training_row(trace: TrainingTrace) -> Row:
 
 
 def _requested(turn: TrainingTurn, reply: Row | None, conversations: list[list[str]]) -> Row | None:
-    """The call of a turn; None if the trace does not have its messages."""
+    """The call of a turn; None if the trace lacks its messages."""
     if turn.request.messages is None:
         conversations.append([])
         return None
@@ -180,7 +180,7 @@ def _fields(message: Message) -> Row:
 
 
 def _identity(message: Mapping[str, Any]) -> str:
-    """What a reply and the same message in a later request have in common."""
+    """What a reply shares with the same message in a later request."""
     calls = [call.get("function") for call in message.get("tool_calls") or ()]
     return json.dumps([message.get("role"), message.get("content") or "", calls])
 
@@ -241,7 +241,7 @@ def _row(
 
 
 def _continued(sequence: list[Any], earlier: Sequence[list[Any]]) -> int | None:
-    """The number of the longest of the recent sequences that this one begins with."""
+    """The index of the longest recent sequence that this one begins with."""
     recent = range(max(0, len(earlier) - RECENT), len(earlier))
     begins = [n for n in recent if earlier[n] and sequence[: len(earlier[n])] == earlier[n]]
     return max(begins, key=lambda number: len(earlier[number]), default=None)
