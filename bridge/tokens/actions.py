@@ -1,4 +1,4 @@
-"""Reads an action: the reply in its tokens, and what is wrong if they do not parse."""
+"""Reads an action: the reply in its tokens, or what is wrong if they do not parse."""
 
 import operator
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from evert.bridge.errors import InvalidActionError, repr_of, text_of
 from evert.bridge.tokens.renderer import PromptRenderer
 
 Problem = tuple[ParseFailureKind, str]
-"""What is wrong with a reply: the Cookbook's kind of failure, and its detail."""
+"""What is wrong with a reply: the Cookbook's kind of failure, and a detail."""
 
 LARGEST_ID = 2**32 - 1  # the largest token id that a tokenizer can have
 
@@ -57,16 +57,16 @@ def read_action(
     prompt_tokens: int,
     opened: Sequence[int] = (),
 ) -> tuple[Reply, Problem | None]:
-    """The reply of an action, and its problem: None if it has none, or was ``truncated``.
+    """The reply in an action, and its problem: None if there is none, or if it was ``truncated``.
 
-    ``truncated`` means that the action was cut at its token cap; ``opened`` are the tokens of the
-    prefill. The reply ends before the first of the request's stop strings.
+    ``truncated`` means that the action was cut at its token cap; ``opened`` has the prefill's
+    tokens. The reply ends before the request's first stop string.
     """
     ended = action + renderer.missing_end(action) if truncated or request.stop else action
     ended = [*opened, *ended]
     try:
         parsed, termination = renderer.parse(ended, request.tools or ())
-    except (RendererError, RecursionError):  # no parse at all: several ends of turn, for example
+    except (RendererError, RecursionError):  # unparsable: several ends of turn, for example
         parsed = Message(role="assistant", content=renderer.decode([*opened, *action]))
         termination = ParseTermination.MALFORMED
     reply = read_reply(
@@ -85,7 +85,7 @@ def read_action(
 
 
 def requested_part(reply: Reply, request: ChatRequest) -> Reply:
-    """The part of a reply that the agent asked for: after the prefill, up to a stop string."""
+    """The part of a reply for the agent: after the prefill, up to a stop string."""
     if request.prefill:
         reply = reply.after(request.prefill)
     if not request.may_call:

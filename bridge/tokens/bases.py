@@ -1,12 +1,12 @@
-"""The tiny base models that ship with evert, and the renderer of any base model.
+"""The tiny base models that ship with evert, and the renderer for any base model.
 
-    evert-tiny        plays identity and guess-number; the default wherever a model is needed
+    evert-tiny        plays identity and guess-number; the default where a model is needed
     evert-tiny-20q    knows the nouns of Twenty Questions
     evert-tiny-moves  reads a board of tic-tac-toe, and a hand of Blackjack
 
-Each is a folder in Hugging Face's format with a tokenizer, and weights for the embedded engine,
-made by ``python -m bases``. The bridge uses only the tokenizer of ``evert-tiny``, as
-the default of ``ChatAgentEnv``, so that one argument is enough and no network is needed.
+Each is a folder in Hugging Face format, made by ``python -m bases``, with a tokenizer, and weights
+for the embedded engine. The bridge uses only ``evert-tiny``'s tokenizer: it is the default of
+``ChatAgentEnv``, which therefore needs only one argument and no network.
 """
 
 import ast
@@ -33,7 +33,7 @@ BASES = (BASE_MODEL, "evert-tiny-20q", "evert-tiny-moves")  # model names of all
 BASE_RENDERER = "qwen3_instruct"  # Cookbook renderer the bases were trained with
 
 TEMPLATE, HERMES = "template", "template_hermes"
-"""Renderers that use a model's chat template (``template.py``); the second has Hermes' tools."""
+"""Renderers that use a model's chat template (``template.py``); the second adds Hermes tools."""
 
 
 def base_path(name: str = BASE_MODEL) -> Path:
@@ -47,9 +47,9 @@ def base_tokenizer(name: str = BASE_MODEL) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(base_path(name))
-    # The Cookbook pickles a renderer by this name, which must not be a path of this machine.
+    # The Cookbook pickles a renderer by this name, which must not be a path on this machine.
     tokenizer.name_or_path = name
-    # The Env and the engine limit the prompt, so the tokenizer need not warn.
+    # The Env and the engine limit the prompt, so the tokenizer need not warn about its length.
     tokenizer.model_max_length = sys.maxsize
     return tokenizer
 
@@ -88,7 +88,7 @@ def _template_of(
 def with_variables(name: str, variables: Mapping[str, Any]) -> str:
     """The name of a renderer with values for its template: ``template(enable_thinking=False)``.
 
-    The values are Python's or texts (``"False"``). Without any, the name stays as it is.
+    The values are Python values or strings (``"False"``). Without any, the name stays as it is.
 
     Raises:
         InvalidModelError: The renderer does not use a chat template.
@@ -105,7 +105,7 @@ def with_variables(name: str, variables: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> Any:
-    """A variable's value; a text is read as Python's, or as JSON's ``true`` and ``null``."""
+    """A variable's value; a string is read as Python, or as JSON's ``true`` and ``null``."""
     if not isinstance(value, str):
         return value
     words = {"true": True, "false": False, "null": None}
@@ -116,7 +116,7 @@ def _value(value: Any) -> Any:
 
 
 def variables_of(name: str) -> dict[str, Any]:
-    """The values in a renderer's name made by ``with_variables``; empty for any other name."""
+    """The values in a renderer name made by ``with_variables``; empty for any other name."""
     plain, opened, _ = name.partition("(")
     if not opened or plain not in (TEMPLATE, HERMES):
         return {}
@@ -131,7 +131,7 @@ def variables_of(name: str) -> dict[str, Any]:
 
 
 def register_variant(name: str) -> None:
-    """Register the renderer of a name made by ``with_variables``; other names are ignored."""
+    """Register the renderer for a name made by ``with_variables``; other names are ignored."""
     from tinker_cookbook.renderers import register_renderer
 
     values = variables_of(name)
@@ -141,10 +141,10 @@ def register_variant(name: str) -> None:
 
 
 def renderer_name_of(base_model: str) -> str:
-    """Name of the renderer for a base model: the Cookbook's choice, else the model's chat template.
+    """Name of a base model's renderer: the Cookbook's choice, else the model's chat template.
 
     Raises:
-        InvalidModelError: The Cookbook does not know the model, nor is it a base or a folder.
+        InvalidModelError: The model is unknown to the Cookbook, and not a base or a folder.
     """
     from tinker_cookbook.exceptions import ConfigurationError
     from tinker_cookbook.model_info import get_recommended_renderer_name
@@ -166,12 +166,12 @@ def renderer_name_of(base_model: str) -> str:
 
 
 def model_renderer(base_model: str, renderer_name: str | None = None) -> "Renderer":
-    """A base model's renderer, which takes images if the model does.
+    """A base model's renderer, which accepts images if the model does.
 
     A ``renderer_name`` of None means ``renderer_name_of(base_model)``.
 
     Raises:
-        InvalidModelError: No renderer has this name, or none fits the model.
+        InvalidModelError: No renderer has this name, or no renderer fits the model.
     """
     from tinker_cookbook.exceptions import RendererError
     from tinker_cookbook.renderers import get_renderer
@@ -193,7 +193,7 @@ def model_renderer(base_model: str, renderer_name: str | None = None) -> "Render
 
 
 def _image_processor(model_name: str, renderer_name: str) -> Any:
-    """The model's image processor; None if the model takes only text, or loading it failed."""
+    """The model's image processor; None if the model takes only text or loading fails."""
     if "_vl" not in renderer_name and not _takes_images(model_name):
         return None
     from tinker_cookbook.image_processing_utils import get_image_processor

@@ -1,12 +1,12 @@
-"""How a chat template writes tool calls, and the reader of calls in that format.
+"""How a chat template writes tool calls, and how to read calls in that format.
 
-A format is made of *literals with holes*: fixed texts, cut into tokens (tags, words, marks), in
-which an id, an index, a name or a key may stand. White space in them does not count. A literal
-stands ``before`` the first call, ``between`` two calls and ``after`` the last. ``call_kinds.py``
-has the calls between them.
+A format consists of *literals with holes*: fixed text, cut into tokens (tags, words, marks), with
+holes for an id, an index, a name or a key. White space in it does not matter. There are literals
+``before`` the first call, ``between`` two calls and ``after`` the last. ``call_kinds.py`` has the
+calls themselves.
 
-Reading is tolerant of what models write, and strict about what it delivers: a call has the name of
-a tool that was offered, and its arguments are JSON.
+Reading is tolerant of what models write and strict about the result: a call names a tool that was
+offered, and its arguments are JSON.
 """
 
 import json
@@ -30,7 +30,7 @@ ID, INDEX, NAME, KEY, TYPE = (f"\0{n}\0" for n in range(5))
 """Holes of a literal."""
 
 Literal = tuple[str, ...]
-"""Tokens and holes."""
+"""A sequence of tokens and holes."""
 
 NAME_PATTERN = r"[\w.\-]+"
 _HOLES = {
@@ -46,7 +46,7 @@ _TOKEN = re.compile(
 
 
 class FunctionCall(NamedTuple):
-    """A function's name, its arguments, and the id that the model wrote; None if it wrote none."""
+    """A function's name, its arguments, and the id that the model wrote, or None."""
 
     name: str
     arguments: dict[str, Any]
@@ -76,13 +76,13 @@ def pattern(tokens: Literal) -> str:
 
 
 def plain_pattern(tokens: Literal) -> str:
-    """The pattern without groups, for use inside another expression."""
+    """The same without groups, for use inside another expression."""
     return re.sub(r"\(\?P<(?:id|index)>", "(?:", pattern(tokens))
 
 
 @dataclass
 class Cursor:
-    """A place in a text, with the tools that were offered; None if they are unknown."""
+    """A position in a text, with the tools that were offered; None if they are unknown."""
 
     text: str
     tools: Schemas | None
@@ -91,7 +91,7 @@ class Cursor:
     index: str | None = None
 
     def schema(self, name: str) -> Any:
-        """The schemas of a tool's parameters, by name."""
+        """The schemas of a tool's parameters, by parameter name."""
         return (self.tools or {}).get(name, {})
 
     def matches(self, expression: str) -> re.Match[str] | None:
@@ -99,7 +99,7 @@ class Cursor:
         return re.compile(expression).match(self.text, past_space(self.text, self.at))
 
     def skip(self, tokens: Literal) -> None:
-        """Skip a literal. Raises ValueError if the text holds something else."""
+        """Skip a literal. Raises ValueError if the text is different."""
         match = self.matches(pattern(tokens))
         if match is None:
             expected = "".join(_HOLE_NAMES.get(token, token) for token in tokens)
@@ -130,10 +130,10 @@ class CallFormat:
     """How one template writes tool calls.
 
     Attributes:
-        before: What stands before the first call.
-        after: What stands after the last call.
-        between: What stands between two calls; None: a reply has only one.
-        text_after: Whether the reply's text stands after its calls.
+        before: Text before the first call.
+        after: Text after the last call.
+        between: Text between two calls; None if a reply has only one.
+        text_after: Whether the reply's text follows its calls.
         names_in_ids: Whether the model writes an id as ``functions.NAME:INDEX``.
     """
 
@@ -149,7 +149,7 @@ class CallFormat:
         Calls that cannot be read stay in the text, and go to ``unparsed_tool_calls``.
 
         Args:
-            message: Its content is a text.
+            message: A message whose content is a string.
             tools: The tools that were offered; None if they are unknown.
         """
         text = str(message["content"])
@@ -173,7 +173,7 @@ class CallFormat:
             message["unparsed_tool_calls"] = [broken]
 
     def first_mark(self, text: str) -> int | None:
-        """Where the calls begin; None if there are none, or nothing marks them."""
+        """Where the calls begin; None if there are none or nothing marks them."""
         match = re.search(pattern(self._mark), text) if self._mark else None
         return None if match is None else match.start()
 
@@ -181,17 +181,17 @@ class CallFormat:
         """The calls at the beginning of a text, and where they end.
 
         Raises:
-            ValueError: The text holds something else.
+            ValueError: The text does not begin with calls.
         """
         try:
             return self._read(text, schemas, to_end=not self.text_after)
         except ValueError:
             if self.text_after or not self._mark:
                 raise
-            return self._read(text, schemas, to_end=False)  # a model may go on after its calls
+            return self._read(text, schemas, to_end=False)  # a model may continue after its calls
 
     def write(self, calls: Sequence[FunctionCall]) -> str:
-        """Calls in this format, for a template that shows no calls."""
+        """Calls as text in this format, for a template that shows no calls."""
         texts = [self._write_call(number, call) for number, call in enumerate(calls)]
         before, after = "".join(self.before), "".join(self.after)
         if self.between is None:
@@ -213,7 +213,7 @@ class CallFormat:
         cursor = Cursor(text, schemas)
         calls: list[FunctionCall] = []
         readable: tuple[list[FunctionCall], int] | None = (
-            None  # up to a call after which a reply may go on
+            None  # up to a call after which a reply may continue
         )
         cursor.skip(self.before)
         after = plain_pattern(self.after) + (r"\s*\Z" if to_end else "")
@@ -244,7 +244,7 @@ class CallFormat:
         return tuple(non_space(self.before[: holes[0]] if holes else self.before))
 
     def _starts(self, text: str, schemas: Schemas | None) -> list[int]:
-        """Where calls may begin. Without a mark: at the start, or with the name of a known tool."""
+        """Where calls may begin. Without a mark: at the start, or at the name of a known tool."""
         if self._mark:
             start = self.first_mark(text)
             return [] if start is None else [start]
@@ -267,11 +267,11 @@ class CallFormat:
 
 
 def call_of(name: Any, arguments: Any, call_id: Any) -> FunctionCall:
-    """A call; its arguments may be JSON text. Raises ValueError if it is not valid."""
+    """A call, whose arguments may be given as JSON text. Raises ValueError if it is invalid."""
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     if not isinstance(name, str) or not name.strip() or not isinstance(arguments, dict):
-        raise ValueError(f"expected a name and an object of arguments, got {name!r:.80}")
+        raise ValueError(f"expected a name and an object with arguments, got {name!r:.80}")
     return FunctionCall(name, arguments, call_id if isinstance(call_id, str) and call_id else None)
 
 

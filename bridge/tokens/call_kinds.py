@@ -1,4 +1,4 @@
-"""The four kinds of calls that templates write, each with its reader.
+"""The four kinds of calls that templates write, each with its parser.
 
 Objects   JSON with the name and the arguments, or a list of such objects
 Named     the name, then the arguments as an object
@@ -36,14 +36,14 @@ from evert.bridge.tokens.call_values import (
 
 _KEY = r"[^\n<>/\s][^\n<>]{0,199}?"
 _MOST_ENDS = 3
-"""How many closing brackets, from the last one on, may end a list of calls in Python."""
+"""Number of closing brackets to try, from the last one back, as the end of a Python list."""
 
 
 @dataclass(frozen=True)
 class Objects(CallFormat):
-    """``keys`` are the keys of the name, the arguments and the id.
+    """``keys`` has the keys for the name, the arguments and the id.
 
-    None for the name: it is the object's only key. None for the id: calls have no id.
+    If the first is None, the name is the object's only key. If the last is None, calls have no id.
     """
 
     keys: tuple[str | None, str, str | None] = ("name", "arguments", None)
@@ -58,7 +58,7 @@ class Objects(CallFormat):
     def _call_of(self, value: Any) -> FunctionCall:
         name, arguments, call_id = self.keys
         if not isinstance(value, dict) or (name is None and len(value) != 1):
-            raise ValueError(f"expected an object of a call, got {value!r:.80}")
+            raise ValueError(f"expected an object with a call, got {value!r:.80}")
         if name is None:
             return call_of(*next(iter(value.items())), None)
         if name not in value:
@@ -72,7 +72,7 @@ class Objects(CallFormat):
 
 @dataclass(frozen=True)
 class Named(CallFormat):
-    """``middle`` stands between the name and its arguments; ``quote`` around their strings."""
+    """``middle`` comes between the name and the arguments; ``quote`` surrounds their strings."""
 
     middle: Literal = ()
     quote: str = ""
@@ -91,15 +91,15 @@ class Named(CallFormat):
 
 @dataclass(frozen=True)
 class Keyed(CallFormat):
-    """Arguments between marks.
+    """Each argument is between marks.
 
     Attributes:
-        middle: What stands between the name and the first key.
-        colons: What stands between the key and the value of a string, and of another value.
-        close: What stands after a value.
-        comma: What stands between ``close`` and the next key.
-        empty: What stands after the name if there are no arguments; None if that is unknown.
-        cdata: Whether strings may stand in CDATA sections.
+        middle: Text between the name and the first key.
+        colons: Text between a key and its value, first for strings, then for other values.
+        close: Text after a value.
+        comma: Text between ``close`` and the next key.
+        empty: Text after the name if there are no arguments; None if unknown.
+        cdata: Whether strings may be in CDATA sections.
     """
 
     middle: Literal = ()
@@ -146,7 +146,7 @@ class Keyed(CallFormat):
         return key, read_typed(value, schema.get(key), is_json=not is_string if says_type else None)
 
     def _close(self, cursor: Cursor, key: str, start: int, *, to_end: bool) -> re.Match[str]:
-        """The end of a value: a ``close`` that a complete continuation follows."""
+        """The end of a value: a ``close`` followed by something complete."""
         tokens = tuple(key if token == KEY else token for token in self.close)
         next_argument = rf"{plain_pattern(self.comma)}\s*{self._key}"
         continuation = re.compile(rf"\s*(?:{self._ends(to_end)}|{next_argument})")
@@ -161,7 +161,7 @@ class Keyed(CallFormat):
         return rf"(?P<key>{_KEY})\s*(?:(?P<string>{string_colon})|{other_colon})"
 
     def _ends(self, to_end: bool) -> str:
-        """What may follow the last value of a call."""
+        """What may follow a call's last value."""
         ends = [plain_pattern(self.after) + (r"\s*\Z" if to_end else "")]
         if self.between is not None:
             starts = [start for start in (self.middle, self.empty) if start is not None]
@@ -201,7 +201,7 @@ class Python(CallFormat):
     def _read_unquoted(
         self, cursor: Cursor, start: int, end: re.Pattern[str]
     ) -> list[FunctionCall]:
-        """A list that is not Python: cut at the known names and keys."""
+        """A list that is not valid Python, cut at the known names and keys."""
         text, at = cursor.text, start + 1
         names = "|".join([*map(re.escape, cursor.tools or ()), NAME_PATTERN])
         opens = re.compile(rf"\s*,?\s*({names})\(")
@@ -261,4 +261,4 @@ HERMES_CALLS = Objects(
     literal("\n</tool_call>"),
     literal("\n</tool_call>\n<tool_call>\n"),
 )
-"""The format of Nous Research's Hermes, which other models such as Qwen's use too."""
+"""The format of Nous Research's Hermes, which Qwen and other models also use."""

@@ -1,11 +1,11 @@
-"""Learns how a chat template writes tool calls, from renderings that differ in one thing.
+"""Learns how a chat template writes tool calls, from renderings that differ in a single thing.
 
-The template shows a made-up call, the same without arguments, with numbers, with an odd text, and
-two calls. What changes with the id is the id; numbers that count are an index; a value ends with
-what stands both between two values and after the last. Each kind of format is tried in turn; one is
-learned if it reads back what the template shows.
+The template renders a made-up call, the same call without arguments, with numbers and with odd
+text, and two calls. What changes with the id is the id; numbers that count up are an index; a value
+ends with the text that comes both between two values and after the last. The kinds of formats are
+tried in turn, until one reads back what the template shows.
 
-``TABLE`` holds what no rendering shows, by the control tokens of the tokenizer.
+``TABLE`` has formats that no rendering shows, by the tokenizer's control tokens.
 """
 
 import json
@@ -38,7 +38,7 @@ ODD = FunctionCall("qzname", {"qzkey": "<qz> & </qz>", "qzlast": "qzend"})
 TEXT = "Qzsay."
 
 RenderCalls = Callable[[Sequence[FunctionCall], str], str]
-"""The template's text for calls after a text; raises ValueError if it refuses them."""
+"""Renders text followed by calls; raises ValueError if the template refuses them."""
 
 TABLE: dict[str, CallFormat] = {
     "<|tool_list_start|>": Python(("<|tool_call_start|>",), ("<|tool_call_end|>",)),  # LFM2
@@ -51,11 +51,11 @@ TABLE: dict[str, CallFormat] = {
     ),
     "<|tool_call|>": Objects(("<|tool_call|>",), ()),  # Granite 3
 }
-"""A control token -> the format of calls of the models that have it."""
+"""Control token -> the call format of the models that have it."""
 
 
 class NotLearnedError(ValueError):
-    """A format of calls cannot be learned; the message says which probe failed, and what it saw."""
+    """A call format cannot be learned; the message says which probe failed and what it showed."""
 
 
 def from_table(names: Collection[str]) -> CallFormat | None:
@@ -64,10 +64,10 @@ def from_table(names: Collection[str]) -> CallFormat | None:
 
 
 def learn_calls(render: RenderCalls) -> CallFormat:
-    """A template's format of calls.
+    """A template's call format.
 
     Raises:
-        NotLearnedError: It shows no calls, or they cannot be read back.
+        NotLearnedError: The template shows no calls, or they cannot be read back.
     """
     probes = _Probes.of(render)
     for learn in (_learn_objects, _learn_named, _learn_python, _learn_keyed):
@@ -81,7 +81,7 @@ def learn_calls(render: RenderCalls) -> CallFormat:
 
 
 def losses(form: CallFormat, render: RenderCalls) -> list[str]:
-    """What a format cannot read back of what the template shows, in words."""
+    """The kinds of calls that the template shows and the format cannot read back, in words."""
     kinds = {
         "a call without arguments": [NO_ARGUMENTS],
         "arguments that are numbers": [NUMBERS],
@@ -100,7 +100,7 @@ def _is_read_back(form: CallFormat, calls: Sequence[FunctionCall], render: Rende
 
 @dataclass(frozen=True)
 class _Probes:
-    """Texts of calls; "" where the template refuses them."""
+    """Renderings of calls; "" where the template refuses them."""
 
     plain: str
     empty: str
@@ -133,7 +133,7 @@ def _words(call: FunctionCall) -> str:
 
 
 def _mask(text: str, keys: str = "") -> Literal:
-    """A text as a literal, with holes for the words of the probes."""
+    """A text as a literal, with holes in place of the probes' words."""
     text = re.sub(r"functions\.(?:qzname|qzother):\d+", f"functions.{NAME}:{INDEX}", text)
     text = re.sub(r"qzcall\d{3}", ID, text)
     text = re.sub(r"qzname|qzother", NAME, text)
@@ -150,12 +150,12 @@ def _with_place_of_text(form: CallFormat, probes: _Probes, render: RenderCalls) 
 
 
 def _with_between(form: CallFormat, two: str, start: Callable[[int], int]) -> CallFormat:
-    """The format with the text between two calls, if ``two`` has them one after the other.
+    """The format with the text between two calls, if ``two`` has them side by side.
 
     Args:
         form: The format of one call.
-        two: The text of two calls.
-        start: Returns where the second call begins, from where the first one ends.
+        two: The rendering of two calls.
+        start: Returns where the second call begins, given where the first one ends.
     """
     try:
         _, end = form.first(two)
@@ -167,7 +167,7 @@ def _with_between(form: CallFormat, two: str, start: Callable[[int], int]) -> Ca
 
 
 def _with_index(before: Literal, between: Literal) -> tuple[Literal, Literal]:
-    """Two literals with an index where their ends differ in a number."""
+    """The two literals, with an index where their ends differ in a number."""
     first, second = list(before), list(between)
     for at in range(1, min(len(first), len(second)) + 1):
         if first[-at] != second[-at]:
@@ -285,14 +285,14 @@ def _learn_keyed(probes: _Probes) -> CallFormat:
 
 @dataclass(frozen=True)
 class _Places:
-    """Where the name, the first key and its value stand."""
+    """Where the name, the first key and its value are."""
 
     name: int
     key: int
     value: int
 
     def literals(self, text: str, mask: Callable[[str], Literal]) -> tuple[Literal, Literal]:
-        """What stands between the name and the key, and between the key and the value."""
+        """The text between the name and the key, and between the key and the value."""
         middle = mask(text[self.name + len("qzname") : self.key])
         return middle, mask(text[self.key + len("qzkey") : self.value])
 
@@ -304,7 +304,7 @@ def _places(text: str, value: str) -> _Places:
 
 
 def _with_type(colon: Literal, string_colon: Literal) -> Literal:
-    """The colon of other values, with a hole for the type if only that differs."""
+    """The colon for other values, with a hole for the type if only that differs."""
     differs = [a != b for a, b in zip(colon, string_colon, strict=False)]
     if len(colon) != len(string_colon) or sum(differs) != 1:
         return colon
@@ -318,7 +318,7 @@ def _shared_start(first: Literal, second: Literal) -> Literal:
 
 
 def _empty(none: str, after: Literal) -> Literal | None:
-    """What stands after the name of a call without arguments; None if that is unknown."""
+    """The text after the name in a call without arguments; None if unknown."""
     tail = _mask(none.rpartition("qzname")[2])
     count = len(non_space(after))
     if "qzname" not in none or (count and non_space(tail)[-count:] != non_space(after)):
@@ -330,7 +330,7 @@ def _empty(none: str, after: Literal) -> Literal | None:
 
 
 def _with_second(form: Keyed, two: str, mask: Callable[[str], Literal]) -> Keyed:
-    """The format with the text between two calls, if ``two`` has them one after the other."""
+    """The format with the text between two calls, if ``two`` has them side by side."""
     if "qzother" not in two:
         return form
     name = two.rindex("qzother", 0, two.rindex("qzkey", 0, two.rindex("qzvalue")))

@@ -1,8 +1,8 @@
-"""Values of arguments: read as models write them, with the types that a tool's schema names.
+"""Argument values: read as models write them, with the types in the tool's schema.
 
-Models write JSON, Python, or something between: bare keys, single quotes, marks of their own as
-quotes. ``read_value`` reads all of these. Where a format has only texts (``<parameter=q>12``),
-``read_typed`` gives a text the schema's type, and ``read_nested`` reads elements in elements.
+Models write JSON, Python, or something in between: bare keys, single quotes, their own marks as
+quotes. ``read_value`` reads all of these. If a format has only text (``<parameter=q>12``),
+``read_typed`` gives it the schema's type, and ``read_nested`` reads nested elements.
 """
 
 import ast
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 Schemas = dict[str, Mapping[str, Any]]
-"""A tool's name -> its parameters' schemas by name."""
+"""Tool name -> parameter name -> schema."""
 
 _JSON = json.JSONDecoder()
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
@@ -23,18 +23,18 @@ _UNREADABLE = (ValueError, SyntaxError, RecursionError, MemoryError, TypeError)
 
 
 def schemas_of(tools: Iterable[Any]) -> Schemas:
-    """The schemas of tools, as OpenAI writes them or as the Cookbook does."""
+    """The schemas of tools, in OpenAI's form or the Cookbook's."""
     functions = (tool.get("function", tool) for tool in tools)
     return {tool["name"]: _properties(tool.get("parameters")) for tool in functions}
 
 
 def read_value(text: str, at: int, quote: str = "") -> tuple[Any, int]:
-    """The value that begins at ``at``, and the index after it.
+    """The value that begins at ``at``, and the index of its end.
 
     Args:
-        text: Holds JSON, Python, or objects with bare keys.
-        at: Where the value begins; white space may stand before it.
-        quote: A mark that stands around strings, in place of quotes; "" for ordinary quotes.
+        text: Contains JSON, Python, or objects with bare keys.
+        at: Where the value begins, perhaps after white space.
+        quote: A mark that surrounds strings instead of quotes; "" for ordinary quotes.
 
     Raises:
         ValueError: No value begins there.
@@ -56,7 +56,7 @@ def past_space(text: str, at: int) -> int:
 
 
 def unexpected(text: str, at: int, expected: str) -> ValueError:
-    """The error for a text that continues differently than expected."""
+    """The error for text that does not continue as expected."""
     return ValueError(f"expected {expected}, got {text[at : at + 80]!r}")
 
 
@@ -90,7 +90,7 @@ def _read_container(text: str, at: int, quote: str) -> tuple[Any, int]:
         if items:
             at = _skip(",", text, at)
             if text.startswith(close, at):
-                break  # a comma after the last item
+                break  # after a trailing comma
         if is_object:
             key, at = _read_loose(text, at, quote)
             at = _skip(":", text, at)
@@ -122,12 +122,12 @@ def _unquote(text: str) -> Any:
 
 
 def read_typed(text: str, schema: Any, *, is_json: bool | None = None) -> Any:
-    """A text as a value of the type that a schema names.
+    """A text as a value of the schema's type.
 
     Args:
         text: The value as a model wrote it.
         schema: The parameter's JSON schema; None if it is unknown.
-        is_json: Whether the format says that this is JSON (False: a string); None: it does not say.
+        is_json: Whether the format marks this as JSON (True) or as a string (False); None: neither.
     """
     kinds = _kinds(schema)
     is_null = text.strip() in ("null", "None")
@@ -139,7 +139,7 @@ def read_typed(text: str, schema: Any, *, is_json: bool | None = None) -> Any:
 
 
 def read_quoted(value: str, schema: Any) -> Any:
-    """A quoted value: a string, unless the schema allows only other types."""
+    """A quoted value: a string, unless the schema does not allow one."""
     kinds = _kinds(schema)
     return read_typed(value, schema) if kinds and "string" not in kinds else value
 
@@ -158,7 +158,7 @@ def read_bare(text: str, schema: Any) -> Any:
 
 
 def read_nested(text: str, mark: str, schema: Any) -> Any:
-    """A value made of elements, each from ``mark<NAME>`` to ``mark</NAME>``; else a typed text."""
+    """A value made of elements, each from ``mark<NAME>`` to ``mark</NAME>``, or else typed text."""
     opened = re.compile(re.escape(mark) + r"<([\w.\-]+)>")
     if opened.match(text) is None:
         return read_typed(text, schema)
@@ -187,7 +187,7 @@ def _end_of_element(text: str, mark: str, name: str, at: int) -> int:
 
 
 def _literal(text: str) -> Any:
-    """A value in JSON or Python; the text itself if it is neither."""
+    """The text as a JSON or Python value, or unchanged if it is neither."""
     for parse in (json.loads, ast.literal_eval):
         try:
             value = parse(text)

@@ -1,7 +1,7 @@
-"""Renders a conversation with a chat template, as a whole or one message at a time.
+"""Renders a conversation with a chat template, as a whole or message by message.
 
-Made-up conversations show what separates messages, and whether a message always adds the same
-text, whatever comes before it.
+Made-up conversations show what separates messages, and whether a message adds the same text
+whatever precedes it.
 """
 
 from collections.abc import Mapping
@@ -30,17 +30,17 @@ class ChatTemplate(LearnedReplies):
     """The chat template of a tokenizer.
 
     Args:
-        tokenizer: The model's, with its ``chat_template``.
-        hermes: Whether to write tools, calls and results into the messages' texts in Hermes'
-            format, for a template that ignores them.
-        variables: Values of variables that the template reads, such as ``enable_thinking``.
+        tokenizer: The model's tokenizer, with its ``chat_template``.
+        hermes: Whether to write tools, calls and results into the messages' text in Hermes format,
+        for a template that ignores them. variables: Values for the template's variables, such as
+        ``enable_thinking``.
 
     Attributes:
         frames: Texts without a control token that separate messages (``[/INST]``).
         is_additive: Whether each message adds its own text and changes no other text.
 
     Raises:
-        RendererMismatchError: The tokenizer has no template that can be used; the message says why.
+        RendererMismatchError: The tokenizer has no usable template; the message says why.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class ChatTemplate(LearnedReplies):
         self.is_additive = self._ends_replies and all(map(self._adds_up, kinds))
 
     def message_text(self, message: Message, ctx: RenderContext) -> str:
-        """The text that one message adds. If tool results share a frame, the last adds its end."""
+        """The text that one message adds. If tool results share a frame, the last one closes it."""
         text = self.added_text(ctx, message)
         if is_tool(message) and is_tool(ctx.next_message):
             return common_prefix(text, self.added_text(ctx, message, RESULT))
         return text
 
     def added_text(self, ctx: RenderContext, *after: Message) -> str:
-        """The text that the messages ``after`` add; without any, the text that opens a reply."""
+        """The text that the messages ``after`` add; if empty, the text that opens a reply."""
         kind, before = stand_in(ctx)
         if after and not before and self._is_held_back(after[0]):
-            return ""  # the next message shows it
+            return ""  # shown with the next message
         if after:
             text = self.text([*before, *after])
             text = self._up_to_end(text) if after[-1]["role"] == "assistant" else text
@@ -88,7 +88,7 @@ class ChatTemplate(LearnedReplies):
         return text
 
     def _is_held_back(self, message: Message) -> bool:
-        """Whether a template shows a conversation's first message only with the second."""
+        """Whether a template shows a conversation's first message only once there is a second."""
         role = message["role"]
         return role == TOOLS or (role == "system" and not self._opens_alone)
 
@@ -104,7 +104,7 @@ class ChatTemplate(LearnedReplies):
         for shape in ([USER, REPLY, USER, REPLY], [SYSTEM, USER, REPLY]):
             try:
                 tail = self.text(shape)
-            except Exception:  # it has no system message
+            except Exception:  # it takes no system message
                 continue
             for before, after in pairwise(shape):
                 tail = tail.partition(str(before["content"]))[2]
@@ -114,7 +114,7 @@ class ChatTemplate(LearnedReplies):
         return [frame for frame in frames if len(frame) > 1]
 
     def _adds_up(self, messages: list[Message]) -> bool:
-        """Whether the messages' own tokens, one after the other, equal those of the whole."""
+        """Whether the messages' own tokens, concatenated, equal those of the whole."""
         try:
             expected = self.text(messages, opens=True)
         except Exception:  # the template refuses such conversations, so they never occur
@@ -131,7 +131,7 @@ class ChatTemplate(LearnedReplies):
         except Exception:  # a template may raise anything
             return False
         encode = partial(self._tokenizer.encode, add_special_tokens=False)
-        runs = [""]  # texts that are encoded at once, each up to a reply's end
+        runs = [""]  # texts to encode, each up to a reply's end
         for message, added_text in zip(messages, texts, strict=True):
             runs[-1] += added_text
             runs += [""] if message["role"] == "assistant" else []

@@ -1,12 +1,12 @@
-"""Keeps text from becoming control tokens of a prompt.
+"""Keeps text in a prompt from becoming control tokens.
 
-Renderers build a prompt as text, in which a tokenizer then finds the control tokens. It cannot tell
-those of the template from those that a user types (``<|im_end|>``), a web page contains or the
+Renderers build a prompt as text, and a tokenizer then finds the control tokens in it. It cannot
+tell the template's own from those that a user types (``<|im_end|>``), a web page contains or the
 policy quotes. So every string is *marked* before a renderer gets it: inside each control token, and
 at an end that could form one with the neighbouring text. A mark is an unguessable word that
-templates leave alone. ``MarkedTokenizer`` removes the marks when a renderer encodes the text,
-and *spells* each control token that held one: it encodes the characters, so that the model reads
-the same text without the token's effect. All other text is tokenised as usual.
+templates leave alone. When a renderer encodes the text, ``MarkedTokenizer`` removes the marks and
+*spells* each marked control token: it encodes the characters, so that the model reads the same text
+without the token's effect. All other text is tokenised as usual.
 
 A control token is any token added to a tokenizer's vocabulary, flagged as special or not, except
 white space and single characters. ``<tool_call>`` and ``</think>`` are control tokens too, so that
@@ -30,11 +30,11 @@ MARK = f"evertmark{secrets.token_hex(12)}z"
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # possessive: long strings match fast
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-_CACHED_LENGTH = 2000  # characters; enough for a template's headers and a task's system prompt
+_CACHED_LENGTH = 2000  # in characters: enough for a template's headers and a system prompt
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer; marks the texts that may hold one."""
+    """The control tokens of a tokenizer; marks text that may contain one."""
 
     def __init__(self, tokenizer: Any) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {})
@@ -42,7 +42,7 @@ class ControlTokens:
         for name in getattr(tokenizer, "all_special_tokens", ()):
             ids.setdefault(str(name), tokenizer.convert_tokens_to_ids(name))
         names = [name for name in ids if len(name.strip()) > 1]
-        self.names = sorted(names, key=lambda name: (-len(name), name))  # the longest match first
+        self.names = sorted(names, key=lambda name: (-len(name), name))  # longest match first
         self.by_id = {ids[name]: name for name in names}
         # Finds control tokens as a tokenizer does; matches nothing if there are none.
         self.pattern = re.compile("|".join(map(re.escape, self.names)) or "(?!)")
@@ -61,9 +61,9 @@ class ControlTokens:
     # -- marking ---------------------------------------------------------------------------------
 
     def mark(self, text: str) -> str:
-        """``text``, marked where it holds a control token or could be part of one.
+        """``text``, marked where it contains a control token or could be part of one.
 
-        If the tokenizer looks for control tokens in a text's normal form, that form is marked.
+        If the tokenizer looks for control tokens in the normalized text, that is marked.
         """
         if not self.names:
             return text
@@ -93,10 +93,10 @@ class ControlTokens:
         )
 
     def _normalized(self, text: str) -> str:
-        """A text in the form in which the tokenizer looks for control tokens."""
+        """The text in which the tokenizer looks for control tokens."""
         assert self._normal is not None
         normal = self._normal(text)
-        stays = self._normal(normal) == normal  # else the tokenizer would change it again
+        stays = self._normal(normal) == normal  # else the tokenizer would normalize it again
         holds = len(self.pattern.findall(normal)) > len(self.pattern.findall(text))
         return normal if stays or holds else text
 
@@ -133,7 +133,7 @@ class ControlTokens:
     def _mark_json(self, text: str) -> str:
         """JSON text with its strings marked, escaped ones too (``\\u003c``).
 
-        The rest stays as written; it may be nested deeper than Python can follow.
+        The rest stays as written, since it may be nested too deeply for Python's parser.
         """
         marked = self.mark(text)
         value = None
@@ -145,7 +145,7 @@ class ControlTokens:
             pass  # its strings can still be marked
         if not isinstance(value, str):
             return _STRING.sub(self._mark_string, marked)
-        inner = self._mark_json(value)  # JSON inside JSON: some templates decode it twice
+        inner = self._mark_json(value)  # JSON inside JSON: some templates decode twice
         return marked if inner == value else _json_string(inner)
 
     def _mark_string(self, match: re.Match[str]) -> str:
@@ -157,12 +157,12 @@ class ControlTokens:
         if marked == value:
             return match[0]
         plain = marked.replace(MARK, "")
-        if plain == value and self.pattern.search(plain) is None:  # only its ends are marked
+        if plain == value and self.pattern.search(plain) is None:  # only the ends are marked
             return f'"{MARK}{match[0][1:-1]}{MARK}"'
         return _json_string(marked)
 
     def mark_deep(self, value: Any) -> Any:
-        """A JSON value with every string in it marked, keys too."""
+        """A JSON value with every string marked, including keys."""
         if isinstance(value, str):
             return self.mark(value)
         if isinstance(value, dict):
@@ -173,7 +173,7 @@ class ControlTokens:
 
 
 def _json_string(text: str) -> str:
-    """A text as JSON. Lone surrogates, which UTF-8 cannot encode, are escaped."""
+    """A string as JSON. Lone surrogates, which UTF-8 cannot encode, are escaped."""
     return json.dumps(text, ensure_ascii=_SURROGATE.search(text) is not None)
 
 
@@ -245,7 +245,7 @@ class MarkedTokenizer:
 class MarkedBackend(MarkedTokenizer):
     """A ``MarkedTokenizer`` for a ``tokenizers.Tokenizer``, which returns an object with ``ids``.
 
-    Since 0.6 the Cookbook's renderers of Qwen3 encode contents with such a tokenizer of their own.
+    Since 0.6, the Cookbook's Qwen3 renderers encode contents with such a tokenizer of their own.
     """
 
     def encode(self, text: str, **options: Any) -> Any:

@@ -1,7 +1,7 @@
 """Replies made of several messages, each with a header and a channel: OpenAI's Harmony (gpt-oss).
 
-No rendering shows that a thought, a text and calls are messages of one reply, so this format is not
-learned: a tokenizer has it if it has its control tokens.
+No rendering shows that a thought, a text and calls are messages of a single reply, so this format
+is not learned but recognised by its control tokens.
 """
 
 import json
@@ -16,10 +16,10 @@ from evert.bridge.tokens.call_values import schemas_of
 from evert.bridge.tokens.probes import thinking
 
 MARKS = {"<|channel|>", "<|message|>", "<|call|>", "<|constrain|>"}
-"""Control tokens of a tokenizer whose model writes Harmony."""
+"""The control tokens of tokenizers for models that write Harmony."""
 
 STOPS = ("<|return|>", "<|call|>")
-"""They end a reply; ``<|end|>`` ends a message, after which another one may follow."""
+"""These end a reply; ``<|end|>`` ends a message, which another one may follow."""
 
 _MESSAGE = re.compile(
     r"\s*(?:<\|start\|>)?(?P<head>(?:(?!<\|message\|>).){0,200})<\|message\|>"
@@ -35,7 +35,7 @@ def is_harmony(names: Collection[str]) -> bool:
 
 
 def read_harmony(text: str, tools: Sequence[Any] | None) -> Message:
-    """The message in a reply's text: its thoughts, its text and its calls.
+    """The message in a reply's text: thoughts, text and calls.
 
     Args:
         text: Begins after the header ``<|start|>assistant``, with the first channel.

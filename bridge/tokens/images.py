@@ -1,8 +1,8 @@
 """Checks an episode's images before a renderer sees them.
 
-A renderer opens any address that it gets, even a file on the trainer's machine. So every image of
-an agent goes through ``Images``. The only addresses that pass are ``data:`` URLs whose bytes could
-be opened as an image. They are opened in a thread, because that takes longer than a turn.
+A renderer opens any address that it gets, even a file on the trainer's machine. So all of an
+agent's images go through ``Images``, which accepts only ``data:`` URLs whose bytes can be opened as
+an image. They are opened in a thread, because that takes longer than a turn.
 """
 
 import base64
@@ -16,9 +16,9 @@ from tinker_cookbook.renderers.base import Message
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.tokens.loop_budget import LongTextError
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # no others: for some, Pillow starts programs
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # only these: for some others, Pillow starts programs
 MOST_BYTES = 20_000_000  # of an image
-MOST_PIXELS = 50_000_000  # of an image; a file of some kilobytes may claim many more
+MOST_PIXELS = 50_000_000  # of an image; a file of a few kilobytes may claim many more
 MOST_IMAGES = 100  # of a message
 
 
@@ -33,14 +33,14 @@ class Images:
         """``message`` with its images checked; a ``LongTextError`` unless ``max_chars`` is None."""
         content = message["content"]
         if isinstance(content, str) or not any(part["type"] == "image" for part in content):
-            if self._has_any and max_chars is not None:  # a template may render all images again
+            if self._has_any and max_chars is not None:  # a template may render every image again
                 raise LongTextError
             return message
         self._has_any = True
         if max_chars is not None:
             raise LongTextError
         if sum(part["type"] == "image" for part in content) > MOST_IMAGES:
-            raise _refusal(f"A message holds more than {MOST_IMAGES} images.")
+            raise _refusal(f"A message contains more than {MOST_IMAGES} images.")
         parts = [
             {**part, "image": self._data(part["image"])} if part["type"] == "image" else part
             for part in content
@@ -54,7 +54,7 @@ class Images:
             return image
         if image not in self._urls:
             if image[:5].lower() != "data:":
-                name = image.partition("?")[0]  # what follows may be a secret
+                name = image.partition("?")[0]  # the query may contain a secret
                 raise _refusal(
                     f"The image {name[:200]!r} is not fetched; expected its data. Send it as a "
                     "data: URL: 'data:image/png;base64,' + base64.b64encode(content).decode()."
@@ -81,7 +81,7 @@ def _content(url: str) -> bytes:
 
 
 def _data_url(content: bytes) -> str:
-    """An image's bytes as a ``data:`` URL, if all of it can be opened."""
+    """An image's bytes as a ``data:`` URL, if the whole image can be opened."""
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             _check_pixels(image, "in a data: URL")

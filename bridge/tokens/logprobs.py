@@ -1,14 +1,14 @@
 """Log-probabilities of sampled tokens, as the sampler gave them; evert computes none.
 
 The Cookbook gives an Env only the sampled token ids: ``env.step(action.tokens, extra=...)``.
-``SampledTokens`` is a list of token ids that also holds their log-probabilities. It is made by
+``SampledTokens`` is a list of token ids that also has their log-probabilities. It is made by
 
     the Cookbook's ``TinkerTokenCompleter``   once an Env exists (``clients/takeover.py``)
     evert's own policies                      ``ScriptedPolicy``, those of evaluations
     a loop of your own                        ``env.step(SampledTokens(tokens, logprobs))``
 
-An agent gets a ``TokenLogprob`` for each sampled token, as from vLLM and SGLang: for thinking, tool
-calls and the stop token too, with each token decoded alone.
+An agent gets a ``TokenLogprob`` for each sampled token, as with vLLM and SGLang: including
+thinking, tool calls and the stop token, with each token decoded by itself.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ class SampledTokens(list[int]):
     """Token ids with their log-probabilities.
 
     Args:
-        tokens: As sampled.
+        tokens: The sampled token ids.
         logprobs: One per token; None if they are not known.
 
     Raises:
@@ -44,7 +44,7 @@ class SampledTokens(list[int]):
 
 
 def keep_logprobs(action: TokensWithLogprobs) -> TokensWithLogprobs:
-    """The action, with its log-probabilities (if any) put into its tokens."""
+    """The action, with its log-probabilities, if any, put into its tokens."""
     if action.maybe_logprobs is not None and not isinstance(action.tokens, SampledTokens):
         action.tokens = SampledTokens(action.tokens, action.maybe_logprobs)
     return action
@@ -56,7 +56,7 @@ def with_logprobs(
     logprobs: Sequence[float] | None,
     renderer: PromptRenderer,
 ) -> Reply:
-    """The reply with the log-probabilities of its tokens; raises the 400 if there are none."""
+    """The reply with its tokens' log-probabilities; raises the 400 if there are none."""
     if logprobs is None:
         raise unavailable("this reply's tokens came without any")
     token_logprobs = []

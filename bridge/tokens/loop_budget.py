@@ -1,9 +1,9 @@
-"""Renders long texts in threads: on the event loop they would block every other episode.
+"""Renders long texts in threads: on the event loop they would block all other episodes.
 
-A tokenizer takes a second for some megabytes. So work on the loop has a limit of characters,
-``max_chars``. If there is more text, it raises a ``LongTextError`` before it changes anything, and
+A tokenizer takes a second for a few megabytes. So work on the loop is limited to ``max_chars``
+characters. If there is more text, it raises a ``LongTextError`` before it changes anything, and
 ``LongTexts`` repeats it in a thread, with the renderer's copy for threads. A tokenizer cannot be
-stopped. So a prompt that must exceed the prompt's limit is refused beforehand (``least_tokens``),
+stopped, so a prompt that is certain to exceed its limit is refused beforehand (``least_tokens``),
 and huge texts, which may take seconds, have a thread and a copy of their own.
 """
 
@@ -27,16 +27,16 @@ T = TypeVar("T")
 Work = Callable[[PromptRenderer, int | None], T]
 
 LONG_TEXT = 20_000
-"""Characters that take a tokenizer some milliseconds; longer texts are rendered in a thread."""
+"""A tokenizer needs milliseconds for this many characters; longer texts go to a thread."""
 
 HUGE_TEXT = 200_000
-"""Characters that may take a tokenizer a second; longer texts have a separate thread."""
+"""A tokenizer may need a second for this many characters; longer texts get their own thread."""
 
-CHARACTERS = 4  # per token, about
+CHARACTERS = 4  # per token, roughly
 
 
 class LongTextError(Exception):
-    """There is more text to render than is allowed here."""
+    """There is more text to render than allowed here."""
 
 
 def check_text(value: object, max_chars: int | None) -> None:
@@ -45,14 +45,14 @@ def check_text(value: object, max_chars: int | None) -> None:
         return
     try:
         length = _length(value, max_chars)
-    except Exception as error:  # an agent's own object: its reader will refuse it
+    except Exception as error:  # from an agent's own object, which its reader will refuse
         raise LongTextError from error
     if length > max_chars:
         raise LongTextError
 
 
 def _length(value: object, max_chars: int) -> int:
-    """Characters of a value, counted until there are more than ``max_chars``."""
+    """The number of characters in a value; counting stops above ``max_chars``."""
     count = 0
     queue: list[Any] = [value]
     for item in queue:  # grows in the loop
@@ -63,7 +63,7 @@ def _length(value: object, max_chars: int) -> int:
             count += str.__len__(item)
         elif kind is list:
             queue += item
-            count += 1  # so that a list that holds itself ends the loop
+            count += 1  # so that a list that contains itself ends the loop
         elif kind is dict or isinstance(item, Mapping):
             queue += item
             queue += item.values()
@@ -85,7 +85,7 @@ def check_tokens(count: int, max_chars: int | None) -> None:
 
 
 class LongTexts:
-    """Renders texts for one Env; ``longest`` is the most tokens of a prompt, None for no limit."""
+    """Renders texts for one Env; ``longest`` is the prompt's token limit, or None."""
 
     def __init__(self, renderer: PromptRenderer, longest: int | None = None) -> None:
         self._renderer = renderer
@@ -94,7 +94,8 @@ class LongTexts:
         self._is_over = False
 
     async def render(self, work: Work[T], request: ChatRequest | None = None) -> T:
-        """Call ``work`` with a renderer and a limit; past the limit, again in a thread without one.
+        """Call ``work`` with a renderer and a limit; if it exceeds that, again in a thread without
+        one.
 
         Raises:
             EnvClosedError: ``stop`` was called meanwhile.
@@ -126,7 +127,7 @@ class LongTexts:
         return await off_loop(work, copy, None)
 
     def stop(self) -> None:
-        """End the waiting, since the Env is closed; work that has not begun is dropped."""
+        """Stop waiting, since the Env is closed; work that has not begun is dropped."""
         self._is_over = True
         if self._task is not None:
             self._task.cancel()
@@ -135,17 +136,17 @@ class LongTexts:
 # -- how short a prompt can be ---------------------------------------------------------------------
 
 _COUNTED = (("[!-~]", "[!-~]"), (" [A-Za-z](?=[ -~])", "(?:^|\u0120)[A-Za-z]"))
-"""Patterns of characters and of starts of words: in a text, and in tokens (U+0120 is a space)."""
+"""Patterns for characters and word starts, in a text and in tokens (U+0120 is a space)."""
 
 _maxima: WeakKeyDictionary[PromptRenderer, list[int]] = WeakKeyDictionary()
 
 
 def least_tokens(messages: Sequence[Any], renderer: PromptRenderer) -> int:
-    """The fewest tokens that a prompt of these messages can have; 0 if that is unknown.
+    """The minimum number of tokens in a prompt of these messages; 0 if unknown.
 
-    It is computed from the most characters, and the most starts of words, in any token. It is
-    certain only for tokenizers that keep all of a text, and for the Cookbook's renderers, which
-    show the model every message in full.
+    It is computed from the maximum number of characters, and of word starts, in any token. It is
+    certain only for tokenizers that preserve all text, and for the Cookbook's renderers, which show
+    the model every message in full.
     """
     maxima = _maxima.get(renderer)
     if maxima is None:
@@ -157,7 +158,7 @@ def least_tokens(messages: Sequence[Any], renderer: PromptRenderer) -> int:
 
 
 def _token_maxima(renderer: Any) -> list[int]:
-    """The highest count of each pattern in any token; empty if a token may stand for any text."""
+    """The highest count of each pattern in any token; empty if a token may represent any text."""
     backend: Any = getattr(renderer.tokenizer, "backend_tokenizer", None)
     is_known = isinstance(getattr(backend, "model", None), BPE)
     is_known = is_known and isinstance(backend.normalizer, NFC | None)

@@ -1,9 +1,9 @@
-"""Refuses replies that would block a renderer's parser.
+"""Rejects replies that would block a renderer's parser.
 
 The Cookbook's parsers find tool calls and thoughts by patterns such as
-``<tool_call>(.*?)</tool_call>``. From every mark that is not closed, such a pattern reads to the
-end of the text, and it reads long white space many times. A policy that repeats itself writes
-thousands of such marks, and the whole process would wait: Python's ``re`` blocks all threads.
+``<tool_call>(.*?)</tool_call>``. From every unclosed mark such a pattern reads to the end of the
+text, and it reads long white space many times. A policy that repeats itself may write thousands of
+such marks, and the whole process would wait, since Python's ``re`` blocks all threads.
 """
 
 import re
@@ -11,7 +11,7 @@ from collections import Counter
 
 from tinker_cookbook.exceptions import RendererError
 
-CHECKED_TOKENS = 300  # shorter replies are always parsed fast
+CHECKED_TOKENS = 300  # shorter replies always parse fast
 MOST_STEPS = 10_000_000  # characters that a parser may look at: about a tenth of a second
 
 _MARK = re.compile(
@@ -26,10 +26,10 @@ def check_marks(text: str) -> None:
     unclosed = max((n - marks["/", name] for (end, name), n in marks.items() if not end), default=0)
     steps = unclosed * len(text)
     for mark, spaces in _WHITE_SPACE.findall(text) if marks else ():
-        # Patterns take quadratic time; after a mark, if any is unclosed, cubic time.
+        # Patterns take quadratic time, or cubic time after a mark if any is unclosed.
         steps = max(steps, len(spaces) ** (3 if mark and unclosed else 2))
     if steps > MOST_STEPS:
         raise RendererError(
             f"A reply of {len(text)} characters would take too long to parse: {unclosed} of its "
-            "marks are not closed, or it holds long white space."
+            "marks are not closed, or it contains long white space."
         )

@@ -1,7 +1,7 @@
-"""Loads models from folders, without running the code that may be in them.
+"""Loads models from folders without running the code that may be in them.
 
 The Cookbook's environment variable ``HF_TRUST_REMOTE_CODE`` says whether code is trusted; worker
-processes inherit it. Commands set it to their ``trust_remote_code``, whatever it was before.
+processes inherit it. Commands overwrite it with their ``trust_remote_code``.
 """
 
 import json
@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 
 TRUST = "HF_TRUST_REMOTE_CODE"
 
-LARGEST_TEXT = 256 * 2**20  # bytes of a ``.json`` or ``.jinja`` file of a model; it is read whole
-LONGEST = 400  # characters of a loader's message that are kept; it may quote the folder's files
+LARGEST_TEXT = 256 * 2**20  # maximum bytes of a ``.json`` or ``.jinja`` file, which is read whole
+LONGEST = 400  # characters of a loader's message to keep; it may quote the folder's files
 
 
 def code_is_trusted() -> bool:
-    """Whether models may now run their own code."""
+    """Whether models may currently run their own code."""
     return os.environ.get(TRUST, "").lower() in ("1", "true", "yes")
 
 
@@ -48,7 +48,7 @@ def trusting_code(trusted: bool) -> Iterator[None]:
 
 
 def from_pretrained(auto_class: Any, name: str, source: str, **options: Any) -> Any:
-    """Load a model from a folder or the Hub, with one of ``transformers``' auto classes.
+    """Load a model from a folder or the Hub, with a ``transformers`` auto class.
 
     ``name`` is the user's name for the model, ``source`` its folder or its name on the Hub. A
     folder that cannot be loaded is an ``InvalidModelError``.
@@ -61,7 +61,7 @@ def from_pretrained(auto_class: Any, name: str, source: str, **options: Any) -> 
 
 @contextmanager
 def loading(name: str, source: str) -> Iterator[None]:
-    """Turn an error of loading a folder into an ``InvalidModelError``; see ``from_pretrained``."""
+    """Turn loading errors into an ``InvalidModelError``; see ``from_pretrained``."""
     folder = Path(source)
     if folder.is_dir():
         check_folder(name, folder)
@@ -84,7 +84,7 @@ def loading(name: str, source: str) -> Iterator[None]:
 
 
 def check_folder(name: str, folder: Path) -> None:
-    """Refuse a folder with files that cannot be read: reading a pipe would wait for ever."""
+    """Refuse a folder with files that cannot be read: reading a pipe would wait forever."""
     for file in folder.iterdir():
         if not file.exists() or file.is_dir():
             continue
@@ -101,7 +101,7 @@ def check_folder(name: str, folder: Path) -> None:
 def register_folder(name: str) -> None:
     """Make the Cookbook's ``get_tokenizer`` load a folder's tokenizer by ``from_pretrained``.
 
-    The Cookbook itself would run any code in the folder. Other names are left to it.
+    The Cookbook itself would run any code in the folder. It still loads all other names.
     """
     from tinker_cookbook.tokenizer_utils import is_tokenizer_registered, register_tokenizer
 
@@ -122,7 +122,7 @@ def _load(name: str, folder: str, trusted: bool) -> Any:
 
 
 def _has_its_own_tokenizer(folder: Path) -> bool:
-    """Whether ``transformers`` lacks the tokenizer's class: it would silently take another."""
+    """Whether ``transformers`` lacks the tokenizer's class; it would silently use another."""
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
     config = read_json(folder / "tokenizer_config.json")

@@ -1,4 +1,4 @@
-"""Made-up conversations that show a chat template's format, in words that no template has."""
+"""Made-up conversations that reveal a chat template's format, in words that no template has."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ from tinker_cookbook.renderers.base import (
 from evert.bridge.tokens.call_learning import FIRST
 
 TOOLS = "tools"
-"""Role of the message that carries tools to a template; its content is the system prompt."""
+"""Role of the message that carries tools to a template, with the system prompt as content."""
 
 SYSTEM = Message(role="system", content="Qzsystem")
 USER = Message(role="user", content="Qzuser")
@@ -29,8 +29,8 @@ TOOL = ToolSpec(
 
 
 PROBE_IDS, PROBE_IDS_WITH_NAMES = "qzcall{number:03}", "functions.{name}:{number}"
-"""Ids of made-up calls. Every template takes the first form, nine letters and digits, except those
-that show a call's name only in its id."""
+"""Ids of made-up calls. Every template accepts the first form, nine letters and digits, except
+those that show a call's name only in its id."""
 
 
 def probe_call(call_id: str, name: str, arguments: dict[str, Any]) -> ToolCall:
@@ -40,12 +40,12 @@ def probe_call(call_id: str, name: str, arguments: dict[str, Any]) -> ToolCall:
 
 
 def thinking(thought: str, text: str) -> list[ContentPart]:
-    """A reply's content, made of a thought and a text."""
+    """A reply's content: a thought and a text."""
     return [ThinkingPart(type="thinking", thinking=thought), *parts(text)]
 
 
 def parts(text: str) -> list[ContentPart]:
-    """A text as a list of parts, which is empty for an empty text."""
+    """A text as a list of parts; empty for an empty text."""
     return [TextPart(type="text", text=text)] if text else []
 
 
@@ -81,9 +81,9 @@ def shapes(*, thinks: bool, calls: bool) -> list[list[Message]]:
 
 
 def stand_in(ctx: RenderContext) -> tuple[str, list[Message]]:
-    """The kind of a short conversation, and the conversation, in place of all messages before one.
+    """The kind and the messages of a short conversation that replaces all messages before one.
 
-    A kind of "" means that nothing is replaced: there is at most one message before.
+    The kind "" means that nothing is replaced: there is at most one message before.
     """
     last = ctx.prev_message
     if last is None or ctx.idx == 1:

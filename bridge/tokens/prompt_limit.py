@@ -9,12 +9,13 @@ from tinker_cookbook.rl.types import StopReason
 class PromptLimit:
     """The longest prompt that leaves a runner room to sample."""
 
-    tokens: int | None  # its length; None: no limit
-    reason: StopReason  # of an episode that ends because its agent exceeds the limit
-    response: int | None = None  # most tokens after a sequence's first prompt; None: no limit
+    tokens: int | None  # its length; None for no limit
+    reason: StopReason  # of an episode that ends because a prompt exceeds the limit
+    response: int | None = None  # limit on tokens after a sequence's first prompt; None: no limit
 
     def longest(self, first: int | None) -> int | None:
-        """Most tokens of a prompt, in a sequence whose first prompt has ``first``; None: no limit.
+        """The limit on a prompt's tokens, if its sequence's first prompt has ``first``; None: no
+        limit.
 
         ``first`` is None for the first prompt itself.
         """

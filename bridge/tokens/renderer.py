@@ -4,11 +4,11 @@
 add (``tail``), the generation suffix, stops, parsing. It adds three things that renderers lack:
 
 - *Literals.* A control token's text inside a message (``<|im_start|>`` typed by a user, or returned
-  by a tool) must not become that token. ``escape`` and ``tool_prefix`` ensure that, for every
-  renderer that encodes texts with its tokenizer (``escaping.py``).
-- *A lock.* Hugging Face tokenizers keep "split special tokens" as state, so two threads that encode
-  at once corrupt each other. Long texts are tokenised off the event loop, on a copy of the
-  tokenizer with its own lock, so that short texts never wait for them.
+by a tool) must not become that token. ``escape`` and ``tool_prefix`` ensure this for every renderer
+that encodes text with its tokenizer (``escaping.py``).
+- *A lock.* Hugging Face tokenizers store "split special tokens" as state, so two threads that
+encode at the same time corrupt each other's results. Long texts are tokenised off the event loop,
+with a copy of the tokenizer that has its own lock, so short texts never wait for them.
 - *A cache* of the generation suffix, which is the same every turn.
 """
 
@@ -45,7 +45,7 @@ from evert.bridge.tokens.token_log import FlatPrompt, flatten
 if TYPE_CHECKING:
     import torch
 
-register_with_cookbook()  # here, since every Env imports this module, an unpickled one too
+register_with_cookbook()  # here, since every Env, even an unpickled one, imports this module
 
 
 class PromptRenderer:
@@ -75,7 +75,7 @@ class PromptRenderer:
         self.stop: StopCondition = renderer.get_stop_sequences()
         self.end_tokens = [s for s in self.stop if isinstance(s, int)]
         # Whether the tokens of history never change, so that new messages can be rendered alone.
-        # They may change if a template looks at the whole conversation.
+        # They may change if a template reads the whole conversation.
         self.renders_tails = (
             renderer.has_extension_property
             and len(self.end_tokens) == len(self.stop) > 0
@@ -84,7 +84,7 @@ class PromptRenderer:
                 or type(renderer).build_generation_prompt is Renderer.build_generation_prompt
             )
         )
-        # Whether a reply's ids are shown in its history as the agent got them.
+        # Whether history shows a reply's call ids as the agent got them.
         self.keeps_ids = isinstance(renderer, TemplateRenderer)
         # Whether images become chunks; other renderers would drop them silently.
         self.takes_images = getattr(renderer, "image_processor", None) is not None
@@ -111,7 +111,7 @@ class PromptRenderer:
 
     @cached_property
     def _text_frames(self) -> list[str]:
-        """Texts that separate messages in a format without control tokens: "\\n\\nUser:" etc."""
+        """The text between messages in a format without control tokens, such as "\\n\\nUser:"."""
         if isinstance(self.renderer, TemplateRenderer):
             return self.renderer.template.frames
         stops = [stop for stop in self.stop if isinstance(stop, str)]
@@ -133,7 +133,7 @@ class PromptRenderer:
 
     @cached_property
     def _encodes_here(self) -> bool:
-        """Whether the renderer encodes texts with its tokenizer, which removes marks."""
+        """Whether the renderer encodes text with its tokenizer, which removes marks."""
         try:
             prompt = self.full([Message(role="user", content=f"a{MARK}b")])
         except RendererMismatchError:
@@ -157,7 +157,7 @@ class PromptRenderer:
             return self._tokenizer.encode(marked, add_special_tokens=False)
 
     def differ_in_spelling(self, tokens: Sequence[int], other_tokens: Sequence[int]) -> bool:
-        """Whether the tokens differ at most in control tokens that one side has spelled out."""
+        """Whether the tokens are equal, apart from control tokens spelled out on one side."""
         with self.lock:
             return self._tokenizer.spelled_out(tokens) == self._tokenizer.spelled_out(other_tokens)
 
@@ -183,7 +183,7 @@ class PromptRenderer:
 
     @cached_property
     def shows_ids(self) -> bool:
-        """Whether prompts show the ids of tool calls; True too if made-up ids are refused."""
+        """Whether prompts show tool call ids; also True if made-up ids are refused."""
         body = ToolCall.FunctionBody(name="f", arguments="{}")
 
         def render(call_id: str) -> FlatPrompt:
@@ -198,13 +198,13 @@ class PromptRenderer:
             return True
 
     def full(self, messages: list[Message]) -> FlatPrompt:
-        """The whole prompt, generation suffix included, made by the renderer itself."""
+        """The whole prompt, including the generation suffix, from the renderer itself."""
         with self.lock, self._mismatch_errors:
             prompt = self._renderer.build_generation_prompt(messages)
         return flatten(prompt.chunks)
 
     def full_after(self, messages: list[Message], last: Rendering) -> tuple[FlatPrompt, Rendering]:
-        """The same; what it shares with the conversation's ``last`` prompt is not encoded again."""
+        """The same, without encoding again what it shares with the ``last`` prompt."""
         if not isinstance(self._renderer, TemplateRenderer):
             return self.full(messages), last
         with self.lock, self._mismatch_errors:
@@ -212,7 +212,7 @@ class PromptRenderer:
         return [*rendering.tokens], rendering
 
     def tail(self, messages: list[Message], start: int, last_user: int) -> FlatPrompt:
-        """The tokens that ``messages[start:]`` add; ``last_user`` is an index, -1 for none."""
+        """The tokens that ``messages[start:]`` add; ``last_user`` is an index, or -1."""
         flat: FlatPrompt = []
         renderer, places = self._renderer, range(start, len(messages))
         with self.lock, self._mismatch_errors:
@@ -220,7 +220,7 @@ class PromptRenderer:
                 new = ((messages[at], _context(messages, at, last_user)) for at in places)
                 return [*renderer.tail(new)]
             if start == 0:
-                flat.extend(renderer._bos_tokens)  # only a whole prompt shows them otherwise
+                flat.extend(renderer._bos_tokens)  # which otherwise only a whole prompt has
             for at in places:
                 rendered = renderer.render_message(messages[at], _context(messages, at, last_user))
                 if rendered.header is not None:
@@ -238,7 +238,7 @@ class PromptRenderer:
         """The renderer's stops and ``strings``, as one stop condition."""
         if not strings:
             return self.stop
-        # Token ids and strings cannot be mixed, so the renderer's stops become strings.
+        # Token ids and strings cannot be mixed, so the renderer's stops are turned into strings.
         stops = [stop if isinstance(stop, str) else self.decode([stop]) for stop in self.stop]
         return [*stops, *strings]
 
@@ -251,7 +251,7 @@ class PromptRenderer:
     def suffix(self, messages: list[Message], last_user: int) -> list[int]:
         """The tokens that open the reply ("<|im_start|>assistant")."""
         key = messages[-1]["role"] if messages else None
-        # A chat template may show a single message only with the next one.
+        # A chat template may show a lone message only once another follows.
         is_uncached = len(messages) < 2 and isinstance(self._renderer, TemplateRenderer)
         suffix = None if is_uncached else self._suffixes.get(key)
         if suffix is None:
@@ -285,7 +285,7 @@ class PromptRenderer:
 def supervised_example(
     prompts: PromptRenderer, messages: list[Message], train_on: TrainOnWhat
 ) -> tuple[tinker.ModelInput, "torch.Tensor"]:
-    """A whole conversation, and a weight for each token: 1 if it is trained on, else 0."""
+    """A whole conversation's tokens, and a weight for each: 1 if it is trained on, else 0."""
     with prompts.lock, prompts._mismatch_errors:
         return prompts._renderer.build_supervised_example(messages, train_on_what=train_on)
 
@@ -321,7 +321,7 @@ def _refuse_images(content: Sequence[ContentPart], name: str) -> None:
     kinds = {part["type"] for part in content} - {"text", "thinking"}
     if kinds:
         raise RendererMismatchError(
-            f"A message holds a part of type {kinds.pop()!r}, and {name} has no image processor. "
+            f"A message has a part of type {kinds.pop()!r}, and {name} has no image processor. "
             "Use a vision renderer (qwen3_vl_instruct, ...) made with one, or send text."
         )
 
@@ -330,8 +330,8 @@ def _refuse_frames(text: str, frames: Sequence[str], name: str) -> None:
     separator = next((frame for frame in frames if frame in text), None)
     if separator is not None:
         raise RendererMismatchError(
-            f"{name} separates messages with plain text, and this message holds {separator!r}, "
-            f"which would begin another one: {text!r:.200}. Send other words, or take a renderer "
+            f"{name} separates messages with plain text, and this message has {separator!r}, "
+            f"which would begin another one: {text!r:.200}. Change the words, or use a renderer "
             "with control tokens."
         )
 
@@ -350,7 +350,7 @@ def _context(messages: list[Message], index: int, last_user: int) -> RenderConte
 _SECOND = RenderContext(
     idx=1, is_last=False, prev_message=Message(role="user", content=""), last_user_index=0
 )
-"""The context of a message that is not the first."""
+"""The context of any message but the first."""
 
 
 def with_tokenizer(renderer: Renderer, tokenizer: Any) -> Renderer:
@@ -363,7 +363,7 @@ def with_tokenizer(renderer: Renderer, tokenizer: Any) -> Renderer:
     return clone
 
 
-SHARED = "_evert_prompt_renderer"  # attribute of a renderer that holds its ``PromptRenderer``
+SHARED = "_evert_prompt_renderer"  # a renderer's attribute for its ``PromptRenderer``
 
 
 def prompt_renderer(renderer: Renderer | None) -> PromptRenderer:

@@ -1,8 +1,8 @@
-"""A prompt that was rendered whole, and the next one: only what differs is encoded.
+"""Encodes only the new part of a prompt that is rendered whole.
 
-A control token splits a text for the tokenizer, so what stands before it is encoded the same way
-whatever follows. A conversation's next prompt mostly begins as the last one did. Its tokens up to
-the last control token that both share are known.
+Control tokens split text for the tokenizer, so the text before one is encoded the same way whatever
+follows. A conversation's next prompt usually begins like the last one, so its tokens are known up
+to the last control token that both share.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from evert.bridge.tokens.escaping import ControlTokens
 
 
 class ControlPosition(NamedTuple):
-    """Where a control token stands."""
+    """Where a control token is, in the text and among the tokens."""
 
     name: str
     character: int
@@ -36,7 +36,7 @@ def rendering_after(
     control: ControlTokens,
     encode: Callable[[str], list[int]],
 ) -> Rendering:
-    """A prompt, whose beginning is taken from the ``last`` one as far as they share it."""
+    """A prompt's rendering; the beginning that it shares with the ``last`` one is reused."""
     places = last.places[: _shared(text, last, control)]
     start = places.pop() if places else ControlPosition("", 0, 0)
     new = encode(text[start.character :])
@@ -54,7 +54,7 @@ def rendering_after(
 
 
 def _shared(text: str, last: Rendering, control: ControlTokens) -> int:
-    """Number of the last prompt's control tokens that stand in the text where they stood."""
+    """Number of the last prompt's control tokens that are in the text at the same place."""
     low, high = 0, min(len(text), len(last.text))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,6 +1,6 @@
-"""How a chat template writes replies: what opens and ends one, thoughts, frames and calls.
+"""How a chat template writes replies: how they begin and end, thoughts, frames and calls.
 
-It is learned from small made-up conversations that the template renders. Texts are compared token
+This is learned from small made-up conversations that the template renders. Texts are compared token
 by token, so that no difference cuts through a mark (``<think>``).
 """
 
@@ -40,7 +40,7 @@ _KNOWN_THOUGHTS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|inner_prefix|>", "<|inner_suffix|>"),
 )
-"""Marks of thoughts that a template may not show: it strips them, or its prompt opens them."""
+"""Marks of thoughts that a template may hide: it strips them, or its prompt opens them."""
 
 
 class LearnedReplies(TemplateText):
@@ -49,12 +49,11 @@ class LearnedReplies(TemplateText):
     Attributes:
         opening: Text that opens a reply.
         stops: Token ids: the template's end of a reply, then the model's other end tokens.
-        ends_a_thought: Whether the template ends a reply with a token that also stands inside one;
-            it is a stop only if the model has no other.
-        heads: What may stand between the opening, or a thought, and a reply's text.
-        foot: What stands between a reply's text and its end.
-        why_no_calls: Why ``calls`` is None: which probe failed, and what it saw.
-        harmony: Whether replies are made of several messages (``harmony.py``).
+        ends_a_thought: Whether the token that ends a reply also occurs inside replies; it is a stop
+        only if the model has no other. heads: What may come between the opening, or a thought, and
+        a reply's text. foot: What comes between a reply's text and its end. why_no_calls: Why
+        ``calls`` is None: which probe failed, and what it showed. harmony: Whether replies consist
+        of several messages (``harmony.py``).
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class LearnedReplies(TemplateText):
         return list(dict.fromkeys(stops))
 
     def _end_of_a_reply(self) -> str:
-        """The control token that ends a reply, and is not one that stands inside replies."""
+        """The control token that ends a reply and does not occur inside one."""
         inside = self._marks_inside_replies()
         ends: list[tuple[bool, str]] = []
         tail, why = "", ""
@@ -122,7 +121,7 @@ class LearnedReplies(TemplateText):
         choices = [choice for choice in ends if choice[1] not in inside] or ends
         if not choices:
             raise self._unusable(
-                f"ends a reply with {tail!r:.100}, which holds no control token, so that a reply "
+                f"ends a reply with {tail!r:.100}, which has no control token, so that a reply "
                 "would never end"
             )
         self._ends_replies, end = choices[0]
@@ -147,13 +146,13 @@ class LearnedReplies(TemplateText):
 
     @property
     def closes_thoughts(self) -> bool:
-        """Whether the prompt closes a thought, so that a reply begins after it."""
+        """Whether the prompt closes a thought, so that replies begin after it."""
         between = self.thought[1].strip() if self.thought is not None else ""
         return bool(between) and between in self.opening
 
     @property
     def opens_thoughts(self) -> bool:
-        """Whether the prompt opens a thought, so that a reply begins inside it."""
+        """Whether the prompt opens a thought, so that replies begin inside it."""
         if self.thought is None or self.closes_thoughts:
             return False
         return self.opening.rstrip().endswith(self.thought[0].strip())
@@ -170,7 +169,7 @@ class LearnedReplies(TemplateText):
         return text.removeprefix(self.shared_prefix(text, opened)).removesuffix(end)
 
     def _up_to_end(self, text: str) -> str:
-        """A text up to the end of its last reply; the rest belongs to the next message."""
+        """The text up to the end of its last reply; the rest belongs to the next message."""
         if not self._ends_replies:
             return text
         names = (self.control.by_id[stop] for stop in self.stops)
@@ -190,7 +189,7 @@ class LearnedReplies(TemplateText):
         return next(pairs, None)
 
     def _before_calls(self, between: str) -> str:
-        """What closes a thought, before a text and before a call."""
+        """What closes a thought before text, and before a call."""
         calls = CALLS["tool_calls"]
         reply = Message(role="assistant", content=thinking("Qzthought", ""), tool_calls=calls)
         tail = self.probed(carrier([TOOL], ""), USER, reply).rpartition("Qzthought")[2]
@@ -231,7 +230,7 @@ class LearnedReplies(TemplateText):
         return table_form
 
     def render_calls(self, calls: Sequence[FunctionCall], preface: str = "") -> str:
-        """The text of calls after ``preface`` in a reply. Raises ValueError if they are refused."""
+        """Render calls after ``preface`` in a reply. Raises ValueError if they are refused."""
         offered = carrier([TOOL], "")
         tool_calls = [
             probe_call(self._probe_ids.format(number=number, name=call.name), *call[:2])
@@ -254,7 +253,7 @@ class LearnedReplies(TemplateText):
         return text
 
     def _needs_short_ids(self) -> bool:
-        """Whether the template refuses ids in OpenAI's form; all take nine letters and digits."""
+        """Whether the template refuses ids in OpenAI's form; all accept nine letters and digits."""
         if self._probe_ids != PROBE_IDS:
             return False
         calls = [probe_call("call_0123456789abcdef01234567", *FIRST[:2])]
@@ -263,7 +262,7 @@ class LearnedReplies(TemplateText):
         return not self.probed(carrier([TOOL], ""), USER, reply, result)
 
     def _without_stop(self, form: CallFormat) -> CallFormat:
-        """The format without a token that ends replies with calls only; it becomes a stop."""
+        """The format without a token that ends only replies with calls; it becomes a stop."""
         end = next((token for token in reversed(form.after) if not token.isspace()), "")
         if end not in self._ids or end in (form.between or ()):
             return form

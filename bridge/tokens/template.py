@@ -1,7 +1,7 @@
 """A renderer that uses a tokenizer's own chat template, for models without a Cookbook renderer.
 
-A prompt equals what ``apply_chat_template`` makes, token for token. If the template is additive
-(``chat_template.py``), a turn renders only its new messages; else it renders the whole prompt.
+A prompt equals the result of ``apply_chat_template``, token for token. If the template is additive
+(``chat_template.py``), a turn renders only its new messages; otherwise it renders the whole prompt.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,12 +31,12 @@ class TemplateRenderer(Renderer):
     """A renderer that uses the tokenizer's chat template.
 
     Args:
-        tokenizer: The model's, with its ``chat_template``.
-        hermes: Whether tools are written in Hermes' format (see ``ChatTemplate``).
-        chat_template: Values of variables that the template reads: ``{"enable_thinking": False}``.
+        tokenizer: The model's tokenizer, with its ``chat_template``.
+        hermes: Whether to write tools in Hermes format (see ``ChatTemplate``).
+        chat_template: Values for the template's variables: ``{"enable_thinking": False}``.
 
     Raises:
-        RendererMismatchError: The template cannot be used, or does not read such a variable.
+        RendererMismatchError: The template is unusable, or does not read one of the variables.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class TemplateRenderer(Renderer):
     def build_generation_prompt(
         self, messages: list[Message], role: Role = "assistant", prefill: str | None = None
     ) -> tinker.ModelInput:
-        """The prompt that ``apply_chat_template`` makes, with the reply's opening and prefill."""
+        """The prompt from ``apply_chat_template``, with the reply's opening and prefill."""
         text = self.template.text(messages, opens=True) + (prefill or "")
         return tinker.ModelInput.from_ints(self._encode(text))
 
     def render_after(self, messages: list[Message], last: Rendering) -> Rendering:
-        """The same prompt; what it shares with the ``last`` one is not encoded again."""
+        """The same prompt, without encoding again what it shares with the ``last`` one."""
         text = self.template.text(messages, opens=True)
         return rendering_after(text, last, self.template.control, self._encode)
 
@@ -84,13 +84,13 @@ class TemplateRenderer(Renderer):
             return RenderedMessage(output=_chunks(self._encode(text)))
         opening = common_prefix(text, self.template.added_text(ctx))
         header, tokens = self._encode(opening), self._encode(text)
-        if tokens[: len(header)] != header:  # the reply begins with white space, which joins it
+        if tokens[: len(header)] != header:  # it merged with the reply's leading white space
             header = header[: len(common_tokens(header, tokens))]
         output = _chunks(tokens[len(header) :])
         return RenderedMessage(output, tinker.EncodedTextChunk(tokens=header))
 
     def tail(self, messages: Iterable[tuple[Message, RenderContext]]) -> list[int]:
-        """The tokens that messages add one after the other, if the template is additive."""
+        """The tokens that messages add, if the template is additive."""
         return self._encode("".join(self.template.message_text(*pair) for pair in messages))
 
     def _get_generation_suffix(self, role: Role, ctx: RenderContext) -> list[int]:
@@ -121,8 +121,8 @@ class TemplateRenderer(Renderer):
 
         Args:
             response: The sampled tokens.
-            tools: The tools that were offered: only they can be called, and their schemas decide
-                the types of arguments. None if they are unknown.
+            tools: The tools that were offered. Only these can be called, and their schemas give
+            arguments their types. None if they are unknown.
 
         Raises:
             RendererError: There are tokens after the end of the reply.
@@ -162,12 +162,12 @@ class TemplateRenderer(Renderer):
         thought, close, tail = text.partition(between)
         calls = self.template.calls
         start = calls.first_mark(text) if calls is not None and not close else None
-        if start is not None:  # a call ends a thought, too
+        if start is not None:  # a call also ends a thought
             thought, tail = text[:start], text[start:]
         return thought.strip("\n"), tail.lstrip("\n")
 
     def _without_head(self, text: str) -> str:
-        """A text without what the template puts before it: a channel, a header."""
+        """The text without what the template puts before it: a channel, a header."""
         for head in self.template.heads:
             if text.lstrip().startswith(head):
                 return text.lstrip().removeprefix(head).lstrip("\n")
@@ -182,7 +182,7 @@ class TemplateRenderer(Renderer):
 def _unpickle(
     make: Callable[..., Renderer], options: Mapping[str, Any], name: str, *arguments: Any
 ) -> Renderer:
-    """Unpickle a renderer; the Cookbook makes it by its name, even in another process."""
+    """Unpickle a renderer; the Cookbook makes it from its name, even in another process."""
 
     def make_renderer(tokenizer: Any, images: Any = None) -> Renderer:
         return TemplateRenderer(tokenizer, **options)

@@ -1,6 +1,6 @@
-"""Renders messages with a tokenizer's chat template, in the way that the template takes them.
+"""Renders messages with a tokenizer's chat template, in the form that the template expects.
 
-For a template the date is always ``TODAY``, so that a run can be resumed on another day.
+Templates always see the date ``TODAY``, so that a run can be resumed on another day.
 """
 
 import hashlib
@@ -21,17 +21,17 @@ from evert.bridge.tokens.probes import TOOLS, common_prefix, is_tool, parts, thi
 from evert.bridge.tokens.template_variables import check_variables
 
 TODAY = datetime(2024, 7, 26)
-"""The date that a template gets: the one that Llama's templates use without a clock."""
+"""The date that templates see: the one that Llama's use without a clock."""
 
 PARTS, BLOCKS = "parts", "blocks"
-"""Ways to hand over a thought: a part of the content (Ministral), a block of it (Apertus)."""
+"""Ways to pass a thought: as a part of the content (Ministral), as a block of it (Apertus)."""
 
 _NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 _EDGE = re.compile(r"\s|[>\]|]")
 
 
 def template_of(tokenizer: Any, tools: Any = None) -> str:
-    """A tokenizer's chat template, with ``TODAY`` in place of calls that ask for the date."""
+    """A tokenizer's chat template, with ``TODAY`` in place of calls for the date."""
     return _without_clock(tokenizer.get_chat_template(tools=tools))
 
 
@@ -41,13 +41,13 @@ def _without_clock(template: str) -> str:
 
 
 class TemplateText:
-    """Texts of messages by a chat template; ``ChatTemplate`` has the arguments.
+    """Renders messages with a chat template; ``ChatTemplate`` has the arguments.
 
     Attributes:
         control: The tokenizer's control tokens.
-        thought: Texts before a thought, and between it and the reply; None: thoughts are not shown.
-        calls: Format of tool calls; None: tools are not shown, or calls cannot be read back.
-        writes_calls: Whether calls are written into the texts, since the template shows none.
+        thought: The text before a thought, and between it and the reply; None: thoughts are not
+        shown. calls: Format of tool calls; None if tools are not shown or calls cannot be read
+        back. writes_calls: Whether calls are written into the text, since the template shows none.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class TemplateText:
                     chat.append({"role": "system", "content": message["content"]})
             elif self.hermes and is_tool(message):
                 result = f"<tool_response>\n{get_text_content(message)}\n</tool_response>"
-                if is_tool(before):  # one message for several results: roles may have to alternate
+                if is_tool(before):  # several results in one message: roles may have to alternate
                     chat[-1]["content"] += "\n" + result
                 else:
                     chat.append({"role": "user", "content": result})
@@ -109,7 +109,7 @@ class TemplateText:
             return ""
 
     def shared_prefix(self, text: str, other_text: str) -> str:
-        """The longest common prefix that cuts through no mark and no word."""
+        """The longest common prefix that does not cut through a mark or a word."""
         shared = common_prefix(text, other_text)
         size = len(shared)
         for mark in self.control.pattern.finditer(text):
@@ -140,7 +140,7 @@ class TemplateText:
         return chat
 
     def _with_thought(self, thought: str, text: str) -> dict[str, Any]:
-        """The fields of a message with a thought, in the template's way."""
+        """The fields of a message with a thought, in the template's form."""
         if self._thought_form == PARTS:
             return {"content": thinking(thought, text)}
         if self._thought_form == BLOCKS:
@@ -162,7 +162,7 @@ class TemplateText:
 
 
 def short_id(call_id: str) -> str:
-    """A call's id as nine letters and digits, which every template takes; made from the id."""
+    """A call's id turned into nine letters and digits, which every template accepts."""
     plain = call_id.replace(MARK, "")
     if re.fullmatch(r"[a-zA-Z0-9]{9}", plain):
         return call_id

@@ -16,7 +16,7 @@ _BUILTIN = {
 """Names that every template gets."""
 
 _GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
-"""Tags that transformers adds to Jinja; they mark what is trained on."""
+"""A tag that transformers adds to Jinja, to mark what is trained on."""
 
 
 def variables_of(tokenizer: Any) -> set[str]:
@@ -29,14 +29,14 @@ def variables_of(tokenizer: Any) -> set[str]:
         try:
             tree = environment.parse(_GENERATION.sub("", text))
         except TemplateError:
-            continue  # rendering it says what is wrong
+            continue  # rendering will say what is wrong
         names |= find_undeclared_variables(tree) - _assigned_names(tree)
     builtin_names = _BUILTIN | {str(name) for name in getattr(tokenizer, "special_tokens_map", ())}
     return {name for name in names - builtin_names if not name.endswith("_token")}
 
 
 def _assigned_names(tree: nodes.Template) -> set[str]:
-    """Names that a template sets itself, in some branch, and does not ask for."""
+    """Names that a template sets itself, in some branch, unless a run may set them."""
     by_use: dict[str, set[str]] = {"store": set(), "param": set(), "load": set()}
     for name in tree.find_all(nodes.Name):
         by_use[name.ctx].add(name.name)

@@ -1,9 +1,9 @@
-"""``TokenLog``: a conversation's tokens. It grows at the end and returns whole prompts.
+"""``TokenLog``: a conversation's tokens, which grow at the end and are returned as whole prompts.
 
-Returning a prompt of n tokens must not take n steps. The log keeps its tokens in chunks. New tokens
-are merged with the last chunks until the chunk before them is at least twice as long. A log of n
-tokens then has at most log2(n) + 1 chunks, each token is copied about log2(n) times in all, and a
-snapshot copies only pointers to chunks.
+Returning a prompt of n tokens must not take n steps, so the log keeps its tokens in chunks. New
+tokens are merged with the last chunks until the chunk before them is at least twice as long. A log
+of n tokens thus has at most log2(n) + 1 chunks, each token is copied about log2(n) times in total,
+and a snapshot copies only pointers to chunks.
 
 A *flat prompt* is one list of token ids, in which an image (any non-text chunk) is one element.
 """
@@ -30,19 +30,19 @@ def flatten(chunks: Iterable[Chunk]) -> FlatPrompt:
 
 
 def is_text(flat: Iterable[int | Chunk]) -> bool:
-    """Whether a flat prompt holds token ids only."""
+    """Whether a flat prompt has only token ids."""
     return set(map(type, flat)) <= {int}  # runs every turn: one pass, without a Python loop
 
 
 def length_of(flat: Sequence[int | Chunk]) -> int:
-    """Number of tokens, non-text chunks counted by their own length."""
+    """Number of tokens; a non-text chunk counts with its length."""
     if is_text(flat):
         return len(flat)
     return sum(1 if isinstance(element, int) else element.length for element in flat)
 
 
 def chunks_of(flat: FlatPrompt) -> list[Chunk]:
-    """Chunks of a flat prompt, none empty. The list must not change afterwards."""
+    """The nonempty chunks of a flat prompt. The list must not change afterwards."""
     return [_text_chunk(piece) if isinstance(piece, list) else piece for piece in _pieces(flat)]
 
 
@@ -58,7 +58,7 @@ def _pieces(flat: FlatPrompt) -> list[list[int] | Chunk]:
 
 
 class TokenLog:
-    """Tokens; ``length`` is their number, non-text chunks counted by their length.
+    """Tokens; ``length`` is their number, where a non-text chunk counts with its length.
 
     A log never changes: ``extended`` returns another log, which shares most of its chunks.
     """
@@ -82,7 +82,7 @@ class TokenLog:
         return log
 
     def _merged(self, tokens: list[int]) -> tinker.EncodedTextChunk:
-        """Merge tokens with the last chunks (and remove those) that are not twice as long."""
+        """Merge tokens with the last chunks that are not twice as long, and remove these."""
         while self._chunks and isinstance(last := self._chunks[-1], tinker.EncodedTextChunk):
             if len(last.tokens) >= 2 * len(tokens):
                 break

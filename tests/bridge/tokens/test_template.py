@@ -147,7 +147,7 @@ def test_a_thought_is_read_where_the_prompt_opens_it() -> None:
         (None, "has no chat template"),
         ("{% for m in messages %}{{ m.role }}{% endfor %}", "without its text"),
         ("{{ raise_exception('no') }}", "cannot show a user's message: TemplateError: no"),
-        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "holds no control token"),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "has no control token"),
         ("{% for m in messages", "cannot show a user's message: TemplateSyntaxError"),
         ("{{ ''.__class__.__mro__ }}", "cannot show a user's message: SecurityError"),
     ],
