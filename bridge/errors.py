@@ -1,4 +1,4 @@
-"""``EvertError``, the root of all errors of evert, and the errors of the bridge.
+"""``EvertError``, the root of all of evert's errors, and the errors of the bridge.
 
 An agent can end in three ways: it returned (a later call is an ``EpisodeEndedError``), its Env was
 closed (``EnvClosedError``), or it raised (``AgentError``). Each class has a standard-library
@@ -19,7 +19,7 @@ NEEDS_UNIX = "needs Linux or macOS, and this is Windows. Run evert in WSL."
 """Follows the name of what Windows lacks."""
 
 SIMILAR = 0.5
-"""How much of a name must be right (``difflib``'s ratio) for a hint at the name that was meant."""
+"""Similarity (``difflib``'s ratio) from which a hint names the name that was probably meant."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -85,7 +85,7 @@ class McpError(EvertError, RuntimeError):
 
 
 class EnvStateError(EvertError, RuntimeError):
-    """A method of an Env was called in a state that does not allow it."""
+    """A method of an Env was called in a state that does not allow the call."""
 
 
 class EnvClosedError(EvertError, RuntimeError):
@@ -129,7 +129,7 @@ class AdvantagesError(EvertError, ValueError):
 
 
 class RecordError(EvertError, ValueError):
-    """The data is not a record of a rollout, or has another version."""
+    """The data is not a record of a rollout, or has a different version."""
 
 
 class ReplayError(EvertError, RuntimeError):

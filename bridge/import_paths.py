@@ -1,7 +1,7 @@
-"""Import paths: settings name agents, tasks and other objects as ``package.module:name``.
+"""Import paths: settings refer to agents, tasks and other objects as ``package.module:name``.
 
 A path may also call a class that has ``from_path = True``, with literals as arguments. Other calls
-are refused, because a path may come from outside, from a run's folder for example.
+are refused, because a path may come from elsewhere, such as a run's folder.
 
     evert:GymAgent('FrozenLake-v1', is_slippery=False)
 """
@@ -44,7 +44,7 @@ def resolve(path: str, kind: str, error: type[EvertError]) -> Any:
 
 
 def _hidden_file(module: str) -> str:
-    """A sentence on a file of the current folder that an installed module of its name hides."""
+    """A sentence on a file in the current folder that is hidden by an installed module."""
     top = module.partition(".")[0]
     files = [file for file in (Path(f"{top}.py"), Path(top, "__init__.py")) if file.is_file()]
     if not files or top not in sys.modules:
@@ -59,7 +59,7 @@ def _hidden_file(module: str) -> str:
 
 
 def _advice(cause: BaseException) -> str:
-    """What to do about an exception that importing a module raised."""
+    """What to do about an exception raised while importing a module."""
     if isinstance(cause, SyntaxError):
         return f"Correct {cause.filename}, line {cause.lineno}."
     if isinstance(cause, ImportError):
@@ -68,7 +68,7 @@ def _advice(cause: BaseException) -> str:
             f"package into this Python, {sys.executable}."
         )
     return (
-        "Importing a module runs it. Provide what it needs (a key in the environment, say), and "
+        "Importing a module runs it. Provide what it needs (such as a key in the environment), and "
         "put a script's own work under `if __name__ == '__main__':`."
     )
 

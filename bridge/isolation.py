@@ -1,15 +1,16 @@
-"""Isolates: processes for code that computes on a model's words, like a third party's scorer.
+"""Isolates: processes for code that runs on a model's output, such as a third party's scorer.
 
     async with isolate(make, *arguments) as call:
         value = await call(*more)
 
 An answer of 13 characters can keep sympy busy for minutes, and ``eval`` runs what it reads. So
 ``make(*arguments)`` runs once in a server process (``isolation_server.py``), and each isolate is a
-fork of it, without a network and with limits on time and memory. What an answer does to an isolate
-ends with it, and the event loop only waits. A process starts one server, with its first isolate.
+fork of it, without a network and with limits on time and memory. Whatever an answer does to an
+isolate ends with the isolate, and the event loop only waits. A process starts one server, along
+with its first isolate.
 
 Agents, tasksets and trainers may all need one, so it is at the bottom of the bridge, next to
-``off_loop``. In order: the errors, isolates, the server.
+``off_loop``. In this file: errors, isolates, the server.
 """
 
 import asyncio
@@ -34,24 +35,24 @@ from evert.bridge.errors import NEEDS_UNIX, EvertError
 from evert.bridge.off_loop import acquire, off_loop
 
 SECONDS = 3.0
-"""Most seconds of a call."""
+"""Maximum seconds for a call."""
 
 LONGEST_RESULT = 2**22
-"""Most bytes of a result."""
+"""Maximum size of a result, in bytes."""
 
 AT_ONCE = min(os.cpu_count() or 1, 8)
-"""Most calls of coroutines that compute at the same time; further calls wait."""
+"""Maximum number of calls that compute at the same time; further calls wait."""
 
 STOPPED = "scorer_stopped"
 """Metric of agents whose scorer runs in an isolate: 1 if it exceeded its limits, else 0."""
 
 _VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # a fork has no others
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # others do not survive a fork
 
 Make = Callable[..., Callable[..., Any]]
 """A function of a module that returns the function to call.
 
-It runs in the server, once for the same arguments, and must not read a model's words.
+It runs in the server, once per set of arguments, and must not read a model's output.
 """
 
 
@@ -60,7 +61,7 @@ class IsolateError(EvertError, RuntimeError):
 
 
 class IsolateLimitError(IsolateError, TimeoutError):
-    """A call in an isolate took too long or too much memory, or ended its process."""
+    """A call in an isolate took too much time or memory, or ended its process."""
 
 
 # -- isolates ------------------------------------------------------------------------------------
@@ -68,7 +69,7 @@ class IsolateLimitError(IsolateError, TimeoutError):
 
 @asynccontextmanager
 async def isolate(make: Make, *arguments: Any) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """Run an ``Isolate`` for a block; yield its ``call`` as a coroutine function."""
+    """Open an ``Isolate`` for a block; yield its ``call`` as a coroutine function."""
     run = partial(asyncio.get_running_loop().run_in_executor, _threads())
     making = run(partial(Isolate, make, *arguments))
     process = await acquire(making, lambda process: off_loop(process.close))
@@ -79,7 +80,7 @@ async def isolate(make: Make, *arguments: Any) -> AsyncIterator[Callable[..., Aw
 
 
 def import_function(path: str, *example: Any) -> Callable[..., Any]:
-    """Return the function at an import path, for ``make``, after a first call, which may import."""
+    """For ``make``: return the function at an import path, after a first call, which may import."""
     function: Callable[..., Any] = resolve_name(path)
     with suppress(Exception):
         function(*example)
@@ -103,13 +104,13 @@ async def isolated_score(client: Any, scorer: tuple[Make, *tuple[Any, ...]], *an
             client.log(scorer=str(error))
             stopped = 1.0
         except IsolateError:
-            pass  # the scorer cannot read the answer
+            pass  # the scorer does not understand the answer
     client.metric(STOPPED, stopped)
     return value
 
 
 class Isolate:
-    """A process for calls of one function. It blocks, for agents that do.
+    """A process that calls one function. Its methods block, for blocking agents.
 
     Args:
         make: Makes the function.
@@ -122,7 +123,7 @@ class Isolate:
     def __init__(self, make: Make, *arguments: Any) -> None:
         start = _message((make, arguments))
         self._calling = threading.Lock()
-        for _ in range(2):  # the server may just have ended
+        for _ in range(2):  # the server may have just ended
             server = self._begin(start)
             if (answer := self._answer(None)) is not None:
                 break
@@ -153,7 +154,7 @@ class Isolate:
         Raises:
             IsolateError: The function raised.
             IsolateLimitError: The call took more than ``SECONDS`` or too much memory, or ended the
-                process. Later calls raise it at once.
+            process. Later calls raise it immediately.
         """
         message, deadline = _message(args), time.monotonic() + SECONDS
         with self._calling:
@@ -173,7 +174,7 @@ class Isolate:
         return answer.get("value")
 
     def _answer(self, deadline: float | None) -> dict[str, Any] | None:
-        """The process's next answer; None if it misses the deadline or is too long."""
+        """The process's next answer; None if it is late or too long."""
         line = bytearray()
         try:
             while not line.endswith(b"\n"):
@@ -189,7 +190,7 @@ class Isolate:
         return answer if isinstance(answer, dict) else None
 
     def _end(self) -> None:
-        for end in (self._life, self._socket):  # also in forks of this process, and other threads
+        for end in (self._life, self._socket):  # also for forks of this process, and other threads
             with suppress(OSError):  # it is closed
                 end.shutdown(socket.SHUT_RDWR)
 
@@ -219,18 +220,18 @@ class _ForkServer:
         environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
         with remote:
             self._process = subprocess.Popen(
-                # -P: else files beside the script would hide packages
+                # -P: else files next to the script would hide packages
                 [sys.executable, "-P", script, str(remote.fileno()), str(self._owner)],
                 env=environment | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(sys.path)},
                 pass_fds=[remote.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the trainer
+                start_new_session=True,  # Ctrl-C goes to the trainer
             )
 
     def is_running(self) -> bool:
-        """Whether it runs, and this process started it (a fork did not)."""
+        """Whether it is running and was started by this process, not by the parent of a fork."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def fork(self, channel: socket.socket, life: socket.socket) -> None:
@@ -277,7 +278,7 @@ def _threads() -> ThreadPoolExecutor:
 
 def _after_fork() -> None:
     global _lock
-    _lock = threading.Lock()  # another thread may have held it
+    _lock = threading.Lock()  # another thread may have held the old one
     _threads.cache_clear()
 
 

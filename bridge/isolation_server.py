@@ -1,17 +1,19 @@
-"""The process that forks isolates, which run code that computes on a model's words.
+"""The process that forks isolates, which run code on a model's output.
 
     python -P isolation_server.py CONTROL TRAINER
 
 ``isolation.py`` starts it, and for each isolate sends a byte with two sockets: a channel, and one
-that ends the isolate when it is shut. The first message on the channel says how to make the
-function. The server makes it once; each isolate inherits it by its fork, which takes milliseconds,
-and then reads calls and writes results. Calls are pickles, which only the trainer writes; results
-are lines of JSON, so that an answer that takes over its isolate runs nothing in the trainer.
+that ends the isolate when it is closed. The first message on the channel says how to make the
+function. The server makes it once; each isolate inherits it through a fork, which takes
+milliseconds, then reads calls and writes results. Calls are pickles, written only by the trainer.
+Results are lines of JSON, so an answer that takes over its isolate still runs nothing in the
+trainer.
 
-The map: the server, an isolate, and what confines one. Only ``_confine`` differs by system. On
-Linux the kernel ends an isolate with its server, limits its memory, and refuses new sockets,
-processes, signals to others (seccomp) and changes of files (Landlock). Elsewhere a Python hook
-refuses what goes through Python's own modules. To start fast, it imports nothing from evert.
+In this file: the server, an isolate, and what confines one. Only ``_confine`` differs by operating
+system. On Linux the kernel ends an isolate with its server, limits its memory, and refuses new
+sockets, processes, signals to others (seccomp) and file changes (Landlock). Elsewhere a Python hook
+refuses what goes through Python's own modules. To start fast, the server imports nothing from
+evert.
 """
 
 import ctypes
@@ -31,23 +33,23 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 BYTES = 2**30
-"""Most memory of an isolate, in addition to the server's."""
+"""Maximum memory of an isolate, in addition to the server's."""
 
 IDLE = 300
 """Seconds after which a server without isolates ends; the next isolate starts another."""
 
 LONGEST_CALL = 10
-"""Seconds after which the system ends a call, in case the server has been killed."""
+"""Seconds after which the kernel ends a call, in case the server has been killed."""
 
 HEADER = struct.Struct("!Q")
-"""Precedes a message to an isolate: the message's length."""
+"""The length of a message to an isolate, sent before it."""
 
 
 def main() -> None:
     """Fork isolates until the trainer ends."""
     control, trainer = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     functions: dict[bytes, Callable[..., Any]] = {}
-    isolates: dict[int, int] = {}  # a socket -> the process whose life it ends
+    isolates: dict[int, int] = {}  # socket -> the process that ends with it
     poll = select.poll()
     poll.register(control, select.POLLIN)
     idle = 0
@@ -78,7 +80,7 @@ def _end(isolate: int) -> None:
 def _fork(
     channel: socket.socket, functions: dict[bytes, Callable[..., Any]], inherited: list[int]
 ) -> int:
-    """Fork an isolate; return its process, or 0 if its function cannot be made."""
+    """Fork an isolate; return its process id, or 0 if its function cannot be made."""
     with channel.makefile("rb") as requests:
         name = _message(requests)
         try:
@@ -140,7 +142,7 @@ def _error(error: BaseException) -> bytes:
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 22, 38, 2
 LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
 FILES, TRUNCATE = 0x1FF2, 1 << 14
-"""Landlock's rights to write, make and remove files; the other is known from its version 3 on."""
+"""Landlock's rights to write, make and remove files; the second one needs version 3."""
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 CLONE, CLONE3, CLONE_THREAD = {"x86_64": 56, "aarch64": 220}, 435, 0x10000
@@ -185,21 +187,21 @@ def _protect_files(kernel: ctypes.CDLL) -> None:
 
 
 def _filter_calls(kernel: ctypes.CDLL, machine: str) -> bool:
-    """Have the kernel refuse system calls; return whether it does."""
+    """Make the kernel refuse system calls; return whether that worked."""
     if machine not in REFUSED or sys.maxsize < 2**32:
         return False
     load, equal, above, any_of, leave = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, refuse, unknown = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
     numbers = REFUSED[machine] + REFUSED_EVERYWHERE
-    # An instruction: its code, how many to skip if so and if not, its operand.
+    # An instruction: its code, how many to skip if true and if false, its operand.
     program = [
         (load, 0, 0, 4),  # the architecture
         (equal, 1, 0, ARCHITECTURES[machine]),
         (leave, 0, 0, refuse),
         (load, 0, 0, 0),  # the call's number
-        (above, 0, 1, 0x40000000),  # calls of x32 have other numbers
+        (above, 0, 1, 0x40000000),  # x32 calls have different numbers
         (leave, 0, 0, refuse),
-        (equal, 0, 1, CLONE3),  # a filter cannot read its flags; libraries then use clone
+        (equal, 0, 1, CLONE3),  # a filter cannot read its flags; libraries fall back to clone
         (leave, 0, 0, unknown),
         *(line for n in numbers for line in ((equal, 0, 1, n), (leave, 0, 0, refuse))),
         (equal, 0, 3, CLONE[machine]),
@@ -215,7 +217,7 @@ def _filter_calls(kernel: ctypes.CDLL, machine: str) -> bool:
 
 def _refuse(event: str, _: object) -> None:
     if event.startswith(REFUSED_EVENTS):
-        raise PermissionError(f"{event} is refused to code that computes on a model's words")
+        raise PermissionError(f"{event} is refused to code that runs on a model's output")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Slow work, kept off the event loop.
+"""Keeps slow work off the event loop.
 
-evert runs its own in a few threads (``off_loop``). Agent frameworks use the loop's default
+evert's own slow work runs in a few threads (``off_loop``). Agent frameworks use the loop's default
 executor, which ``give_threads`` makes large enough.
 """
 
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 Params = ParamSpec("Params")
 
 AGENT_THREADS = 1024
-"""Most threads that the agents of one event loop may block; threads start when needed."""
+"""Maximum number of threads that one event loop's agents may block; started when needed."""
 
 
 async def off_loop(
@@ -29,7 +29,7 @@ async def off_loop(
 
 
 async def finished(work: Awaitable[Result]) -> Result:
-    """Wait for the end of ``work``, even if cancelled; then raise the cancellation."""
+    """Wait until ``work`` has finished, even if cancelled; then raise the cancellation."""
     working, cancelled = asyncio.ensure_future(work), False
     while not working.done():
         try:
@@ -47,35 +47,35 @@ async def acquire(make: Awaitable[Result], undo: Callable[[Result], Awaitable[ob
     try:
         return await finished(making)
     except asyncio.CancelledError:
-        with suppress(Exception):  # making it failed: nothing to undo
+        with suppress(Exception):  # ``make`` failed: nothing to undo
             await finished(undo(making.result()))
         raise
 
 
 @cache
 def threads(count: int) -> ThreadPoolExecutor:
-    """A shared pool of ``count`` threads. The loop's own may be full of waiting agents."""
+    """A shared pool of ``count`` threads; the loop's own may be full of waiting agents."""
     return ThreadPoolExecutor(count, thread_name_prefix="evert off loop")
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=threads.cache_clear)  # a fork has none of them
+    os.register_at_fork(after_in_child=threads.cache_clear)  # threads do not survive a fork
 
 
 def give_threads(loop: asyncio.AbstractEventLoop) -> None:
-    """Give an event loop's default executor enough threads for frameworks that block in them.
+    """Give an event loop's default executor enough threads for frameworks that block them.
 
     By default it has only a few. Waiting agents would occupy them all, and the other agents could
     never make the calls that the trainer waits for. An executor that the user set is kept.
     """
-    # No public way tells a loop's executor or a pool's size.
+    # There is no public way to get a loop's executor or a pool's size.
     executors = (obj for obj in gc.get_referents(loop) if isinstance(obj, Executor))  # for uvloop
     present = getattr(loop, "_default_executor", None) or next(executors, None)
     size = getattr(present, "_max_workers", 0)
     if present is None or (type(present) is ThreadPoolExecutor and size == _default_size()):
         loop.set_default_executor(ThreadPoolExecutor(AGENT_THREADS, thread_name_prefix="asyncio"))
         if present is not None:
-            present.shutdown(wait=False)  # it still finishes its work
+            present.shutdown(wait=False)  # still finishes its work
 
 
 @cache

@@ -25,11 +25,11 @@ class Claim:
     """A rollout's claim on a task or thread."""
 
     owner: Callable[[], Owner | None]  # the rollout's API; None: the rollout no longer exists
-    is_lent: bool  # whether the claim ends with the agent
-    process: int  # id of the process where it is valid; a forked process copies all claims
+    is_lent: bool  # whether the claim ends when the agent ends
+    process: int  # id of the process in which it is valid; a fork copies all claims
 
     def lent(self) -> "Claim":
-        """The same claim, but it ends with the agent and keeps no object alive."""
+        """The same claim, but ending with the agent and keeping no object alive."""
         owner = self.owner()
         if self.is_lent or owner is None:
             return self
@@ -41,7 +41,7 @@ CLAIM: contextvars.ContextVar[Claim | None] = contextvars.ContextVar("evert_clai
 
 
 def current_owner() -> Owner | None:
-    """The API of the rollout that the current task or thread belongs to; None outside of agents."""
+    """The API of the rollout that the current task or thread belongs to; None outside agents."""
     claim = CLAIM.get()
     if claim is None or claim.process != os.getpid():
         return None
@@ -51,7 +51,7 @@ def current_owner() -> Owner | None:
 
 @contextmanager
 def left_alone() -> Iterator[None]:
-    """Do not take over model calls inside the block: they are evert's own, to remote models."""
+    """Inside the block, take over no model calls: they are evert's own, to remote models."""
     token = CLAIM.set(None)
     try:
         yield

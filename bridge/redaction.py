@@ -1,16 +1,16 @@
 """Replaces keys and passwords in texts with marks such as ``[HF_TOKEN]``.
 
-Texts from outside evert are redacted before they are stored in logs, errors, reports and run
-folders. Secrets are
+Text from outside evert is redacted before it goes into logs, errors, reports and run folders.
+Secrets are
 
-- values of environment variables, of arguments ``name=value`` and of ``keep_secret``: the whole
-  value if the name looks like a key's (``is_secret``), the password if the value is a URL;
-- the keys of rollouts, and passwords in URLs (``://user:password@``), found by their form;
-- fields of a URL's query (``?api_key=``), found by their names.
+- values of environment variables, of ``name=value`` arguments and from ``keep_secret``: the whole
+value if its name looks like that of a key (``is_secret``), the password if it is a URL;
+- rollout keys, and passwords in URLs (``://user:password@``), found by their form;
+- URL query fields (``?api_key=``), found by their names.
 
-A value is found in plain text and as JSON, ``repr`` and URLs spell it. Other encodings (base64, a
-hash, pieces) are not recognised. A password of under 8 characters or a short plain word is not
-redacted, because that would redact ordinary text.
+A value is found in plain text, and in the spellings of JSON, ``repr`` and URLs. Other encodings
+(base64, a hash, pieces) are not recognised. A password of fewer than 8 characters or a short plain
+word is not redacted, because that would redact ordinary text.
 """
 
 import json
@@ -27,15 +27,15 @@ SECRET_WORD = re.compile(
     r"[a-z]*(token|secret|password|passwd|credential|cookie)s?"
     r"|(api|access|auth|secret|private|master|license)?keys?|creds|passphrase|pass|pwd|auth|authorization|bearer|jwt|pat|sas|dsn|private"
 )
-"""A word that makes a name look like a key's."""
+"""A word that makes a name look like that of a key."""
 
 NO_SECRET = frozenset({"env", "file", "path", "dir", "folder", "name", "sock", "type", "url"})
-"""Last words of names whose value is a key's place or kind, not the key."""
+"""Last words of names whose value is a key's location or kind, not the key."""
 
 FOLDERS = frozenset({"PWD", "OLDPWD"})
 
 SHORTEST, SHORTEST_WORD = 8, 12
-"""Fewest characters of a secret, and of a secret with letters only or digits only."""
+"""Minimum length of a secret, and of a secret that has only letters or only digits."""
 
 ROLLOUT_KEY = re.compile(r"(?<![\w-])evert-[\w-]{32}(?![\w-])")
 ROLLOUT_MARK = "[ROLLOUT_KEY]"
@@ -44,16 +44,16 @@ URL_PASSWORD = re.compile(r"(://[^\s/?#\"'<>\\:]*:)([^\s/?#\"'<>\\]+)(?=@)")
 """The user and the password of a URL."""
 
 PASSWORD_MARK = "[PASSWORD]"
-"""Replaces the password of a URL."""
+"""Replaces the password in a URL."""
 
 URL_FIELD = re.compile(r"(?<=[?&;#])([\w.-]+)=([^\s&#\"'<>\\]{8,})")
-"""A field of a URL's query, and its value."""
+"""A URL query field and its value."""
 
 LONE = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair: a text that contains one cannot be written to a file."""
+"""Half of a surrogate pair: text that contains one cannot be written to a file."""
 
 LONGEST_KEY = 2**13
-"""Characters before the kept end of a text: a secret may begin there, so they are redacted too."""
+"""Extra characters to redact before the kept end of a text: a secret may begin there."""
 
 _registered: dict[str, str] = {}
 _marks: list[tuple[str, str]] = []  # each spelling of a secret with its mark, longest first
@@ -62,7 +62,7 @@ _variables: dict[Any, Any] = {}
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable's or setting's name looks like a key's, and its value like a key."""
+    """Whether a variable's or setting's name looks like that of a key, and its value like a key."""
     words = re.findall("[a-z0-9]+", re.sub("([a-z])([A-Z])", r"\1_\2", name).lower())
     return (
         any(SECRET_WORD.fullmatch(word) for word in words)
@@ -74,14 +74,14 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def keep_secret(name: str, value: str) -> None:
-    """Redact a value from now on, if its name looks like a key's or it is a URL with a password."""
+    """From now on, redact a value whose name looks like that of a key, or a URL's password."""
     if _registered.get(name) != value and [*_secrets({name: value}.items())]:
         _registered[name] = value
         _variables.clear()
 
 
 def redacted(text: str) -> str:
-    """The text with a mark in place of every secret that this process knows."""
+    """The text, with a mark in place of every secret that this process knows."""
     text = str.__str__(text)  # an agent's subclass of str may do anything
     if not text.isascii():
         text = LONE.sub("\ufffd", text)
@@ -108,12 +108,12 @@ def _without_value(match: re.Match[str]) -> str:
 
 
 def redacted_end(text: str, size: int) -> str:
-    """The last ``size`` characters of a text, redacted before it is cut."""
+    """The last ``size`` characters of a text, redacted before cutting."""
     return redacted(text[-size - LONGEST_KEY :])[-size:]
 
 
 def redacted_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """An agent's logs, redacted. Names mark no value as secret, since the agent chooses them."""
+    """An agent's logs, redacted. Names do not count here, since the agent chooses them."""
     return {
         redacted(name): redacted(value) if isinstance(value, str) else value
         for name, value in logs.items()
@@ -121,7 +121,7 @@ def redacted_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def redacted_tree(value: Any, name: str = "") -> Any:
-    """The value with redacted texts; a text whose name looks like a key's is replaced entirely."""
+    """The value with its strings redacted; a string named like a key is replaced entirely."""
     if isinstance(value, str):
         if (secret := _of_url(value)) is not None:
             value = value.replace(secret, f"[{name}]")
@@ -134,7 +134,7 @@ def redacted_tree(value: Any, name: str = "") -> Any:
 
 
 def redacted_arguments(arguments: Sequence[str]) -> list[str]:
-    """A command line, redacted; a ``name=value`` is redacted by its name too."""
+    """A command line, redacted, with ``name=value`` arguments redacted by name too."""
     return [
         f"{name}={redacted_tree(value, name)}" if equals else redacted(name)
         for name, equals, value in (argument.partition("=") for argument in arguments)
@@ -145,7 +145,7 @@ def redacted_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _learn(present: Mapping[Any, Any]) -> None:
-    """Find the secrets again. Concurrent threads find the same ones; readers keep the old list."""
+    """Search for secrets again. Concurrent threads find the same; readers keep the old list."""
     global _marks
     snapshot, registered = dict(present), dict(_registered)
     parts = (argument.partition("=") for argument in sys.argv)
@@ -156,7 +156,7 @@ def _learn(present: Mapping[Any, Any]) -> None:
             marks.setdefault(spelling, f"[{name}]")
     _marks = sorted(marks.items(), key=lambda pair: -len(pair[0]))
     _variables.clear()
-    if registered == _registered:  # else a secret was added in the meantime
+    if registered == _registered:  # else a secret was added meanwhile
         _variables.update(snapshot)
 
 
@@ -170,7 +170,7 @@ def _secrets(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _of_url(value: str) -> str | None:
-    """The password in a URL; without one, the user's name, which may be a key."""
+    """The password in a URL, or else the user name, which may be a key."""
     if "://" not in value or "@" not in value:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Exceptions as an agent's author wants to see them: only with frames of their own code."""
+"""Exceptions as an agent's author wants to see them: with only the frames of their own code."""
 
 import sysconfig
 import traceback
@@ -9,7 +9,7 @@ import evert.bridge
 from evert.bridge.errors import text_of
 
 MOST_FRAMES = 12
-MOST_LEAVES = 4  # exceptions of a group that are shown
+MOST_LEAVES = 4  # maximum number of a group's exceptions to show
 
 _HOMES = [evert.bridge.__path__[0], str(Path(evert.__file__).parent / "agents")]
 """Folders of the code that starts an agent and carries its calls."""
@@ -38,9 +38,9 @@ def leaves(error: BaseException) -> list[BaseException]:
 
 
 def name_and_message(error: BaseException) -> tuple[str, str]:
-    """An exception's class name and message; for a group, also those of its exceptions.
+    """An exception's class name and message; for a group, also its exceptions'.
 
-    A group of one exception counts as that exception.
+    A group with one exception counts as that exception.
     """
     exceptions = leaves(error)
     if len(exceptions) == 1:
@@ -50,11 +50,11 @@ def name_and_message(error: BaseException) -> tuple[str, str]:
 
 
 def agent_traceback(error: BaseException) -> str:
-    """The traceback of an exception, in Python's form, with only the frames of the agent's code.
+    """The traceback of an exception, in Python's format, with only the agent's own frames.
 
     Frames of evert and of libraries are left out. If the agent itself is part of a library, the
     frames of installed packages are shown. A group shows its exceptions; those without frames of
-    the agent have the group's. The text is "" without frames.
+    the agent get the group's. Without any frames, the text is "".
     """
     around = own_frames(error) or _frames(error, "packages")
     pairs = [(own_frames(leaf) or around, leaf) for leaf in leaves(error)[:MOST_LEAVES]]
@@ -67,7 +67,7 @@ def _frames(error: BaseException, home: str) -> list[traceback.FrameSummary]:
 
 
 def _home(file: str) -> str:
-    """Where a file belongs: "evert", "packages", "standard", or "" for the user's code."""
+    """What a file belongs to: "evert", "packages", "standard", or "" for the user's code."""
     path = str(Path(file).resolve())
     if path.startswith(_EVERT):
         return "evert"
