@@ -1,4 +1,4 @@
-"""What a game is, and how games are found. A game is a module or package that defines ``GAME``.
+"""Defines and finds games. A game is a module or package that defines ``GAME``.
 
     GAME = Game(
         "my/Parity-v0",                         the id for gymnasium.make
@@ -9,8 +9,8 @@
     )
 
 ``games`` searches this folder, so a new game needs no change elsewhere. ``find_game`` also finds a
-user's game, in a package or in a file of the current folder. A game in this folder may have
-variants: ``VARIANTS`` in its module, by name.
+user's game, in a package or in a file in the current folder. A game in this folder may have
+variants: its module maps their names to games in ``VARIANTS``.
 """
 
 import ast
@@ -39,14 +39,14 @@ class EnvArgumentError(EvertError, ValueError):
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that an agent records for an episode (``client.metric``), and how it is shown.
+    """A number that an agent records for an episode (``client.metric``), and how to show it.
 
     Attributes:
-        title: Title of its figures on a run's page, "Bits a question".
+        title: Title of its figures on a run's page, such as "Bits a question".
         unit: Unit in its figures.
-        drawn: Episodes for which a page draws a figure: "train", "test" (held-out), or both.
-        tabled: Whether an evaluation's table and CSV have its mean over the episodes.
-        about: A sentence for the page, if the title is not enough.
+        drawn: Which episodes a page draws a figure for: "train", "test" (held-out), or both.
+        tabled: Whether an evaluation's table and CSV include its mean over episodes.
+        about: A sentence for the page, if the title needs explaining.
     """
 
     title: str
@@ -71,7 +71,7 @@ class Game:
             from a seed to an agent.
         opponents: Players without a model for a game's seats, by name: import paths of functions
             from a seed to a function from the messages to the reply's text.
-        searching: Import path of an agent -> import path of the same agent with a search tool.
+        searching: Maps an agent's import path to that of the same agent with a search tool.
         metrics: Metrics of an episode, by name, for evaluation tables and reports.
     """
 
@@ -123,9 +123,9 @@ def metrics_of(game: Game | None = None) -> dict[str, Metric]:
 
 
 def find_game(name: str) -> Game | None:
-    """Find a game by name: one of ``games``, or that of a user's module ('package.module').
+    """Find a game by name: one of ``games``, or the one in a user's module ('package.module').
 
-    A hyphen may stand for an underscore, and evert's games ignore case. None: no game or module.
+    Hyphens count as underscores, and evert's games ignore case. None: no game or module.
     """
     name = name.replace("-", "_")
     if game := games().get(name.lower()):
@@ -135,7 +135,7 @@ def find_game(name: str) -> Game | None:
 
 
 def import_user_module(name: str) -> ModuleType | None:
-    """Import a user's module ('package.module'). None: no module has this name.
+    """Import a user's module ('package.module'). None if there is none.
 
     Raises:
         GameError: The module cannot be imported.
@@ -173,7 +173,7 @@ def game_of(module: ModuleType) -> Game:
 
 
 class MadeTasks(Sequence[T]):
-    """A sequence of ``size`` tasks. Each is made from its index, on access."""
+    """A sequence of ``size`` tasks, each made from its index on access."""
 
     def __init__(self, size: int, make: Callable[[int], T]) -> None:
         self._places, self._make = range(size), make
@@ -189,7 +189,7 @@ class MadeTasks(Sequence[T]):
 
 
 def literals(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments without ``id``; strings that are Python literals become their values."""
+    """The arguments without ``id``; strings that are Python literals are evaluated."""
     return {key: _literal(value) for key, value in arguments.items() if key != "id"}
 
 

@@ -1,9 +1,10 @@
 """Guess the number: find an integer between 0 and 1024 in ten guesses.
 
 Prompt, bounds, replies, rewards and split are those of the Tinker Cookbook's recipe
-(``tinker_cookbook.recipes.multiplayer_rl.guess_number``), so that results can be compared. The
+(``tinker_cookbook.recipes.multiplayer_rl.guess_number``), so that results are comparable. The
 reward is 1 for the right guess, -1 for each reply that is not a guess, else 0. Nine tenths of the
-numbers are for training. Random guesses inside the known bounds win 0.33 of games, bisection 0.998.
+numbers are for training. Random guesses within the known bounds win 33 % of games, bisection 99.8
+%.
 """
 
 import random
@@ -118,7 +119,7 @@ def judge(answer: str, target: int) -> tuple[str, float]:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Endless games of a player who guesses at random inside the known bounds.
+    """Endless games of a player who guesses at random within the known bounds.
 
     The same seed gives the same games. No target is a held-out number.
     """

@@ -1,9 +1,9 @@
-"""Hints: two seats with one reward. One hints at a word without saying it, the other names it.
+"""Hints: two seats share a reward. One hints at a word without saying it, the other names it.
 
-There are eight words. The hinter sees one, and gives a short hint that does not contain it. The
-guesser sees only the hint. Both get the same reward, so they have to agree on what each hint
-means, which neither knows at first (a signalling game: D. Lewis, "Convention", 1969). In the
-demonstrations the hint is a random letter and the guess a random word: they teach only the form.
+There are eight words. The hinter sees one and gives a short hint that does not contain it. The
+guesser sees only the hint. Both get the same reward, so they must come to agree on what each hint
+means (a signalling game: D. Lewis, "Convention", 1969). In the demonstrations the hint is a random
+letter and the guess a random word: they teach only the form.
 """
 
 import random
@@ -27,7 +27,7 @@ GAME = Game(
         "demonstrations": "evert.envs.hints:demonstrations",
         "warm_up_steps": 40,
         "steps": 80,
-        "batch_size": 8,  # all words in each step: else it would pay to guess only the step's words
+        "batch_size": 8,  # all words in every step: else guessing only the step's words would pay
         "group_size": 16,
         "test_group_size": 8,
         "learning_rate": 1e-3,
@@ -77,7 +77,7 @@ async def hints_agent(client: "AgentClient", task: str) -> float:
 
 
 async def seated_hints_agent(client: "AgentClient", task: str) -> float:
-    """Play with a seat for each player. Both get the same reward."""
+    """Play with a seat for each player; both get the same reward."""
     return await _play(client.seat("hinter"), client.seat("guesser"), task)
 
 

@@ -1,6 +1,6 @@
 """Identity: say who you are told to be.
 
-This is the "identity" example of Agent-lightning. The prompt is "Let's play a game. Say you are
+This is Agent-lightning's "identity" example. The prompt is "Let's play a game. Say you are
 {task}." The reward is 1 for "I am {task}" or "I'm {task}", -1 for "not {task}", else 0. Tasks are
 numbers: 0..999 are for training, and 1000..1023 are held out.
 """
@@ -35,7 +35,7 @@ TEST_TASKS = range(1000, 1024)
 
 
 async def identity_agent(client: "AgentClient", task: int) -> float:
-    """Tell the policy to say who it is, and score its one answer.
+    """Tell the policy to say who it is, and score its answer.
 
     ## Action Space
     The answer: ``Text``, or ``Sequence(Discrete(vocabulary))`` at ``level="tokens"``.

@@ -1,9 +1,10 @@
 """Tic-tac-toe: a zero-sum game with two seats, and opponents without a model.
 
-A board is shown as its rows, with X, O, or the number of a free cell. A line for each free cell
+A board is shown as rows, with X, O, or the number of a free cell. A line for each free cell
 follows, with the marks in its row, column and diagonals: a tiny model needs them side by side. Each
-player sees its marks as X, so that one model learns both seats from the same boards. Each turn is a
-separate conversation. The file has, in order: the rules, the text, the agents, the players, habits.
+player sees its own marks as X, so that one model learns both seats from the same boards. Each turn
+is a separate conversation. In this file: the rules, the text, the agents, the players, their
+habits.
 """
 
 import random
@@ -33,7 +34,7 @@ GAME = Game(
         "batch_size": 16,
         "group_size": 8,
         "learning_rate": 2e-4,
-        "kl_penalty": 0.02,  # toward the base, so that other moves are still tried
+        "kl_penalty": 0.02,  # toward the base, so that the policy keeps trying other moves
         "max_tokens": 2,
         "eval_every": 40,
         "save_every": 20,
@@ -53,20 +54,20 @@ GAME = Game(
 
 SEATS = ("x", "o")
 MISTAKE = -0.1
-"""Reward of an illegal reply. A second one in a turn loses the game."""
+"""Reward for an illegal reply. A second one in the same turn loses the game."""
 
 
 # -- the rules -----------------------------------------------------------------------------------
 
 Board = str
-"""Nine cells, row by row: "x", "o" or "." for a free one; x begins."""
+"""Nine cells, row by row: "x", "o", or "." if free; x begins."""
 
 EMPTY: Board = "." * 9
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 
 
 def free(board: Board) -> list[int]:
-    """The free cells, from 0 to 8."""
+    """The free cells, numbered from 0 to 8."""
     return [cell for cell in range(9) if board[cell] == "."]
 
 
@@ -153,7 +154,7 @@ def read_board(text: str) -> Board:
 
 
 def move_in(answer: str, board: Board) -> int | None:
-    """The cell of an answer's first digit. None: no digit, or the cell is not free."""
+    """The cell named by an answer's first digit. None: no digit, or the cell is not free."""
     digit = re.search(r"\d", answer)
     cell = int(digit.group()) - 1 if digit else -1
     return cell if cell in free(board) else None
@@ -171,9 +172,9 @@ def correction(answer: str, board: Board) -> str:
 async def self_play_agent(client: "AgentClient", task: Board) -> dict[str, float]:
     """Play a game between the seats x and o from the board ``task``: 1 for a win, -1 for a loss.
 
-    Only the first turn is trained; the later turns estimate its value. All episodes of a group make
-    this move on the same board, so their mean reward is the baseline of that board. If whole games
-    were trained, a lucky board would reinforce every move on it.
+    Only the first turn is trained on; the later turns estimate its value. All episodes of a group
+    make this move on the same board, so their mean reward is that board's baseline. If whole games
+    were trained on, a lucky board would reinforce every move.
     """
     players = {seat: client.seat(seat) for seat in SEATS}
     later = {seat: partial(_turn, player.untrained) for seat, player in players.items()}
@@ -232,7 +233,7 @@ async def tic_tac_toe_agent(client: "AgentClient", task: Board) -> float:
 
 
 Turn = Callable[[Board], Awaitable[int | None]]
-"""From the board to the mover's cell. None: the mover gave no legal move."""
+"""From the board to the mover's cell. None if the mover made no legal move."""
 
 
 async def _play(
@@ -295,7 +296,7 @@ def _reply(rng: random.Random, cells: Callable[[Board], list[int]], messages: Se
 def habits(board: Board) -> list[list[int]]:
     """The cells among which each of four habits picks at random.
 
-    The habits: any free cell; cells that win; cells that block a win of the opponent; cells that do
+    The habits: any free cell; cells that win; cells that block the opponent's win; cells that do
     neither. A habit without cells picks any free cell.
     """
     cells, seat = free(board), mover(board)

@@ -1,4 +1,4 @@
-"""Checks of an environment's arguments: an error names the mistake, and what was expected.
+"""Checks an environment's arguments: errors name the mistake and what was expected.
 
 Wrong actions, calls in the wrong order and wrong ids raise Gymnasium's errors
 (``gymnasium.error.InvalidAction``, ``ResetNeeded``, ``RegistrationError``), which its users catch.

@@ -65,7 +65,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
     level="messages": ``Text``, the reply; the end of the turn is added. Text that looks like a
     control token stays text. The renderer still reads tool calls and the like in it.
     level="tokens": ``Sequence(Discrete(vocabulary))``, the sampled tokens with the end of the turn,
-    used exactly as they are.
+    used exactly as given.
 
     ## Observation Space
 
@@ -80,7 +80,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
 
     ## Reward
 
-    The agent's reward for the action (``client.reward``), plus its return value at the end.
+    What the agent gives for the action (``client.reward``), plus its return value at the end.
 
     ## Episode End
 
@@ -101,7 +101,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
     tasks: Sequence of tasks, or its import path. None: the agent takes no task.
     level: "messages" or "tokens".
     render_mode: None, "ansi" (``render()`` returns the conversation) or "human" (it is printed).
-    max_turns: Actions an episode may take. None: no limit.
+    max_turns: Maximum number of actions in an episode. None: no limit.
     options: Options of ``ChatAgentEnv`` (``renderer``, ``limits``, ``agent_timeout``, ...).
 
     Raises:
@@ -137,7 +137,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         self._vocabulary = len(self._renderer.renderer.tokenizer)
         if level == "messages":
             self.observation_space, self.action_space = message_space(), AnyText()
-        else:  # two, since each space has a separate seed
+        else:  # two spaces, since each has its own seed
             self.observation_space = token_space(self._vocabulary)
             self.action_space = token_space(self._vocabulary)
         self.__doc__ = inspect.getdoc(self._agent) or type(self).__doc__
@@ -158,8 +158,8 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         """Stop the running episode, if any, and start a new one.
 
         Args:
-            seed: Seed of the generators of tasks and of the agent. None: continue with the current.
-            options: ``{"task": task}`` takes this task instead of a drawn one.
+            seed: Seed for the generators of tasks and of the agent. None: keep the current ones.
+            options: ``{"task": task}`` plays this task instead of a random one.
 
         Raises:
             EnvArgumentError: Unknown option, or a task that is not among the tasks.
@@ -198,7 +198,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return transcript(self._moment, self._total)
 
     def close(self) -> None:
-        """Stop the running episode and release the loop. Idempotent; ``reset`` starts anew."""
+        """Stop the running episode and release the loop. Idempotent; ``reset`` starts again."""
         episode = self.detach_episode("the environment was closed")
         loop, self._loop = self._loop, None
         if loop is not None:
@@ -226,7 +226,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return episode.start if old is None else partial(_restart, old, episode)
 
     def finish_reset(self, moment: Moment) -> tuple[Observation, dict[str, Any]]:
-        """Record a reset's moment, and return the result of ``reset``."""
+        """Record the moment after a reset, and return the result of ``reset``."""
         self._record(moment)
         return self._observation(moment), self._info(moment)
 
@@ -240,7 +240,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return partial(episode.act, tokens)
 
     def finish_step(self, moment: Moment) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Record a step's moment, and return the result of ``step``."""
+        """Record the moment after a step, and return the result of ``step``."""
         assert self._loop is not None
         self._record(moment)
         is_over = moment.stop_reason is not None
@@ -256,7 +256,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         self._why_over = f"the last one ended with {type(problem).__name__}"
 
     def detach_episode(self, why: str) -> AgentEpisode | None:
-        """Detach the running episode, for the caller to close. None: no episode is running."""
+        """Detach the running episode, for the caller to close. None if no episode is running."""
         self._notice_fork()
         episode, self._episode = self._episode, None
         self._why_over = why
@@ -287,7 +287,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return self._episode
 
     def _notice_fork(self) -> None:
-        """Forget the parent's episode in a forked child, which does not have its thread."""
+        """In a forked child, forget the parent's episode, whose thread is missing."""
         if self._loop is not None and not self._loop.is_ours:
             self._episode = self._loop = None
             self._why_over = "the last one was started before this process was forked"

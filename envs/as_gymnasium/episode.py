@@ -1,8 +1,9 @@
 """One episode of a Gymnasium environment: a ``ChatAgentEnv`` on the event loop.
 
-``start`` and ``act`` return a ``Moment``: the state of the episode, in messages and in tokens. The
-Cookbook's samplers enforce the budgets of tokens. Here this module does: it cuts a reply over its
-cap, and ends an episode whose sampled tokens are used up. The wall-clock limits have no effect.
+``start`` and ``act`` return a ``Moment``: the state of the episode, in messages and in tokens.
+Elsewhere the Cookbook's samplers enforce token budgets. Here this module does: it cuts a reply at
+its cap, and ends an episode that has used up its sampled tokens. The wall-clock limits have no
+effect.
 """
 
 import copy
@@ -28,7 +29,7 @@ from evert.bridge.tokens.renderer import PromptRenderer
 from evert.bridge.tokens.token_log import flatten, is_text
 
 LIMITS = frozenset({*DEFAULT_LIMIT_STOP_REASONS, TRUNCATED})
-"""Stop reasons of truncated episodes; an episode with any other is terminated."""
+"""Stop reasons of truncated episodes; with any other, an episode is terminated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,10 @@ class Moment:
 
     Attributes:
         messages: The conversation to continue, as sent; at the end, the last one with its reply.
-        tokens: The prompt's token ids; at the end, with the last action. None if it has images.
-        stop_reason: Why the episode is over; None while it runs.
-        max_tokens: Longest reply, in tokens; None: any length.
-        action: The last action's tokens, after a cut; None at the start.
+        tokens: The prompt's token ids; at the end, including the last action. None if it has
+        images. stop_reason: Why the episode is over; None while it runs. max_tokens: Longest reply,
+        in tokens; None: any length. action: The last action's tokens, after any cut; None at the
+        start.
     """
 
     messages: list[dict[str, Any]]
@@ -87,7 +88,7 @@ class AgentEpisode:
         return self._moment
 
     async def act(self, tokens: Sequence[int]) -> Moment:
-        """Answer the agent's call, and run the agent to its next call, or to its end, and close."""
+        """Answer the agent's call, and run the agent to its next call or to its end."""
         action, is_cut = self._within_budget(list(tokens))
         latest = self._moment
         conversation = self._env.conversation
@@ -119,7 +120,7 @@ class AgentEpisode:
         await self._env.close()
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a reply: its text, with control tokens as text, and the turn's end."""
+        """The tokens of a reply: its text, where control tokens stay text, and the end of turn."""
         end = self._renderer.end_tokens[:1]
         if not end and isinstance(self._renderer.stop[0], str):
             end = self._renderer.encode(self._renderer.stop[0])

@@ -1,4 +1,4 @@
-"""The event loop that all environments of a process share: a blocking portal of anyio.
+"""The event loop that all environments of a process share: an anyio blocking portal.
 
 Gymnasium's calls are synchronous and agents are async, so a thread runs the event loop. This works
 in a script, and inside a running loop (a notebook). The thread starts with the first environment
@@ -34,7 +34,7 @@ class Loop:
     """A use of the shared loop, released by ``leave`` or when its owner is garbage-collected.
 
     Attributes:
-        at_end: Work on the loop before the release; None: nothing. It must not refer to the owner.
+        at_end: Work to do on the loop before the release, or None. It must not refer to the owner.
     """
 
     def __init__(self, owner: object) -> None:
@@ -46,7 +46,7 @@ class Loop:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the loop runs in this process: a forked child does not have its thread."""
+        """Whether the loop runs in this process; a forked child lacks its thread."""
         return self._shared is _shared(os.getpid())
 
     def run(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
@@ -55,7 +55,7 @@ class Loop:
         try:
             self._start(partial(_settle, work, future))
             return future.result()
-        except BaseException:  # above all Ctrl-C: the work must stop too
+        except BaseException:  # mainly Ctrl-C: the work must also stop
             future.cancel()
             raise
 
@@ -65,7 +65,7 @@ class Loop:
         except RuntimeError as error:
             raise EnvStateError(
                 "A Gymnasium environment of evert was used from inside an async agent that runs on "
-                "the same event loop; it would wait for itself for ever. Use it in a thread: "
+                "the same event loop; it would wait for itself forever. Use it in a thread: "
                 "`await asyncio.to_thread(env.step, action)`."
             ) from error
 
@@ -89,7 +89,7 @@ class Loop:
 
 
 async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], future: Future[Result]) -> None:
-    """Run ``work``, with its result in ``future``. Cancelling ``future`` cancels the work."""
+    """Run ``work`` and put its result into ``future``. Cancelling ``future`` cancels the work."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
@@ -114,8 +114,8 @@ async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], future: Futur
 class _Shared:
     """The portal of one process. Its thread runs while it has users.
 
-    A forked child inherits its parent's object with the users, and keeps both: collecting them
-    would report their tasks as lost.
+    A forked child inherits its parent's object with the users and keeps both, since garbage
+    collection would report their tasks as lost.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class _Shared:
         self._portal: Future[BlockingPortal] = Future()
 
     def enter(self, user: Loop) -> BlockingPortal:
-        """Add a user, and return the portal, started if needed."""
+        """Add a user and return the portal, which is started if needed."""
         with self._lock:
             if not self._thread.is_alive():
                 self._portal = Future()

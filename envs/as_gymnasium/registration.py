@@ -3,9 +3,9 @@
     evert.register_agent("my/Env-v0", my_agent, tasks=[...])
     env = gymnasium.make("my/Env-v0")
 
-Nothing here imports torch, tinker or a tokenizer; ``gymnasium.make`` does. An agent that has an
-import path is registered by this path, so that its ``EnvSpec`` can be written as JSON and pickled.
-Other objects are wrapped in a ``Kept``, which deep copies share.
+Nothing here imports torch, tinker or a tokenizer; ``gymnasium.make`` does. An agent with an import
+path is registered by that path, so that its ``EnvSpec`` can be pickled and written as JSON. Other
+objects are wrapped in a ``Kept``, which deep copies share.
 """
 
 import importlib
@@ -44,7 +44,7 @@ def register_agent(
     replace: bool = False,
     **options: "Unpack[EnvOptions]",
 ) -> EnvSpec:
-    """Give an agent an id, so that ``gymnasium.make(id)`` makes an environment of it.
+    """Give an agent an id, so that ``gymnasium.make(id)`` makes it an environment.
 
     ``gymnasium.make_vec(id, num_envs=64)`` makes many of them, played at the same time.
 
@@ -52,12 +52,12 @@ def register_agent(
         id: '[namespace/]Name-v0'.
         agent: The agent, or its import path 'module:function', which ``gymnasium.make`` imports.
         tasks: Sequence of tasks, or its import path; each episode draws one. None: no tasks.
-        max_turns: Actions an episode may take before it is truncated. None: no limit.
-        replace: Whether to replace an id that is registered, as when a notebook's cell runs again.
+        max_turns: Number of actions after which an episode is truncated. None: no limit.
+        replace: Whether to replace a registered id, as when a notebook cell runs again.
         **options: Options of ``ChatAgentEnv`` for every environment of this id.
 
     Returns:
-        The ``EnvSpec``, as ``gymnasium.spec(id)`` gives it.
+        The ``EnvSpec``, as from ``gymnasium.spec(id)``.
 
     Raises:
         gymnasium.error.RegistrationError: The id is malformed, or taken.
@@ -127,7 +127,7 @@ def check_some_tasks(tasks: Any) -> None:
 
 
 def import_path(value: Any) -> str | None:
-    """The path 'package.module:name' at which ``value`` can be imported. None: no such path."""
+    """The path 'package.module:name' at which ``value`` can be imported, or None."""
     if isinstance(value, str):
         return value
     module_name, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")

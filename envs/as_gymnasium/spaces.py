@@ -18,15 +18,15 @@ from gymnasium import error, spaces
 from numpy.typing import NDArray
 
 SAMPLE_LENGTH = 32
-"""Longest text that ``AnyText.sample`` makes, unless a mask gives a length."""
+"""Maximum length of samples from ``AnyText``, unless a mask gives a length."""
 
 
 class AnyText(spaces.Text):
     """All strings that have a UTF-8 encoding; samples are short and of printable ASCII.
 
-    ``gymnasium.spaces.Text`` stores its characters, which takes a hundred megabytes a space for
-    Unicode, and samples lengths uniformly up to the longest. This class differs only in
-    ``contains`` and in the default length of samples; ``character_set`` is for samples.
+    ``gymnasium.spaces.Text`` stores its characters, which for Unicode takes a hundred megabytes per
+    space, and samples lengths uniformly up to the maximum. This class differs only in ``contains``
+    and in the default length of samples; ``character_set`` is only for samples.
     """
 
     def __init__(self, seed: int | np.random.Generator | None = None) -> None:
@@ -54,7 +54,7 @@ class AnyText(spaces.Text):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """False: lengths have no bound."""
+        """False, since lengths are unbounded."""
         return False
 
     def __repr__(self) -> str:
@@ -82,14 +82,14 @@ def token_space(vocabulary: int) -> spaces.Sequence:
 
 
 def message_observation(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], ...]:
-    """Messages as an observation: only role and text."""
+    """Messages as an observation, with only role and text."""
     return tuple(
         {"role": str(message.get("role")), "content": text_of(message)} for message in messages
     )
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """The text of a message. A part without text becomes its type in brackets."""
+    """The text of a message, where a part without text becomes its type in brackets."""
     content = message.get("content")
     if isinstance(content, str):
         return content

@@ -1,8 +1,8 @@
 """``AgentVectorEnv``: many episodes of an agent at once, on one event loop.
 
-Gymnasium's ``SyncVectorEnv`` handles seeds, autoreset and the form of infos. It calls one
-environment (a ``Member``) after the other. Before that, ``AgentVectorEnv`` plays all of them at the
-same time, so that each has its result ready.
+Gymnasium's ``SyncVectorEnv`` handles seeds, autoreset and the form of infos. It calls the
+environments (``Member``) one by one. Before that, ``AgentVectorEnv`` plays all of them at the same
+time, so that each has its result ready.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
     """Many episodes of a chat agent at once: a step takes as long as its slowest episode.
 
     ``gymnasium.make_vec`` makes one from any of evert's ids. The same seeds and actions give the
-    results of ``SyncVectorEnv``, which plays one episode after the other. A copy, by ``copy`` or
+    same results as ``SyncVectorEnv``, which plays one episode at a time. A copy, by ``copy`` or
     ``pickle``, is a new environment with the same arguments.
 
     An episode that fails (``AgentError``, ``AgentTimeoutError``, ``RewardError``, ...) does not
-    stop the others. It is truncated, with reward NaN, its last observation, and the exception in
-    ``infos["error"]``. An episode that fails at its start has the observation ``()`` and is
-    truncated at the next step. ``on_agent_error=-1.0`` gives such episodes a reward instead.
+    stop the others. It is truncated, with reward NaN, its last observation and, in
+    ``infos["error"]``, the exception. An episode that fails to start has the observation ``()`` and
+    is truncated at the next step. ``on_agent_error=-1.0`` gives such episodes a reward instead.
 
     Args:
         num_envs: Number of environments.
@@ -85,15 +85,15 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
         """Stop the running episodes, and start one in each environment.
 
         Args:
-            seed: Seed of the first environment, with consecutive ones for the others; or a list
-                with one for each. None: continue with the current ones.
-            options: ``{"task": task}`` for all; ``{"reset_mask": boolean array}`` for some.
+            seed: Seed for the first environment, with consecutive ones for the others; or a list
+            with one for each. None: keep the current ones. options: ``{"task": task}`` for all;
+            ``{"reset_mask": boolean array}`` for some.
 
         Raises:
             EnvArgumentError: Unknown option, or a task that is not among the tasks.
-            EvertError: All episodes failed at their start. It is the first one's error.
+            EvertError: All episodes failed to start. This is the first one's error.
         """
-        self.closed = False  # like a single environment, it can be reset after close()
+        self.closed = False  # like a single environment, this can be reset after close()
         reset_options = dict(options or {})
         mask = reset_options.pop("reset_mask", np.ones(self.num_envs, dtype=np.bool_))
         seeds = _seeds(seed, self.num_envs)
@@ -140,7 +140,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
     def _add_info(
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
     ) -> dict[str, Any]:
-        """Extend Gymnasium's method, which rounds a float if the first value was an integer."""
+        """Extend Gymnasium's method, which rounds floats if the first value was an integer."""
         for key, value in env_info.items():
             array = vector_infos.get(key)
             if isinstance(array, np.ndarray) and not _holds(array, value):
@@ -176,7 +176,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
                 env.queue_step(results[i] if env.failure is None else env.failure)
 
     def _play(self, works: Mapping[int, Work]) -> dict[int, Moment | EvertError]:
-        """Do the work of these environments. An agent's error is returned as its result."""
+        """Do these environments' work. An agent's error is returned as its result."""
         if self._loop is None or not self._loop.is_ours:
             self._loop = Loop(self)
         results = dict[int, Moment | EvertError]()
@@ -201,7 +201,7 @@ class Member(AgentGymEnv):
 
     Attributes:
         results: The prepared results, in order. Empty: ``reset`` and ``step`` play.
-        failure: The error at the episode's start; None: it has started.
+        failure: The error that kept the episode from starting, or None.
         is_over: Whether the latest step ended the episode.
     """
 

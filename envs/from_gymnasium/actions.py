@@ -1,8 +1,8 @@
-"""The names of an environment's actions, and how replies are read.
+"""The names of an environment's actions, and how replies are parsed.
 
-A reply is a name or number for a ``Discrete`` space, JSON for arrays, and the text itself for text.
-``actions_of`` finds the names: in ``get_action_meanings()`` (Atari), in an enumeration ``actions``
-(MiniGrid), or in the docstring's "Action Space" (Gymnasium).
+A reply is a name or a number for a ``Discrete`` space, JSON for arrays, and the text itself for
+text. ``actions_of`` takes the names from ``get_action_meanings()`` (Atari), an enumeration
+``actions`` (MiniGrid), or the docstring's "Action Space" (Gymnasium).
 """
 
 import json
@@ -27,7 +27,7 @@ class Actions:
 
     Attributes:
         space: The action space.
-        names: Names of a ``Discrete`` space's actions, by number; some may have no name.
+        names: Names of a ``Discrete`` space's actions, by number; some may be missing.
         parse: A function from a reply to an action; None: the rules of this module.
     """
 
@@ -36,17 +36,17 @@ class Actions:
     parse: Callable[[str], Any] | None = None
 
     def name(self, action: Any) -> str:
-        """An action in words: its name or else its number, the text, or JSON."""
+        """An action in words: its name, else its number, the text, or JSON."""
         if isinstance(self.space, spaces.Discrete):
             return self.names.get(int(action), str(action))
         return action if isinstance(action, str) else json.dumps(np.asarray(action).tolist())
 
     def brief(self, action: Any) -> str:
-        """An action in few tokens: its number if it has one, else as ``name``."""
+        """An action in few tokens: its number if it has one, else like ``name``."""
         return str(int(action)) if isinstance(self.space, spaces.Discrete) else self.name(action)
 
     def read(self, reply: str) -> tuple[Any, str]:
-        """The action of a reply, and ""; or None, and the reason why the reply is not an action."""
+        """The action in a reply and ""; or None and the reason why the reply is not an action."""
         try:
             action = self._parse_reply(reply) if self.parse is None else self.parse(reply)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -55,7 +55,7 @@ class Actions:
             detail = ""
         if action is not None and self.space.contains(action):
             return action, ""
-        return None, f"{reply.strip()[:80]!r} is no action{detail}. {self.choices()}"
+        return None, f"{reply.strip()[:80]!r} is not an action{detail}. {self.choices()}"
 
     def choices(self) -> str:
         """A sentence that tells the policy which replies are actions."""
@@ -66,7 +66,7 @@ class Actions:
             return f"Reply with one action, its name or its number: {', '.join(labels)}."
         if isinstance(self.space, spaces.Text):
             shortest, longest = self.space.min_length, self.space.max_length
-            return f"Reply with a text of {shortest} to {longest} characters."
+            return f"Reply with {shortest} to {longest} characters of text."
         return f"Reply with one action of {self.space}, as a JSON list of shape {self.space.shape}."
 
     def _parse_reply(self, reply: str) -> Any:
@@ -87,7 +87,7 @@ class Actions:
 
     @cached_property
     def _unique_words(self) -> dict[int, set[str]]:
-        """By action, the words that only its name has: "left" of "Move left"."""
+        """By action, the words that only its name has, such as "left" in "Move left"."""
         words = {n: {*_words(name)} for n, name in self.names.items()}
         return {
             n: name_words - {w for m in words if m != n for w in words[m]}
@@ -121,7 +121,7 @@ def actions_of(env: Env, parse: Callable[[str], Any] | None = None) -> Actions:
 
 
 def legal_in(env: Env, info: Mapping[str, Any]) -> Sequence[int] | None:
-    """The actions that the ``action_mask`` in ``info`` allows; None: ``info`` has no such mask."""
+    """The actions that ``info``'s ``action_mask`` allows; None if it has no mask."""
     mask, space = info.get("action_mask"), env.action_space
     if mask is None or not isinstance(space, spaces.Discrete) or len(mask) != space.n:
         return None

@@ -1,8 +1,8 @@
 """``GymAgent``: a Gymnasium environment as an agent.
 
 The policy gets the rules and the observations in words (``prompt.py``, ``observations.py``). Its
-reply is read as an action (``actions.py``), and each reward goes to the turn of its action. Each
-episode makes an environment, and always closes it.
+reply is parsed as an action (``actions.py``), and each reward goes to the turn of its action. Each
+episode makes an environment and always closes it.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
 
 Describe: TypeAlias = Callable[[Any, dict[str, Any], "gymnasium.Env[Any, Any]"], str]
-"""From an observation, its info and the environment to a text for the policy."""
+"""From an observation, its info and the environment to text for the policy."""
 
 Parse: TypeAlias = Callable[[str], Any]
-"""From a reply to an action. None, or a ``ValueError`` with the reason: it is not an action."""
+"""From a reply to an action. None, or a ``ValueError`` with the reason, rejects the reply."""
 
 Message: TypeAlias = dict[str, Any]
 
 PATIENCE = 3
-"""Illegal replies in a row after which ``illegal="explain"`` ends the episode."""
+"""Number of consecutive illegal replies after which ``illegal="explain"`` ends the episode."""
 
 DEMONSTRATED = 8
 """Maximum number of actions in a demonstration."""
@@ -46,29 +46,29 @@ class GymAgent:
     """A Gymnasium environment as an agent: the policy reads observations in words, and acts.
 
     The task is the environment's seed, or ``{"seed": 7, "options": {...}}`` for ``reset``. Without
-    a seed the episode's seed (``client.seed``) is used. Each reward goes to the turn of its action.
-    An episode that the environment truncates is truncated.
+    a seed, the episode's seed (``client.seed``) is used. Each reward goes to the turn of its
+    action. If the environment truncates, the episode is truncated.
 
-    How a reply is read: in its last line, the name or number of one action, or a JSON list if
-    actions are arrays; the whole reply if actions are text. Names come from the environment
+    How a reply is parsed: its last line has the name or number of one action, or a JSON list if
+    actions are arrays; if actions are text, the whole reply counts. Names come from the environment
     (``get_action_meanings()``, an enumeration ``actions``) or its docstring. If ``info`` has an
-    ``action_mask``, the policy is told which actions are left; the environment judges any other.
+    ``action_mask``, the policy is told which actions are left; others still go to the environment.
 
     Args:
         id: Id for ``gymnasium.make``.
-        describe: Function from an observation, its ``info`` and the environment to a text for the
-            policy, or its import path. None: words that fit the space.
-        parse: Function from a reply to an action, or its import path; it returns None or raises
-            ``ValueError`` if the reply is not an action. None: the rules above.
-        illegal: What follows a reply that is not an action. The environment never sees it.
-            "explain": the policy is told the actions and asked again; the third time in a row the
-            episode is truncated. "end": the episode is over. A number: over with that reward.
-        prompt: System message. None: made from the environment's docstring and spaces; "": none.
-        off_loop: Whether each episode's environment runs in a thread, because it blocks.
-        **make: Arguments of ``gymnasium.make``: ``is_slippery=False``, ``max_episode_steps=20``.
+        describe: Function from an observation, its ``info`` and the environment to text for the
+        policy, or its import path. None: words that fit the space. parse: Function from a reply to
+        an action, or its import path; it returns None or raises ``ValueError`` if the reply is not
+        an action. None: the rules above. illegal: What happens after a reply that is not an action,
+        which the environment never sees. "explain": the policy is told the actions and asked again;
+        the third time in a row the episode is truncated. "end": the episode ends. A number: it ends
+        with that reward. prompt: System message. None: made from the environment's docstring and
+        spaces; "": none. off_loop: Whether each episode's environment runs in a thread, because it
+        blocks. **make: Arguments of ``gymnasium.make``: ``is_slippery=False``,
+        ``max_episode_steps=20``.
 
     Raises:
-        EnvArgumentError: An argument has a wrong value, or an import path leads to nothing.
+        EnvArgumentError: An argument is invalid, or there is nothing at an import path.
     """
 
     from_path = True  # an import path may call it: 'evert:GymAgent("Taxi-v4")'
@@ -157,7 +157,7 @@ class GymAgent:
         finally:
             if self.off_loop:
                 await finished(call(env.close))
-            else:  # without await, so that it works even if the loop is closed
+            else:  # without await, to work even if the loop is closed
                 env.close()
 
     def _illegal_outcome(self, wrong: int) -> Outcome:
@@ -239,7 +239,7 @@ def start_of(task: Any, seed: int) -> dict[str, Any]:
         seed: The episode's seed, for a task without one.
 
     Raises:
-        EnvArgumentError: The task has another form.
+        EnvArgumentError: The task has a different form.
     """
     arguments = task if isinstance(task, Mapping) else {"seed": task}
     start = {"seed": seed, **{key: value for key, value in arguments.items() if value is not None}}
@@ -259,7 +259,7 @@ def _load(value: Any, what: str) -> Any:
 # -- where the environment runs --------------------------------------------------------------------
 
 Call: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Calls a function of the environment, and returns its result."""
+"""Calls one of the environment's functions, and returns its result."""
 
 
 async def _call_inline(work: Callable[[], Any]) -> Any:

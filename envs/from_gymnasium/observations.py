@@ -1,4 +1,4 @@
-"""Observations in words: of any space, of Gymnasium's toy-text games, and of MiniGrid.
+"""Observations in words, for any space, for Gymnasium's toy-text games, and for MiniGrid.
 
 The texts are short and regular, so that small models can learn them too.
 """
@@ -22,7 +22,7 @@ def in_words(observation: Any, info: Mapping[str, Any], env: Env) -> str:
 
 
 def toy_text(env: Env) -> Callable[[Any, Any], str] | None:
-    """The function that describes a toy-text game's observations; None: it is another game."""
+    """The function that describes a toy-text game's observations; None for other games."""
     functions = (_TOY_TEXT.get(f"{c.__module__}:{c.__name__}") for c in type(env.unwrapped).__mro__)
     return next(filter(None, functions), None)
 
@@ -80,7 +80,7 @@ _TOY_TEXT: Mapping[str, Callable[[Any, Any], str]] = {
 
 # -- MiniGrid ------------------------------------------------------------------------------------
 
-# The codes of minigrid.core.constants, which observations have.
+# The codes in observations, from minigrid.core.constants.
 _WALL = 2
 _OBJECTS = {4: "door", 5: "key", 6: "ball", 7: "box", 8: "goal", 9: "lava"}
 _COLORS = ("red", "green", "blue", "purple", "yellow", "grey")
@@ -94,7 +94,7 @@ def minigrid_in_words(observation: Mapping[str, Any]) -> str:
     Args:
         observation: Has ``mission``, ``direction`` (may be absent) and ``image``: the object,
             colour and state of each cell in view, shape (columns, rows, 3). The agent is in the
-            middle of the last row and looks up.
+            middle of the last row, facing up.
     """
     image = np.asarray(observation["image"])
     middle, agent_row = image.shape[0] // 2, image.shape[1] - 1

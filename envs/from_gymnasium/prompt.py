@@ -14,7 +14,7 @@ SECTIONS = (
     *("Description", "Mission Space", "Observation Space", "Rewards", "Reward"),
     *("Episode End", "Termination"),
 )
-"""Sections of Gymnasium's and MiniGrid's docstrings that the message has."""
+"""Sections of Gymnasium's and MiniGrid's docstrings to include in the message."""
 
 _MARKUP = r"\s*\[<a [^>]*>[^<]*</a>\]|<[^>]*>|!\[[^\]]*\]\([^)]*\)"
 """References, tags and images."""
@@ -22,7 +22,7 @@ _MARKUP = r"\s*\[<a [^>]*>[^<]*</a>\]|<[^>]*>|!\[[^\]]*\]\([^)]*\)"
 
 def prompt_of(env: gymnasium.Env[Any, Any], actions: Actions) -> str:
     """The rules of an environment, and how to reply."""
-    omitted = "Observation Space" if toy_text(env) else ""  # observations are put differently
+    omitted = "Observation Space" if toy_text(env) else ""  # evert words observations differently
     rules = _rules(type(env.unwrapped).__doc__ or "", omitted)
     if not rules:
         name = env.spec.id if env.spec else type(env.unwrapped).__name__

@@ -1,8 +1,8 @@
 """Gymnasium environments as a taskset: ``evert train tasks=gymnasium:Blackjack-v1``.
 
-Each has a recipe: a warm-up on random actions, which shows a tiny model how to reply, then RL on
-seeds. A game that a shipped base knows needs no warm-up. The shipped bases get no rules, because
-they could not understand them; other models do.
+Each has a recipe: a warm-up on random actions, to show a tiny model how to reply, then RL on seeds.
+A game that a shipped base knows needs no warm-up. The shipped bases get no rules, since they would
+not understand them; other models do.
 """
 
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ OFFLINE: Mapping[str, Mapping[str, Any]] = {
     "Blackjack-v1": {"max_tokens": 16},
     "FrozenLake-v1": {"tasks.is_slippery": False, "limits.max_turns": 20, "max_tokens": 16},
 }
-"""The environments of ``evert evaluate tasks=all-offline``, with settings of their evaluation."""
+"""The environments in ``evert evaluate tasks=all-offline``, with their settings."""
 
 TRAIN_TASKS = range(10_000)
 TEST_TASKS = range(10_000, 10_200)
 """Seeds."""
 
 ILLEGAL = -1.0
-"""Reward of an episode that an illegal reply ends. With 0, a policy that loses most games learns
-illegal replies: Blackjack's did."""
+"""Reward of an episode that ends with an illegal reply. With 0, a policy that loses most games
+learns illegal replies, as Blackjack's did."""
 
 KNOWN: Mapping[str, Mapping[str, Any]] = {
-    # Many deals with few hands each: an action's reward differs more by deal than by hand.
+    # Many deals with few hands each: rewards vary more between deals than between hands.
     "Blackjack-v1": {
         "model_name": "evert-tiny-moves",
         "warm_up_steps": 0,
@@ -69,7 +69,7 @@ def gymnasium(id: str, **arguments: Any) -> Game:
             "batch_size": 32,
             "group_size": 8,
             "learning_rate": 5e-4,
-            # Keeps the policy near the random play of the warm-up: without it, or at a higher
+            # Keeps the policy near the warm-up's random play: without it, or at a higher
             # learning rate, Blackjack's policy soon always chose to stick.
             "kl_penalty": 0.3,
             "max_tokens": 8,

@@ -3,8 +3,8 @@
     evert train tasks=reasoning_gym:chain_sum tasks.min_terms=2
 
 The function gets the name after the colon, and the arguments. The part before the colon names the
-taskset: a module of yours with a function ``taskset``, or an entry point of the group
-``evert.tasksets``, which a package declares in its ``pyproject.toml``:
+taskset: a module of your own with a function ``taskset``, or an entry point in the group
+``evert.tasksets``, declared in a package's ``pyproject.toml``:
 
     [project.entry-points."evert.tasksets"]
     my_tasks = "my_package.my_tasks:taskset"
@@ -12,16 +12,15 @@ taskset: a module of yours with a function ``taskset``, or an entry point of the
     common.py           what tasksets share: imports, held-out tasks, errors for unknown names
     agentdojo.py        AgentDojo's workspaces, with and without prompt injections
     bfcl.py             BFCL's multi-turn rows
-    bfcl_apis.py        the process with BFCL's simulated APIs
+    bfcl_apis.py        BFCL's simulated APIs, in a separate process
     miniwob.py          MiniWoB++'s pages in a headless Chromium
     openenv.py          the environment of an OpenEnv server
     openenv_session.py  one episode at an OpenEnv server; checks of its answers
-    answers.py          which answers reasoning-gym's scorers may read: some evaluate them as Python
-    reasoning_gym.py    reasoning-gym's generators and scorers: an example for other tasksets
-    scienceworld.py     ScienceWorld's experiments, in its Java simulator
-    textarena.py        TextArena's games, with a seat for each player
-    verifiers.py        environments of verifiers: their tasks, and the agent that plays them
-    verifiers_v0.py     those of verifiers before 0.4
+    answers.py          which answers are safe for reasoning-gym's scorers, some of which use
+    ``eval`` reasoning_gym.py    reasoning-gym's generators and scorers: an example for other
+    tasksets scienceworld.py     ScienceWorld's experiments, in its Java simulator textarena.py
+    TextArena's games, with a seat for each player verifiers.py        environments of verifiers:
+    their tasks, and the agent that plays them verifiers_v0.py     those of verifiers before 0.4
     verifiers_v1.py     those of verifiers 0.4
 """
 
@@ -39,13 +38,13 @@ GROUP = "evert.tasksets"
 
 
 def task_game(fields: Mapping[str, Any]) -> Game:
-    """Make a game by a taskset.
+    """Make a game from a taskset.
 
     Args:
-        fields: The ``id``, 'taskset:name', and the taskset's arguments (read by ``literals``).
+        fields: The ``id`` 'taskset:name', and the taskset's arguments (parsed by ``literals``).
 
     Raises:
-        GameError: There is no such taskset, or it makes no game from these arguments.
+        GameError: There is no such taskset, or it cannot make a game from these arguments.
     """
     id, arguments = str(fields.get("id") or ""), literals(fields)
     taskset, _, name = id.partition(":")
@@ -65,7 +64,7 @@ def task_game(fields: Mapping[str, Any]) -> Game:
         game = make(name, **arguments)
     except GameError:
         raise
-    except Exception as error:  # whatever the user's code raises
+    except Exception as error:  # the user's code may raise anything
         raise GameError(
             f"tasks={id} could not be made with {arguments}: {type(error).__name__}: {error}"
             f"{place_of(error)}. Check the name and the arguments (tasks.KEY=VALUE), or the code."
@@ -84,7 +83,7 @@ def _maker(taskset: str, id: str) -> Callable[..., Any]:
     if taskset in entries:
         try:
             return entries[taskset].load()  # type: ignore[no-any-return]
-        except Exception as error:  # whatever the package raises
+        except Exception as error:  # the package may raise anything
             reason = f"{type(error).__name__}: {error}{place_of(error)}"
             value = entries[taskset].value
             raise GameError(

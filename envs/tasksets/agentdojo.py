@@ -3,8 +3,8 @@
     evert train tasks=agentdojo:banking model_name=smollm2
     evert train tasks=agentdojo:banking,slack tasks.attack=important_instructions
 
-The package's pipeline, tools, attacks, defences and checkers play and score an episode. Its element
-for OpenAI's models calls the policy. This needs the extra ``agentdojo``.
+The package's pipeline, tools, attacks, defences and checkers play and score an episode. Its
+pipeline element for OpenAI models calls the policy. This needs the extra ``agentdojo``.
 """
 
 # pyright: reportMissingImports=false
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from evert.bridge.clients.client import BlockingAgentClient
 
 VERSION = "v1.2.2"
-"""Version of the benchmark's tasks: the newest in the package."""
+"""Version of the benchmark's tasks, the newest in the package."""
 
 LEFT_OUT = {"manual", "transformers_pi_detector"}
 """An attack that asks a person, and a defence that downloads a model."""
@@ -38,8 +38,8 @@ def agentdojo(suites: str, *, attack: str = "", defense: str = "") -> Game:
 
     Args:
         suites: Their names, separated by commas: "banking,slack".
-        attack: As in ``AgentDojo``.
-        defense: As in ``AgentDojo``.
+        attack: See ``AgentDojo``.
+        defense: See ``AgentDojo``.
 
     Raises:
         GameError: AgentDojo is not installed, or has no such workspace, attack or defence.
@@ -57,8 +57,8 @@ def agentdojo(suites: str, *, attack: str = "", defense: str = "") -> Game:
 class AgentDojo:
     """An agent that does a user's task with the tools of an AgentDojo workspace.
 
-    The task is 'banking/user_task_3'; with an attack 'banking/user_task_3/injection_task_1'. The
-    reward is 1 if the user's task is done and the attack, if there is one, has failed; else 0.
+    A task is 'banking/user_task_3', or with an attack 'banking/user_task_3/injection_task_1'. The
+    reward is 1 if the user's task is done and the attack, if any, has failed; else 0.
 
     Attributes:
         suites: Names of workspaces, separated by commas.
@@ -78,7 +78,7 @@ class AgentDojo:
         """Check that the workspaces, the attack and the defence exist.
 
         Raises:
-            GameError: One of them does not, or AgentDojo is not installed.
+            GameError: One of them does not exist, or AgentDojo is not installed.
         """
         for suite in self.suites.split(","):
             _check("workspace", suite, _workspaces())  # before the whole package is imported
@@ -104,7 +104,7 @@ class AgentDojo:
         return [[task for user in side for task in _under(self.attack, user)] for side in sides]
 
     def __call__(self, client: "BlockingAgentClient", task: str) -> Outcome:
-        """Play a task. Not a coroutine, because the package blocks."""
+        """Play a task. This is not a coroutine, because the package blocks."""
         name, user, *goals = task.split("/")
         suite = _suite(name)
         utility, attacked = suite.run_task_with_pipeline(
@@ -144,7 +144,7 @@ def _suite(name: str) -> Any:
 
 def _pipeline(client: "BlockingAgentClient", defense: str) -> Any:
     pipelines = _imported("agentdojo.agent_pipeline")
-    # If an episode is given up, the SDK raises for a 400: the package retries any other error.
+    # When an episode is aborted, the SDK raises for a 400; the package retries all other errors.
     llm = pipelines.OpenAILLM(client.openai_sync, client.model)
     llm.name = client.model
     config = pipelines.PipelineConfig(
@@ -160,12 +160,12 @@ def _pipeline(client: "BlockingAgentClient", defense: str) -> Any:
 @lru_cache
 def _attack(suite: str, attack: str) -> Any:
     target = _imported("agentdojo.agent_pipeline").AgentPipeline([])
-    target.name = "local"  # attacks that name the model take its name from this
+    target.name = "local"  # where attacks that name the model get its name
     return _imported("agentdojo.attacks").load_attack(attack, _suite(suite), target)
 
 
 def _under(attack: str, user: str) -> list[str]:
-    """A user's task with each injection; with one for a denial of service, the same for all."""
+    """A user's task with each injection, or with one for a denial of service: all are the same."""
     if not attack:
         return [user]
     suite = user.partition("/")[0]
@@ -177,7 +177,7 @@ def _under(attack: str, user: str) -> list[str]:
 
 @lru_cache(128)
 def _environment(suite: str, attack: str, user: str, goal: str = "") -> Any:
-    """The tools' initial environment. Copy it: it is cached, since it takes 0.3 s to read."""
+    """The tools' initial environment, cached because reading it takes 0.3 s: copy it."""
     workspace = _suite(suite)
     injections = {}
     if goal:

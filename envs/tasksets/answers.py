@@ -1,31 +1,31 @@
-"""Which answers a scorer of reasoning-gym may read: nine scorers evaluate an answer as Python.
+"""Which answers are safe for reasoning-gym's scorers: nine of them evaluate answers as Python.
 
 Four call ``eval``. Five call ``sympy.parse_expr``, which also calls ``eval``, with all of Python's
 built-in functions. These scorers get only harmless answers: no calls except to mathematical
-functions, no power that could take long. Other answers score 0. The other scorers read any answer,
-except the one that reads fractions.
+functions, no powers that could take long. All others score 0. The remaining scorers get any answer,
+apart from the one that reads fractions.
 
-This is the second line of defence: the first is that scorers run in isolates
+This is the second line of defence. The first is that scorers run in isolates
 (``bridge/isolation.py``), which stop what these patterns miss.
 """
 
 import re
 
 LONGEST = {
-    "polynomial_multiplication": 10_000,  # a right answer may have 6,200, and is only parsed
-    "intermediate_integration": 100,  # the scorer simplifies: 300 characters may take 20 s
+    "polynomial_multiplication": 10_000,  # only parsed; a right answer may have 6,200
+    "intermediate_integration": 100,  # simplified, which may take 20 s for 300 characters
     "simple_integration": 100,
 }
-"""Most characters of an answer; 2,000 for the others of the nine."""
+"""Maximum length of an answer, in characters; 2,000 for the others of the nine."""
 
 LITERALS = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
-"""Answers are texts and lists. Without "(", "*" and "for" they call nothing and take no time."""
+"""Answers are strings and lists. Without "(", "*" and "for" they call nothing and take no time."""
 
 SUMS = {"countdown", "puzzle24"}
 """Answers have numbers and the four operators."""
 
 TERMS = {"intermediate_integration", "polynomial_multiplication", "simple_integration"}
-"""Answers have powers and functions of symbols, too."""
+"""Answers also have powers and functions of symbols."""
 
 FRACTIONS = {"coin_flip"}
 """Answers are read by ``Fraction``, for which 1e9999999 takes seconds."""
@@ -41,14 +41,14 @@ _POWER = re.compile(
     r"(\w|\))\s*(?:\*\*|\^)\s*(?:(\d{1,2})(?![\d.])|\(-?(\d{1,2})(?:/2)?\))", re.ASCII
 )
 _COMPUTED, _TALL, _DIGITS = 2, 9, 40
-"""Limits for powers and roots of numbers or brackets: how many, exponent, digits of the answer.
+"""Limits for powers and roots of numbers or brackets: their number, exponent, and digits.
 
 sympy takes minutes for a power or a root of a number with thousands of digits.
 """
 
 
 def may_be_read(generator: str, answer: str) -> bool:
-    """Whether the scorer of a generator may read an answer."""
+    """Whether an answer is safe for a generator's scorer."""
     if generator in FRACTIONS:
         return _LONG_EXPONENT.search(answer) is None
     if generator not in LITERALS | SUMS | TERMS:

@@ -1,12 +1,12 @@
-"""BFCL's multi-turn rows: a user with several requests, simulated APIs, a check of their state.
+"""BFCL's multi-turn rows: several requests from a user, simulated APIs, a check of their state.
 
     evert train tasks=bfcl:multi_turn_base model_name=smollm2
     evert train tasks=bfcl:multi_turn_base,multi_turn_miss_func model_name=smollm2
 
-Rows, APIs and checker are those of the Berkeley Function-Calling Leaderboard. The APIs run in an
-isolate (``bfcl_apis.py``). The package's requirements conflict with evert's, and this
-taskset needs none of them: ``pip install --no-deps bfcl-eval``. It lists no tasks in ``OFFLINE``:
-prompts have four to eight thousand tokens, too many for a small model on a few cores.
+Rows, APIs and checker come from the Berkeley Function-Calling Leaderboard. The APIs run in an
+isolate (``bfcl_apis.py``). The package's requirements conflict with evert's, but this taskset needs
+none of them: ``pip install --no-deps bfcl-eval``. It has no tasks in ``OFFLINE``: prompts have four
+to eight thousand tokens, too many for a small model on a few cores.
 """
 
 # pyright: reportMissingImports=false
@@ -39,7 +39,7 @@ CATEGORIES = [f"multi_turn_{part}" for part in ("base", "miss_func", "miss_param
 
 PYTHON = " Note that the provided function is in Python 3 syntax."
 FLOAT = " This is a float type value."
-"""Texts that the package adds to descriptions of functions and of their arguments."""
+"""Sentences that the package adds to descriptions of functions and arguments."""
 
 
 def bfcl(categories: str) -> Game:
@@ -64,15 +64,17 @@ def bfcl(categories: str) -> Game:
 
 @dataclass
 class Bfcl:
-    """An agent that gives the policy a user's requests, one a turn, and tools.
+    """An agent that gives the policy tools and a user's requests, one per turn.
 
-    The task is a row's id: 'multi_turn_base_17'. The reward is 1 if, after each turn, the APIs are
-    in the state of the row's correct calls, whose results are among those of the policy; else 0.
+    A task is a row's id: 'multi_turn_base_17'. The reward is 1 if, after each turn, the APIs are in
+    the state that the row's correct calls leave, and the policy's results include the results of
+    those; else 0.
 
     Attributes:
         categories: Their names, separated by commas.
         train_tasks: Tasks to train on.
-        test_tasks: Rows whose number is never trained on: it has the same story in all categories.
+        test_tasks: Rows whose number, which has the same story in all categories, is never trained
+        on.
     """
 
     from_path: ClassVar[bool] = True
@@ -111,7 +113,7 @@ class Bfcl:
 
 
 def _apis() -> Callable[..., Any]:
-    """The function of an episode's isolate: it calls a method of an ``ApiState``."""
+    """The function of an episode's isolate, which calls a method of an ``ApiState``."""
     from evert.envs.tasksets.bfcl_apis import ApiState  # imports the package
 
     episode = ApiState()
@@ -176,7 +178,7 @@ def _rows(category: str) -> dict[str, dict[str, Any]]:
 
 
 def _tools(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The tools at the start of a row, by name: those of its APIs, except the missed ones."""
+    """The tools at the start of a row, by name: its APIs' tools, except those added later."""
     missed = {name for names in row.get("missed_function", {}).values() for name in names}
     docs = _docs(row)
     first = {name: tool for name, tool in docs.items() if name not in missed}
@@ -202,7 +204,7 @@ def _docs(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _typed(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema for the chat API: the package has Python's names of types."""
+    """A schema for the chat API, since the package uses Python's type names."""
     converted = {**schema, "type": _constant("type_mappings").GORILLA_TO_OPENAPI[schema["type"]]}
     if schema["type"] == "float" and "description" in converted:
         converted["format"], converted["description"] = "float", converted["description"] + FLOAT

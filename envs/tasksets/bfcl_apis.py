@@ -18,7 +18,7 @@ from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPIN
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
 
 Call: TypeAlias = "str | list[Any]"
-"""A method's name and its arguments by name; or as the ground truth writes it: ``cd('docs')``."""
+"""A method's name and its arguments by name; or source, as in the ground truth: ``cd('docs')``."""
 
 _instances: dict[str, dict[str, Any]] = {}
 
@@ -33,7 +33,7 @@ def execute(
     long_context: bool = False,
     is_evaL_run: bool = True,
 ) -> tuple[list[str], dict[str, Any]]:
-    """Run calls; return their results and the instances. Replaces the package's function."""
+    """Run calls; return their results and the instances. This replaces the package's function."""
     if model_name not in _instances:
         apis = {name: _instance(name, initial_config, long_context) for name in involved_classes}
         _instances[model_name] = apis
@@ -84,7 +84,7 @@ class ApiState:
     """The APIs of a row, and their state."""
 
     def begin(self, row: dict[str, Any], truth: list[list[str]]) -> None:
-        """Take a row and its ground truth."""
+        """Begin a row, given its ground truth."""
         self.row, self.truth = row, truth
         checker.execute_multi_turn_func_call = execute
 

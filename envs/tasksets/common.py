@@ -1,4 +1,4 @@
-"""What tasksets share: imports, games of agents, held-out tasks, errors for unknown names."""
+"""What tasksets share: imports, games for agents, held-out tasks, errors for unknown names."""
 
 import importlib
 import random
@@ -42,17 +42,17 @@ def needed(taskset: str, module: str, install: str) -> ModuleType:
 
 
 TOOLS = {"batch_size": 4, "group_size": 8, "max_tokens": 512, "eval_every": 10}
-"""Recipe of agents that call tools."""
+"""Recipe for agents that call tools."""
 
 
 STOPPED_METRIC = {STOPPED: Metric("Answers at which the scorer was stopped", "share")}
-"""For tasksets whose scorers run in isolates: a call exceeded the limits."""
+"""For tasksets whose scorers run in isolates: calls that exceeded the limits."""
 
 
 def game_of_agent(
     id: str, agent: Any, recipe: Mapping[str, Any], metrics: Mapping[str, Metric] | None = None
 ) -> Game:
-    """The game of an agent with both lists of tasks, whose ``repr`` works in an import path."""
+    """The game for an agent that has both lists of tasks and a ``repr`` that is an import path."""
     path = f"{type(agent).__module__}:{agent!r}"
     return Game(
         id,
@@ -79,8 +79,8 @@ def no_such(
     """The error for an unknown name, with the nearest known name and a list of names.
 
     Args:
-        owner: What has the names: "ScienceWorld".
-        what: Kind of the names: "task".
+        owner: What has such names: "ScienceWorld".
+        what: What they name: "task".
         name: The unknown name.
         names: All known names.
         listed: Names that the message lists; None: all.

@@ -2,7 +2,7 @@
 
     evert train tasks=miniwob:click-button model_name=smollm2
 
-The package has the pages, their rewards and the control of the browser. evert plays them as a
+The package has the pages and their rewards, and controls the browser. evert plays them as a
 Gymnasium environment (``GymAgent``). This needs the extra ``miniwob``, Chromium and its driver.
 """
 
@@ -34,18 +34,18 @@ wait
 REF is the number that stands before an element."""
 
 LONGEST = 64
-"""Most characters that may be typed at once: the package's limit."""
+"""Maximum number of characters to type at once: the package's limit."""
 
 QUIET = {"body", "div", "form", "p", "span", "table", "tbody", "tr", "ul"}
-"""Elements that are shown only if they have text."""
+"""Elements shown only if they have text."""
 
 
 def miniwob(name: str, *, seconds: float = 3600.0) -> Game:
-    """The game of one of MiniWoB++'s pages.
+    """The game for one of MiniWoB++'s pages.
 
     Args:
         name: Name of the page, "click-button".
-        seconds: Most seconds of an episode; the package's ten are too few for a model.
+        seconds: Time limit of an episode; the package's ten seconds are too few for a model.
 
     Raises:
         GameError: There is no such page, no Chromium or no chromedriver.
@@ -134,7 +134,7 @@ def _action(line: str) -> dict[str, Any]:
 
 
 class _Page(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A page that takes commands, and that ends after ``seconds``."""
+    """A page that takes commands and ends after ``seconds``."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], seconds: float) -> None:
         super().__init__(env)

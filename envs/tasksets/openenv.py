@@ -2,9 +2,9 @@
 
     evert train tasks=openenv:http://127.0.0.1:8000 model_name=smollm2
 
-An action is a text (the reply), fields (one tool whose parameters are the action's schema) or a
-call of an MCP tool. Before a game is returned, an episode is begun to see whether the server gives
-rewards, which its schema does not say. This needs the extra ``openenv``.
+An action is text (the reply), fields (one tool whose parameters are the action's schema) or a call
+to an MCP tool. Before a game is returned, an episode is started to see whether the server gives
+rewards, since its schema does not say so. This needs the extra ``openenv``.
 """
 
 import asyncio
@@ -38,15 +38,14 @@ def openenv(
     probe: int = 8,
     message_timeout_s: float = 60.0,
 ) -> Game:
-    """The game of a server's environment.
+    """The game for a server's environment.
 
     Args:
         url: URL of the server, "http://127.0.0.1:8000".
-        field: Field of the action that takes the reply as text; None: the only required
-            field, if it is a text; else actions are tool calls.
-        turns: Actions after which an episode is truncated.
-        probe: Actions that are tried to see whether the server gives rewards; 0: do not look.
-        message_timeout_s: Seconds to wait for the server's answer to a message.
+        field: Field of the action that takes the reply as text. None: the only required field, if
+        it is a string; else actions are tool calls. turns: Number of actions after which an episode
+        is truncated. probe: Number of actions to try, to see whether the server gives rewards; 0:
+        do not try. message_timeout_s: Seconds to wait for the server's answer to a message.
 
     Raises:
         GameError: No OpenEnv server answers at ``url``, it has no such field or no tools, or it
@@ -65,13 +64,13 @@ def openenv(
     )
 
 
-@cache  # a command makes its game several times
+@cache  # commands make their game several times
 def _check_once(agent: "OpenEnv", probe: int) -> None:
     threads(2).submit(asyncio.run, agent.check(probe)).result()  # a loop may run in this thread
 
 
 def _field(url: str, field: str | None) -> str:
-    """The field that takes a reply; "": actions are tool calls."""
+    """The field that takes a reply; "" if actions are tool calls."""
     action = action_schema(url)
     fields = action["properties"]
     texts = [name for name, schema in fields.items() if schema.get("type") == "string"]
@@ -83,7 +82,7 @@ def _field(url: str, field: str | None) -> str:
         raise no_such(f"An action of {url}", "text", field, texts)
     if missing := [name for name in required if name != field]:
         raise GameError(
-            f"An action of {url} needs {', '.join(missing)} beside {field}, but a reply is one "
+            f"An action of {url} needs {', '.join(missing)} besides {field}, but a reply is one "
             "text. Leave tasks.field out: the policy then calls a tool that takes all fields."
         )
     return field
@@ -93,14 +92,14 @@ def _field(url: str, field: str | None) -> str:
 class OpenEnv:
     """An agent that plays a server's environment; the task is the seed of its reset.
 
-    The first message is the observation of the reset, a line for each field; the answers to actions
-    are observations, or the results of tools. Each reward goes to its action's turn, that of the
-    reset to the first turn. A reply that should call a tool and calls none ends the episode.
+    The first message is the reset's observation, with a line per field; the answers to actions are
+    observations or tool results. Each reward goes to its action's turn, the reset's to the first
+    turn. If actions are tool calls, a reply without one ends the episode.
 
     Args:
         url: URL of the server.
         field: Field of the action that takes the reply; "": the policy calls tools.
-        turns: Actions after which an episode is truncated.
+        turns: Number of actions after which an episode is truncated.
         message_timeout_s: Seconds to wait for the server's answer to a message.
     """
 
@@ -138,7 +137,7 @@ class OpenEnv:
         return Outcome(0.0, truncated=not session.is_over)
 
     async def _act(self, session: Session, message: Any) -> list[dict[str, Any]]:
-        """Take the actions of a reply, and return the messages that answer it."""
+        """Take the actions in a reply, and return the messages that answer it."""
         if self.field:
             await session.step({self.field: message.content or ""})
             return [{"role": "user", "content": session.text}]
@@ -152,11 +151,11 @@ class OpenEnv:
         ]
 
     async def check(self, probe: int) -> None:
-        """Check that the server gives rewards, and tools if the policy has to call them.
+        """Check that the server gives rewards, and has tools if the policy must call them.
 
         Args:
-            probe: Actions to try, with the default or an empty value of each field; 0: do not look
-                for rewards. If the server refuses such an action, nothing is known.
+            probe: Number of actions to try, with each field's default or an empty value; 0: do not
+            look for rewards. An action that the server refuses proves nothing.
 
         Raises:
             GameError: There are no tools, or no reward until the end or in ``probe`` actions.
@@ -184,7 +183,7 @@ class OpenEnv:
 
 
 def _example(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that fit a simple schema: each required field's default, or an empty value."""
+    """Arguments that fit a simple schema: the default or an empty value for each required field."""
     fields = schema.get("properties", {})
     return {name: _value(fields.get(name, {})) for name in schema.get("required", ())}
 

@@ -1,7 +1,7 @@
 """One episode at an OpenEnv server: its session, its tools, and checks of its answers.
 
-Everything that a server sends is checked before it is used. OpenEnv's client loads in seconds and
-is imported when it is needed.
+Everything that a server sends is checked before use. OpenEnv's client takes seconds to import, so
+it is imported only when needed.
 """
 
 # pyright: reportMissingImports=false
@@ -27,13 +27,13 @@ PATIENCE = 1.5
 """Seconds to wait for a server's schema."""
 
 LARGEST = 16
-"""Most MiB of a message from a server."""
+"""Maximum size of a message from a server, in MiB."""
 
 STEP = "step"
 """Name of the tool that takes an action's fields."""
 
 WHILE_FULL = (0.1, 0.3, 1.0)
-"""Seconds between tries to begin an episode: a server frees a session after it was closed."""
+"""Seconds between attempts to begin an episode: servers free a session only after it was closed."""
 
 
 @asynccontextmanager
@@ -45,7 +45,7 @@ async def opened(
     Args:
         url: URL of the server.
         message_timeout_s: Seconds to wait for the server's answer to a message.
-        pay: Gets each reward, as the server gives it.
+        pay: Called with each reward, as the server gives it.
 
     Raises:
         GameError: OpenEnv is not installed, or no OpenEnv server answers at ``url``.
@@ -57,7 +57,7 @@ async def opened(
         url,
         message_timeout_s=message_timeout_s,
         max_message_size_mb=LARGEST,
-        mode="simulation",  # whatever OPENENV_CLIENT_MODE says
+        mode="simulation",  # regardless of OPENENV_CLIENT_MODE
     )
     try:
         yield Session(url, env, action, pay)
@@ -72,10 +72,10 @@ class Session:
         url: URL of the server.
         env: OpenEnv's client.
         action: The schema of the server's actions.
-        pay: Gets each reward, as the server gives it.
+        pay: Called with each reward, as the server gives it.
 
     Attributes:
-        observation: The latest one.
+        observation: The latest observation.
         is_over: Whether the server has ended the episode.
         is_refused: Whether the latest action was invalid, or its tool failed.
         is_rewarded: Whether the server has given a reward.
@@ -110,7 +110,7 @@ class Session:
         """The error for a server that gave no reward."""
         return GameError(
             f"{self.url} gave no reward {when}: each was None (the latest observation: "
-            f"{self.text!r:.200}). Its environment has to set Observation.reward to a number, 0.0 "
+            f"{self.text!r:.200}). Its environment must set Observation.reward to a number, 0.0 "
             "where nothing is earned; a rubric, or step_async for MCP tools, can do it. If rewards "
             "come later or only for some actions, pass tasks.probe=0."
         )
@@ -118,7 +118,7 @@ class Session:
     async def reset(self, seed: int) -> None:
         """Begin the episode."""
         await self._send("reset", lambda: self._env.reset(seed=seed))
-        self._socket = self._env._ws  # its client reconnects in silence, to a new episode
+        self._socket = self._env._ws  # its client silently reconnects, to a new episode
 
     async def step(self, action: Any) -> None:
         """Take an action: a dict or an OpenEnv action."""
@@ -144,7 +144,7 @@ class Session:
         return [_tool(tool.name, tool.description, tool.input_schema) for tool in tools]
 
     async def call(self, name: str, arguments: str) -> str:
-        """Take a call of a tool as an action, and return the result as text."""
+        """Execute a tool call as an action, and return the result as text."""
         if self.is_over:
             return "The episode is over."
         fields = json_object(arguments)
@@ -175,7 +175,7 @@ class Session:
             try:
                 result = await send()
                 break
-            except Exception as error:  # a server can make the client raise anything
+            except Exception as error:  # the client may raise anything
                 if pause is None or "CAPACITY_REACHED" not in str(error):
                     self._refuse(what, error)
                     return

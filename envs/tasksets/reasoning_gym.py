@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
 
 OFFLINE = {"chain_sum": {"max_tokens": 32}, "letter_counting": {"max_tokens": 32}}
-"""The tasks of ``evert evaluate tasks=all-offline``, with settings of their evaluation."""
+"""The tasks in ``evert evaluate tasks=all-offline``, with their settings."""
 
 SIZE = 10_000
 """Number of a generator's items, and of training tasks."""
 
 OF_A_LEVEL = 100
-"""Training tasks of a level: few, so that a curriculum plays each several times."""
+"""Training tasks per level: few, so that a curriculum plays each several times."""
 
 HELD_OUT = 100
 """Held-out tasks."""
@@ -49,7 +49,7 @@ _making = threading.Lock()  # some generators draw from the global state of ``ra
 
 
 def reasoning_gym(names: str, **arguments: Any) -> Game:
-    """The game of one or more of reasoning-gym's generators.
+    """The game for one or more of reasoning-gym's generators.
 
     Args:
         names: Names of the generators, separated by commas.
@@ -86,25 +86,24 @@ def reasoning_gym(names: str, **arguments: Any) -> Game:
 
 
 class Reasoning:
-    """An agent that asks a question of reasoning-gym and scores the answer.
+    """An agent that asks one of reasoning-gym's questions and scores the answer.
 
-    The task is an item's number. The reward is the generator's score of the answer, 0 to 1. It is 0
-    if the scorer raises, if it is stopped because it takes too long or too much memory, or if the
-    answer is not safe to evaluate (``answers.py``). The answer is the reply's text between
-    ``<answer>`` and ``</answer>``, or else the whole reply. Scorers run in an isolate.
+    A task is an item's number. The reward is the generator's score for the answer, 0 to 1. It is 0
+    if the scorer raises, if it takes too much time or memory and is stopped, or if the answer is
+    not safe to evaluate (``answers.py``). The answer is the reply's text between ``<answer>`` and
+    ``</answer>``, or else the whole reply. Scorers run in an isolate.
 
     Args:
         *names: Names of generators: "chain_sum". Tasks come from each in turn.
         prompt: The system message, or the name of one of reasoning-gym's ("default" asks for
-            thoughts and answer tags). "": none.
-        seed: Seed of the items.
-        size: Number of a generator's items.
-        levels: Number of levels of reasoning-gym's curricula, from the easiest on. With levels,
-            ``arguments`` count only where the curricula set nothing. 0: only ``arguments`` count.
-        **arguments: Settings of the generators' configurations: ``min_terms=2``.
+        thoughts and answer tags). "" for none. seed: Seed for the items. size: Number of a
+        generator's items. levels: Number of levels of reasoning-gym's curricula to use, from the
+        easiest up. With levels, ``arguments`` apply only where the curricula set nothing. 0: only
+        ``arguments`` apply. **arguments: Settings of the generators' configurations:
+        ``min_terms=2``.
 
     Attributes:
-        kinds: The generators' names, with levels "chain_sum_level0" and so on.
+        kinds: The generators' names, or with levels "chain_sum_level0" and so on.
         train_tasks: ``SIZE`` tasks, or ``OF_A_LEVEL`` for each kind if there are levels. Their
             questions are never those of ``test_tasks``.
         test_tasks: ``HELD_OUT`` tasks.
@@ -163,17 +162,17 @@ class Reasoning:
         return [(name, level) for name in self._names for level in levels]
 
     def item(self, task: int) -> tuple[Any, dict[str, Any]]:
-        """The generator of a task, and its item: question, answer, metadata."""
+        """A task's generator and item: question, answer, metadata."""
         number, kind = divmod(task, len(self.kinds))
         with _making:
             dataset = self._datasets[kind]
             return dataset, dataset[number]
 
     def task_at(self, place: int, *, held_out: bool) -> int:
-        """The task at an index of the held-out tasks, or of the training tasks.
+        """The held-out task, or training task, at an index.
 
         Raises:
-            GameError: No question of this part is found.
+            GameError: No question for this part is found.
         """
         draw = random.Random(place)
         for _ in range(_TRIES):
@@ -205,10 +204,10 @@ class Reasoning:
         return score
 
     def demonstrations(self, seed: int) -> Iterator[list[dict[str, str]]]:
-        """Questions with the generators' answers, for a warm-up, endlessly.
+        """Endless questions with the generators' answers, for a warm-up.
 
         Raises:
-            GameError: The generators have no answer with the full score.
+            GameError: The generators have no answers with the full score.
         """
         draw = random.Random(seed)
         while True:

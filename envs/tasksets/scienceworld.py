@@ -2,7 +2,7 @@
 
     evert train tasks=scienceworld:find-animal tasks.simplifications=easy model_name=smollm2
 
-The simulator, a Java program, scores them. This needs Java and the extra ``scienceworld``.
+They are scored by the simulator, a Java program. This needs Java and the extra ``scienceworld``.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ CLOSING = 10.0
 
 
 def scienceworld(names: str, *, simplifications: str = "", steps: int = 100) -> Game:
-    """The game of one or more of ScienceWorld's tasks.
+    """The game for one or more of ScienceWorld's tasks.
 
     Args:
         names: Names of tasks, separated by commas: "boil", "1-1", or "all".
         simplifications: Names of simplifications, separated by commas: "easy".
-        steps: Most actions of an episode.
+        steps: Maximum number of actions in an episode.
 
     Raises:
         GameError: There is no such task or simplification, or no Java.
@@ -83,13 +83,13 @@ def scienceworld(names: str, *, simplifications: str = "", steps: int = 100) -> 
 class ScienceWorld:
     """An agent that acts in ScienceWorld. The task is "boil/3": a task's name and a variation.
 
-    The reward is the simulator's score at the end, from -1 (a wrong choice ended the episode) to 1.
-    The action is the last line of a reply.
+    The reward is the simulator's final score, from -1 (a wrong choice ended the episode) to 1. The
+    action is the reply's last line.
 
     Args:
         names: Names of tasks, separated by commas.
         simplifications: Names of simplifications, separated by commas.
-        steps: Most actions of an episode.
+        steps: Maximum number of actions in an episode.
 
     Attributes:
         train_tasks: The benchmark's variations for training.
@@ -142,13 +142,13 @@ def started(steps: int) -> Any:
     from scienceworld import ScienceWorldEnv
 
     env = ScienceWorldEnv("", envStepLimit=steps)
-    # Otherwise each step fetches thousands of texts one by one, for an info that nothing uses.
+    # Otherwise every step fetches thousands of strings one by one, for an unused info.
     env.get_valid_action_object_combinations = list
     return env
 
 
 def end(env: Any) -> None:
-    """End a simulator: close its process, its pipe and its folder; its ``close`` leaves them."""
+    """End a simulator: its process, pipe and folder, which its own ``close`` leaves behind."""
     process = env._gateway.java_process
     env.close()
     try:
@@ -162,7 +162,7 @@ def end(env: Any) -> None:
 
 @cache
 def _tasks(names: str) -> tuple[list[str], list[str]]:
-    """Training tasks and test tasks, which only the simulator knows."""
+    """Training and test tasks, which only the simulator knows."""
     env = started(1)
     train, test = list[str](), list[str]()
     try:

@@ -44,7 +44,7 @@ _random_lock = threading.Lock()
 
 
 def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
-    """Make a ``Game`` of one of TextArena's games.
+    """Make a ``Game`` from one of TextArena's games.
 
     Args:
         name: Id of the game, "Wordle-v0".
@@ -52,7 +52,8 @@ def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
         **options: Options of the game.
 
     Raises:
-        GameError: There is no such game, it cannot start with these arguments, or needs a network.
+        GameError: There is no such game, or it needs a network, or it cannot start with these
+        arguments.
     """
     _refuse_network(name, _module(name))
     agent = _checked_agent(name, players, options)
@@ -82,13 +83,13 @@ def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
 class TextArena:
     """An agent that plays a TextArena game; the task is the game's seed.
 
-    Each player has one conversation, and gets only the new part of each observation. If an
-    observation does not begin with the last one, a new conversation starts. The game sets the
+    Each player has one conversation and gets only the new part of each observation. If an
+    observation does not begin with the previous one, a new conversation starts. The game sets the
     reward.
 
     Args:
         name: Id of the game.
-        players: Number of players. Several players have a seat each, "player_0" and so on.
+        players: Number of players. If there are several, each has a seat: "player_0" and so on.
         options: Options of the game.
     """
 
@@ -134,7 +135,7 @@ class TextArena:
 
 
 class _RunningGame:
-    """A running game with a separate random state: games use the global one of ``random``."""
+    """A running game with its own random state, since games use the global one of ``random``."""
 
     def __init__(self, agent: TextArena, seed: int) -> None:
         import textarena
@@ -208,7 +209,7 @@ def _refuse_network(name: str, module: str) -> None:
 
 
 def _checked_agent(name: str, players: int | None, options: Mapping[str, Any]) -> TextArena:
-    """The agent of a game that starts; without ``players``, with as few as possible."""
+    """An agent whose game starts; without ``players``, with as few players as possible."""
     import textarena
 
     failures = []

@@ -1,10 +1,10 @@
-"""verifiers' environments: its rollouts, rubrics and metrics, with the policy as their model.
+"""verifiers' environments: its rollouts, rubrics and metrics, with the policy as the model.
 
     evert train tasks=verifiers:marble-v1 tasks.pieces=2 model_name=Qwen/Qwen3-8B
 
 verifiers 0.4 has tasksets and harnesses ("v1", ``verifiers_v1.py``); the versions before it have
-environments that a function ``load_environment`` returns ("v0", ``verifiers_v0.py``). Each needs a
-virtual environment of its own. Packages from the Environments Hub have to be installed first.
+environments that a function ``load_environment`` returns ("v0", ``verifiers_v0.py``). Each needs
+its own virtual environment. Packages from the Environments Hub must be installed first.
 """
 
 import importlib
@@ -35,7 +35,7 @@ INSTALL = "pip install verifiers==0.4.0 evert, in a separate virtual environment
 
 
 def verifiers(name: str, **options: Any) -> Game:
-    """Make a ``Game`` of one of verifiers' environments.
+    """Make a ``Game`` from one of verifiers' environments.
 
     Args:
         name: The environment's name, as verifiers itself takes it: "marble-v1".
@@ -44,7 +44,8 @@ def verifiers(name: str, **options: Any) -> Game:
             setting of the held-out tasks alone.
 
     Raises:
-        GameError: verifiers is not installed, has no such environment, or that needs a sandbox.
+        GameError: verifiers is not installed or has no such environment, or the environment needs a
+        sandbox.
     """
     needed("verifiers", "verifiers", INSTALL)
     agent = Verifiers(name, options)
@@ -59,7 +60,7 @@ class Verifiers:
     Attributes:
         name: As in ``verifiers``.
         options: As in ``verifiers``.
-        train_tasks: Tasks to train on: of the train split.
+        train_tasks: Tasks to train on, from the train split.
         test_tasks: The eval split; without one, a fifth of the train split.
     """
 
@@ -124,14 +125,14 @@ def _module_name(name: str) -> str:
 
 
 def _module_of(name: str) -> str:
-    """The module that verifiers imports for a name of its own form: 'owner/my-env@0.1'."""
+    """The module that verifiers imports for a name in its own form: 'owner/my-env@0.1'."""
     module = _module_name(name)
     candidates = [f"{BUILTIN}.{module.lower()}", module, module.lower()]
     for candidate in candidates:
         try:
             if find_spec(candidate):
                 return candidate
-        except (ImportError, ValueError):  # a package above it is not there, or is broken
+        except (ImportError, ValueError):  # a parent package is missing or broken
             continue
     installed = _installed()
     local = [path.stem for path in Path().glob("*.py")]

@@ -27,7 +27,7 @@ class V0Environment:
         options: Arguments of its ``load_environment``.
 
     Raises:
-        GameError: It needs a sandbox, or scores whole groups.
+        GameError: The environment needs a sandbox, or scores whole groups.
     """
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
@@ -44,7 +44,7 @@ class V0Environment:
         """Play a row of a dataset.
 
         Raises:
-            RuntimeError: verifiers reports an error other than about the policy's reply.
+            RuntimeError: verifiers reports an error that is not about the policy's reply.
         """
         model = vf.OpenAIChatCompletionsClient(client.openai)
         options = self.env.sampling_args
@@ -61,7 +61,7 @@ class V0Environment:
 
 @contextmanager
 def _signal_handlers_restored() -> Iterator[None]:
-    """Each verifiers environment replaces the process's handlers."""
+    """Restore the process's handlers, which every verifiers environment replaces."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

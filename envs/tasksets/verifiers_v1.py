@@ -32,21 +32,21 @@ EVAL = "eval."
 """Prefix of options for the held-out tasks."""
 
 ENDLESS = 1_000
-"""Number of tasks to play of an endless taskset."""
+"""Number of tasks to use from an endless taskset."""
 
 
 class V1Environment:
     """A taskset of verifiers, with the agents that play it.
 
-    The harness is the taskset's own, or the environment's; otherwise verifiers' chat loop without a
-    shell ("null"). Programs run on this machine; those that run code of the policy's are refused.
+    The harness is the taskset's or the environment's own, otherwise verifiers' chat loop without a
+    shell ("null"). Programs run on this machine; those that run the policy's code are refused.
 
     Args:
         name: Name of the taskset.
         options: As in ``evert.envs.tasksets.verifiers.verifiers``.
 
     Raises:
-        GameError: It needs a container.
+        GameError: The environment needs a container.
     """
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
@@ -76,12 +76,12 @@ class VerifiersAgent:
     """An environment of verifiers, played as an agent.
 
     Args:
-        env: Its configuration, like the ``env`` block of a configuration of verifiers: a dict, or a
-            ``vf.EnvConfig``.
+        env: Its configuration, like the ``env`` block in verifiers' configuration: a dict or a
+        ``vf.EnvConfig``.
 
-    A task is a number in the taskset, or a ``vf.Task``. The reward is the trace's; its parts are
-    the metrics ``reward/NAME``, beside verifiers' own metrics. If a limit of verifiers ended the
-    episode, ``stop/truncated`` is set. In a multi-agent environment the policy plays all agents
+    A task is its number in the taskset, or a ``vf.Task``. The reward is the trace's; its parts are
+    the metrics ``reward/NAME``, alongside verifiers' own metrics. If one of verifiers' limits ended
+    the episode, ``stop/truncated`` is set. In a multi-agent environment the policy plays all agents
     that do not name their own model; exactly one of them must have a trainable trace.
 
     Raises (when it plays):
@@ -98,7 +98,7 @@ class VerifiersAgent:
         return vf.resolve_env_config(dict(self.env) if isinstance(self.env, Mapping) else self.env)
 
     def tasks(self, limit: int | None = None) -> list[int]:
-        """Return the numbers of the first ``limit`` tasks (None: of all), for a dataset.
+        """Return the numbers of the first ``limit`` tasks (None: of all tasks), for a dataset.
 
         Raises:
             InvalidDatasetError: The taskset is endless, and ``limit`` is None.
@@ -151,7 +151,7 @@ class _Served:
 
 
 class _Tasks(Sequence[Any]):
-    """The tasks of a taskset, which reads them in order; an endless one is read as needed."""
+    """The tasks of a taskset, which are read in order; an endless one is read as needed."""
 
     def __init__(self, taskset: Any) -> None:
         self._iterator = iter(taskset)
@@ -171,7 +171,7 @@ class _Tasks(Sequence[Any]):
 def _block(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The ``env`` block of verifiers' configuration, as a dict."""
     block: dict[str, Any] = {"taskset": {"id": name}}
-    taskset_class(name)  # raises if there is none; the next line would not
+    taskset_class(name)  # raises if there is none, unlike the next line
     kind = vf.env_config_type(name)
     for key, value in options.items():
         *parents, last = key.split(".")

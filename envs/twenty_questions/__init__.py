@@ -4,12 +4,12 @@ Read in this order:
 
     nouns.py           the 200 nouns to find
     facts.py           facts about the nouns: yes, no, n/a
-    understanding/     a question in plain English -> what it asks
+    understanding/     turns a question in plain English into what it asks
     particulars.py     more facts, for the answerer: trunks and tusks, lengths and weights
     game.py            state, rules, scoring, transcript; shared by all players
     answerers.py       answers from the facts, or from a model
     search.py          search tools: the facts, a model, a URL
-    knowledge.py       which nouns fit the answers so far, how many bits a question gives
+    knowledge.py       which nouns fit the answers so far, and how many bits a question gives
     measures.py        metrics of a game: first question, repeats, bits
     player.py          the player as an agent function; the tasks
     baselines.py       players without a model: random, and the most informative question
@@ -37,7 +37,7 @@ GAME = Game(
         "agent": f"{_PLAYER}:short_twenty_questions_agent",
         "model_name": "evert-tiny-20q",
         "demonstrations": "evert.envs.twenty_questions.demonstrations:demonstrations",
-        # An adapter of low rank cannot unlearn the nouns that training does not show.
+        # A low-rank adapter cannot unlearn the nouns that are not in training.
         "full_parameter": False,
         "lora_rank": 4,
         "steps": 60,
@@ -74,8 +74,8 @@ GAME = Game(
         "bits": Metric(
             "Bits a question",
             "bits",
-            about="Bits are the entropy of an answer over the nouns that fitted until then: a "
-            "question whose answer is known already gives none.",
+            about="Bits are the entropy of an answer over the nouns that fit so far: a "
+            "question whose answer is already known gives none.",
         ),
         "bits_of_best": Metric(
             "Bits, of the best question's", "share of the bits", ("train", "test")
@@ -95,7 +95,7 @@ VARIANTS = {
             "demonstrations": "evert.envs.twenty_questions.demonstrations:shown_demonstrations",
             "train_tasks": f"{_PLAYER}:SHOWN_TRAIN_TASKS",
             "steps": 150,
-            "kl_penalty": 0.02,  # keeps the nouns that training does not show
+            "kl_penalty": 0.02,  # preserves the nouns that are not in training
             "eval_every": 50,
         },
         full_size={
@@ -117,7 +117,7 @@ VARIANTS = {
         },
     )
 }
-"""The game with the category shown: the second experiment.
+"""The game with the category shown, the second experiment.
 
 A player that knows the category can guess its ten nouns one by one: the random player wins four
 games in five. So training games have six questions, and a wrong guess costs reward.

@@ -1,4 +1,4 @@
-"""Players without a model: ``RandomPlayer`` and ``OraclePlayer``; ``habits.py`` has poor ones.
+"""Players without a model: ``RandomPlayer`` and ``OraclePlayer``; ``habits.py`` has weaker ones.
 
     game = play(OraclePlayer(), noun)
 
@@ -6,7 +6,7 @@ Both know all nouns and all attributes, and are told the category if the rules s
 
     random    asks and guesses at random: a lower bound for success
     oracle    knows every fact, and asks the question whose answer has the highest entropy over the
-              nouns still possible: about the fewest questions that a game needs
+    nouns still possible: close to the minimum number of questions
 
 Both are agents too, for evaluations alongside models: ``random_agent``, ``oracle_agent``.
 """
@@ -29,12 +29,12 @@ class QuestionPlayer(Protocol):
     """Asks questions without a model."""
 
     def question(self, game: QuestionGame) -> str:
-        """The next question, from what a player may know of the game."""
+        """The next question, based on what a player may know about the game."""
         ...
 
 
 def play(player: QuestionPlayer, noun: Noun, rules: Rules = SHOWN) -> QuestionGame:
-    """Play a game to its end; the shipped facts answer."""
+    """Play a game to its end; the answers come from the shipped facts."""
     game, answerer = QuestionGame(noun, rules), shipped_answerer()
     while not game.over:
         question = player.question(game)
@@ -43,19 +43,19 @@ def play(player: QuestionPlayer, noun: Noun, rules: Rules = SHOWN) -> QuestionGa
 
 
 class RandomPlayer:
-    """Asks about random attributes and guesses random nouns, none twice in a game.
+    """Asks about random attributes and guesses random nouns, never repeating one in a game.
 
     If the category is shown, it guesses only nouns of the category.
 
     Args:
-        seed: The same seed gives the same questions, for the same games in the same order.
+        seed: The same seed gives the same questions for the same games in the same order.
     """
 
     def __init__(self, *, seed: int = 0) -> None:
         self._random = random.Random(seed)
 
     def question(self, game: QuestionGame) -> str:
-        """A new question: a guess one time in two, as long as there are both kinds."""
+        """A new question: a guess half of the time, as long as both kinds are left."""
         previous = {turn.question for turn in game.turns}
         guesses = [guess(noun.answer) for noun in shipped_nouns() if _is_possible(noun, game)]
         attributes = [*load_lexicon().questions.values()]
@@ -75,7 +75,7 @@ class OraclePlayer:
         self._knowledge = Knowledge()
 
     def question(self, game: QuestionGame) -> str:
-        """The question whose answer has the highest entropy; a guess if its entropy is as high."""
+        """The question whose answer has the highest entropy; of equal ones, a guess."""
         candidates = self._knowledge.candidates(game)
         bits, attribute = self._knowledge.best(candidates)[0]
         if candidates and entropy((1, candidates.bit_count() - 1)) >= bits:

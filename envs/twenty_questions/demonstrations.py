@@ -1,8 +1,8 @@
 """Games that show the form of the game, as conversations for a supervised warm-up.
 
-The players of ``habits.py`` play them on training nouns, and name no held-out noun. The
-conversations have the short prompts, with the category hidden or shown. Most players are poor: they
-win one game in twenty, and one in two if the category is shown. That is enough to learn what a
+They are played by the players in ``habits.py`` on training nouns; no held-out noun is named. The
+conversations have the short prompts, with the category hidden or shown. Most players are weak: they
+win one game in twenty, or one in two if the category is shown. That is enough to learn what a
 question and a guess look like, and when the game is over; RL teaches good play. The shipped base
 was trained on such games, so its recipe has no warm-up.
 """

@@ -1,9 +1,9 @@
-"""Classes of errors of the game; ``EvertError`` is in ``evert.bridge.errors``.
+"""The game's error classes; ``EvertError`` is in ``evert.bridge.errors``.
 
 EvertError
 ├── FactsError      (ValueError)    facts that do not fit the nouns
 ├── GameStateError  (RuntimeError)  a turn was played in a game that is over
-└── AnswererError   (RuntimeError)  no reply of the answering model can be read
+└── AnswererError   (RuntimeError)  no reply from the answering model can be read
 """
 
 from evert.bridge.errors import EvertError
@@ -18,4 +18,4 @@ class GameStateError(EvertError, RuntimeError):
 
 
 class AnswererError(EvertError, RuntimeError):
-    """No reply of the answering model can be read as an answer."""
+    """No reply from the answering model can be read as an answer."""

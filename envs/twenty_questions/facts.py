@@ -2,7 +2,7 @@
 
 ``facts.csv`` has a row for each noun and a column for each attribute (``has_wings``). "n/a" means
 that the question makes no sense for this noun, or that the answer depends on which one is meant.
-The lexicon (``understanding/``) knows how people ask about an attribute.
+How people ask about an attribute is in the lexicon (``understanding/``).
 """
 
 from functools import cache
@@ -44,5 +44,5 @@ class Facts:
 
 @cache
 def shipped_facts() -> Facts:
-    """The facts of the nouns that ship with evert."""
+    """The facts about the nouns that ship with evert."""
     return Facts({row.pop("answer"): cast(dict[str, YesNo], row) for row in rows("facts.csv")})

@@ -1,6 +1,6 @@
 """The game: state, rules, scoring and transcript, without a model and without I/O.
 
-All players share it. It says what the player may see, and records the turns:
+All players use it. It says what the player may see, and records the turns:
 
     game = Game(noun)
     while not game.over:
@@ -8,7 +8,7 @@ All players share it. It says what the player may see, and records the turns:
         game.record(question, answer)           the answerer's Answer
     game.score                                  1.0 if the noun was found, else 0.0
 
-A guess is a question too, and counts as one. An empty question is answered "n/a", and counts too.
+A guess counts as a question. So does an empty question, which is answered "n/a".
 """
 
 from dataclasses import dataclass, field
@@ -127,7 +127,7 @@ class QuestionGame:
         self.turns.append(QuestionTurn(question, answer, searches))
 
     def situation(self) -> str:
-        """A text for the player: the category, if shown, and the number of the question."""
+        """Text for the player: the category, if shown, and the number of the question."""
         category = f"Category: {self.noun.category}. " if self.rules.show_category else ""
         return f"{category}Question {self.number} of {self.rules.max_questions}."
 
@@ -152,10 +152,10 @@ class QuestionGame:
 
 
 def question_of(reply: str) -> str:
-    """The question in a player's reply, without a label; "" in an empty reply.
+    """The question in a player's reply, without a label; "" if the reply is empty.
 
-    Models tend to think aloud before they ask, so it is the last line that ends with a question
-    mark, or else the last line. It is cut after ``LONGEST_QUESTION`` characters.
+    Models tend to think aloud before they ask. So the question is the last line that ends with a
+    question mark, or else the last line, cut at ``LONGEST_QUESTION`` characters.
     """
     lines = [line.strip().strip("*").strip() for line in reply.splitlines() if line.strip()]
     if not lines:

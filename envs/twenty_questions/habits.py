@@ -2,7 +2,7 @@
 
     player = HabitPlayer("best", "few", knowledge, random.Random(0))
 
-There are 24 pairs of habits. Most of these players are poor, and those that guess well are rare:
+There are 24 pairs of habits. Most of these players are weak, and those that guess well are rare:
 one game in twenty is won. A model that has seen them all knows how to play, but not how to win.
 """
 
@@ -14,25 +14,25 @@ from evert.envs.twenty_questions.game import QuestionGame
 from evert.envs.twenty_questions.knowledge import Knowledge, guess
 
 Asks: TypeAlias = Literal["any", "idle", "details", "best"]
-"""Any new question; one whose answer is known; one that tells little; the one that tells most."""
+"""Any new question; one with a known answer; one that reveals little; the one that reveals most."""
 
 Guesses: TypeAlias = Literal["never", "always", "early", "late", "blind", "few"]
-"""At no turn; at each; at the first five; at the last five; at three in ten; once few nouns fit.
-"few" guesses a noun that fits, the others any noun; none guesses a noun twice."""
+"""When to guess: never; always; in the first five turns; in the last five; in three of ten; once
+few nouns fit. "few" guesses a noun that fits, the others any noun; no noun is guessed twice."""
 
 EARLY = 5
-"""Number of early questions, and of late ones."""
+"""Number of early questions, and of late questions."""
 BLIND_RATE = 0.3
 FEW = 2
-"""Guess once at most this many nouns fit."""
+"""The habit "few" guesses once at most this many nouns fit."""
 GOOD_RATE = 0.08
-"""Frequency of "few"; every other habit of guessing has 1."""
+"""Frequency of "few", relative to every other guessing habit."""
 DETAILS = 4
 """Maximum number of questions that "details" chooses from."""
 
 
 class HabitPlayer:
-    """Asks and guesses by habit; ``allowed`` is the set of nouns that it may name, None for all."""
+    """Asks and guesses by habit; ``allowed`` has the nouns that it may name, None for all."""
 
     def __init__(
         self,
@@ -61,9 +61,10 @@ class HabitPlayer:
         return self._random.choice(pool)
 
     def lists(self, game: QuestionGame) -> list[tuple[float, list[str]]]:
-        """The lists that the next question is chosen from, each with its probability.
+        """The lists from which the next question is chosen, each with its probability.
 
-        Questions of a list are equally probable. Guesses include nouns that it may not name.
+        All questions in a list are equally probable. Guesses include nouns that the player may not
+        name.
         """
         knowledge, candidates = self._knowledge, self._knowledge.candidates(game)
         chance = self._chance_of_a_guess(game, candidates)

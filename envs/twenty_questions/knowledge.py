@@ -3,9 +3,9 @@
     knowledge = Knowledge()
     nouns = knowledge.candidates(game)               the nouns that fit all answers so far
     knowledge.answer_entropy(nouns, "Has it wings?")  the entropy of the answer over them, in bits
-    knowledge.best(nouns)                            attributes by their questions' bits, most first
+    knowledge.best(nouns)                            attributes by their questions' bits, best first
 
-A set of nouns is an int with a bit for each: ``&`` rules nouns out, ``bit_count`` counts them.
+A set of nouns is an int with a bit per noun: ``&`` rules nouns out, ``bit_count`` counts them.
 """
 
 import math
@@ -27,7 +27,7 @@ def guess(answer: str) -> str:
 
 
 class Knowledge:
-    """Facts about some nouns, for conclusions.
+    """Draws conclusions from facts about some nouns.
 
     Args:
         nouns: The nouns; None: the shipped ones.
@@ -35,7 +35,7 @@ class Knowledge:
         attributes: Attributes that questions ask about; None: all attributes of the facts.
 
     Attributes:
-        nouns: The nouns in the order of their bits; the bit of the first is 1.
+        nouns: The nouns in the order of their bits; the first noun's bit is 1.
         everything: The set of all nouns.
         questions: Attribute -> the question that asks about it.
     """
@@ -77,11 +77,11 @@ class Knowledge:
         return self.set_of(noun for noun in self.nouns if noun.category == name)
 
     def possible(self, game: QuestionGame) -> int:
-        """The nouns that are possible before the first question."""
+        """The nouns still possible before the first question."""
         return self.category(game.noun.category) if game.rules.show_category else self.everything
 
     def after(self, candidates: int, question: str, answer: str) -> int:
-        """The nouns of a set that fit an answer; all of them if the question is unknown."""
+        """The nouns in a set that fit an answer; all of them if the question is unknown."""
         if question in self._bits:
             return candidates & (self._bits[question] if answer == "yes" else ~self._bits[question])
         name = self._attributes.get(question)
@@ -95,7 +95,7 @@ class Knowledge:
         return candidates
 
     def row(self, attribute: str) -> list[int]:
-        """An attribute's facts, noun by noun: 1 for yes, -1 for no, else 0."""
+        """An attribute's facts by noun: 1 for yes, -1 for no, else 0."""
         where = self._where[attribute]
         return [(where["yes"] >> i & 1) - (where["no"] >> i & 1) for i in range(len(self.nouns))]
 
@@ -108,20 +108,20 @@ class Knowledge:
         return entropy((candidates & nouns).bit_count() for nouns in where.values())
 
     def max_bits(self, candidates: int) -> float:
-        """The most bits that a question can give, guesses included."""
+        """The maximum number of bits that a question, or a guess, can give."""
         return max(self.best(candidates)[0][0], entropy((1, candidates.bit_count() - 1)))
 
     def _best(self, candidates: int) -> list[tuple[float, str]]:
         bits = {n: self.answer_entropy(candidates, text) for n, text in self.questions.items()}
-        ranked = sorted(bits, key=lambda name: -bits[name])  # equals keep their order
+        ranked = sorted(bits, key=lambda name: -bits[name])  # stable: equal ones keep their order
         return [(bits[name], name) for name in ranked]
 
 
 def informative_attributes(knowledge: Knowledge, count: int) -> list[str]:
     """The ``count`` attributes that together distinguish the nouns best.
 
-    They are chosen greedily: the next one distinguishes the most pairs of nouns, with "yes" for one
-    and "no" for the other. A pair that n chosen ones distinguish counts 1 / (n + 1) ** 2.
+    They are chosen greedily: each distinguishes the most pairs of nouns, with "yes" for one and
+    "no" for the other. A pair that n chosen attributes already distinguish counts 1 / (n + 1) ** 2.
     """
     import numpy as np
 

@@ -1,7 +1,8 @@
 """Metrics of how a game was played: its first question, repeats, wrong guesses, bits.
 
-They are in a run's metrics, in an evaluation's table and in a report. Bits are computed from the
-shipped facts; other nouns have none. Questions about a number or several things count as 0 bits.
+They appear in a run's metrics, in an evaluation's table and in reports. Bits are computed from the
+shipped facts; other nouns have none. Questions about a number, or about several things, count as 0
+bits.
 """
 
 from functools import cache
@@ -26,10 +27,10 @@ def measures(game: QuestionGame) -> dict[str, float]:
         ``asks_first``: 1.0 if the first question is about attributes or a number, 0.0 if it is a
         guess or was not understood. ``repeats``: number of questions that were asked before.
         ``guesses_in_vain``: number of wrong guesses.
-        ``bits``: mean bits of the questions: the entropy of the answer over the nouns that fitted
-        until then. ``bits_of_best``: their sum as a share of the best questions' bits.
-        ``questions_when_won``: only if the game was won. Both metrics of bits are absent if the
-        facts do not have the noun, and the share also if no question could give any.
+        ``bits``: the questions' mean bits, where bits are the entropy of the answer over the nouns
+        that fit so far. ``bits_of_best``: their sum as a share of the best questions' bits.
+        ``questions_when_won``: only if the game was won. Both bits metrics are missing if the facts
+        do not cover the noun, and the share also if no question could give any bits.
     """
     parse = shipped_answerer().parser.parse
     questions = [parse(turn.question) for turn in game.turns]
@@ -52,7 +53,7 @@ def measures(game: QuestionGame) -> dict[str, float]:
 
 
 def _repeats(game: QuestionGame, questions: list[Parsed]) -> int:
-    """How many questions repeat a subject or, if it is not understood, the words."""
+    """The number of questions that repeat a subject or, if not understood, the words."""
     subjects = [
         parsed.attribute if isinstance(parsed, Attribute) else parsed or turn.question.casefold()
         for parsed, turn in zip(questions, game.turns, strict=True)

@@ -2,7 +2,7 @@
 
     facts, lexicon = extended_facts()
 
-``particulars.toml`` has phrases on the left, and all nouns that they hold for on the right.
+``particulars.toml`` has phrases on the left, and all nouns that they are true of on the right.
 ``measures.csv`` has the usual length and weight of every noun, and of things to compare with. Only
 the answerer knows both; players, the search and the bases have only the facts.
 """
@@ -19,7 +19,7 @@ from evert.envs.twenty_questions.understanding.lexicon import Lexicon, load_lexi
 from evert.envs.twenty_questions.understanding.wording import FILLER, stems
 
 Measures = Mapping[str, Mapping[str, float]]
-"""By the name of a thing, its centimetres, kilograms and the like. Some may be missing."""
+"""Name of a thing -> its centimetres, kilograms and the like, some of which may be missing."""
 
 
 @cache
@@ -33,7 +33,7 @@ def shipped_measures() -> Measures:
 
 @cache
 def extended_facts() -> tuple[Facts, Lexicon]:
-    """The shipped facts and lexicon, with one more attribute for each line of the particulars."""
+    """The shipped facts and lexicon, plus an attribute for each line of the particulars."""
     facts, lexicon, measures = shipped_facts(), load_lexicon(), shipped_measures()
     path = FOLDER / "particulars.toml"
     lines: dict[str, str] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -55,7 +55,7 @@ def extended_facts() -> tuple[Facts, Lexicon]:
 
 
 def _nouns_of_line(nouns: str, facts: Facts, measures: Measures) -> tuple[set[str], set[str]]:
-    """The nouns that a line holds for, and those for which the answer is "n/a".
+    """The nouns that a line is true of, and those for which the answer is "n/a".
 
     A token is a name, ``@attribute`` or ``kilograms>5``. With ``-`` before it, its nouns are
     removed; with ``?``, their answer is "n/a".

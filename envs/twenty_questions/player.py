@@ -3,9 +3,9 @@
     ChatAgentEnv(twenty_questions_agent, TRAIN_TASKS[0])
     ChatAgentEnv(TwentyQuestions(answerer=ModelAnswerer(...), search=KnowledgeSearch()), task)
 
-``twenty_questions_agent`` is the default: the shipped facts answer, and there is no search. For
-another answerer, search, rules or prompt, make a ``TwentyQuestions``. The whole game is one
-conversation that only grows, so that it is one datum for the trainer.
+``twenty_questions_agent`` is the default: the shipped facts answer, and there is no search. For a
+different answerer, search, rules or prompt, make a ``TwentyQuestions``. The whole game is one
+conversation that only grows, so it is a single datum for the trainer.
 """
 
 import json
@@ -34,7 +34,7 @@ class Task(TypedDict):
 
 
 def tasks_of(nouns: Iterable[Noun]) -> list[Task]:
-    """Nouns as tasks."""
+    """The tasks for some nouns."""
     return [Task(answer=n.answer, category=n.category, split=n.split) for n in nouns]
 
 
@@ -44,7 +44,7 @@ def noun_of(task: Task) -> Noun:
 
 
 def with_rules(tasks: Iterable[Task], **rules: Any) -> list[Task]:
-    """The same tasks with changed rules: ``max_questions=6``."""
+    """The same tasks with other rules, such as ``max_questions=6``."""
     replace(Rules(), **rules)
     return [Task({**task, "rules": rules}) for task in tasks]
 
@@ -52,7 +52,7 @@ def with_rules(tasks: Iterable[Task], **rules: Any) -> list[Task]:
 TRAIN_TASKS = tasks_of(of_split(shipped_nouns(), "train"))
 TEST_TASKS = tasks_of(of_split(shipped_nouns(), "test"))
 SHOWN_TRAIN_TASKS = with_rules(TRAIN_TASKS, max_questions=6, guess_cost=0.1)
-"""With six questions and a cost for wrong guesses, naming all ten of a category does not pay."""
+"""With six questions and a cost for wrong guesses, guessing a category's ten nouns does not pay."""
 
 HIDDEN = Rules(show_category=False)
 SHOWN = Rules(show_category=True)
@@ -82,13 +82,13 @@ SEARCH_TOOL: dict[str, Any] = {
 }
 ENOUGH_SEARCHED = "No more searches before this question. Ask your question now."
 PATIENCE = 3
-"""Refused searches before one question, after which the question counts as empty."""
+"""Number of refused searches after which a question counts as empty."""
 
 
 def opening(game: QuestionGame, style: Style, *, search: bool = False) -> list[dict[str, Any]]:
     """The messages before the first question.
 
-    "short" is for models of a few million parameters: one user message of a few words.
+    "short" is for models with a few million parameters: a single user message of a few words.
     """
     if style == "short":
         return [{"role": "user", "content": turn_prompt(game, style)}]
@@ -109,7 +109,7 @@ def turn_prompt(game: QuestionGame, style: Style) -> str:
 
 
 def conversation(game: QuestionGame, style: Style) -> list[dict[str, Any]]:
-    """A game of any player as the conversation of a model, without searches."""
+    """Any player's game as a model's conversation, without searches."""
     prefix = QuestionGame(game.noun, game.rules)
     messages = opening(prefix, style)
     for turn in game.turns:
@@ -140,7 +140,7 @@ class TwentyQuestions:
     style: Style = "full"
 
     async def __call__(self, client: AgentClient, task: Task) -> float:
-        """Play a game. Return 1.0 if the noun was found, else 0.0, less what wrong guesses cost."""
+        """Play a game. Return 1.0 if the noun is found, else 0.0, minus what wrong guesses cost."""
         rules = replace(self.rules, **task.get("rules", {}))
         return report(client, await self.play(client, QuestionGame(noun_of(task), rules)))
 
@@ -190,12 +190,12 @@ def _query_of(call: Any) -> str:
 
 
 async def look_up(tool: SearchTool, query: str, searches: list[Search], rules: Rules) -> str:
-    """Search for the player. Return the result, or that no more searches are allowed.
+    """Search for the player. Return the result, or say that no more searches are allowed.
 
     Args:
         tool: The search tool.
-        query: The query. An empty one is not looked up, but counts as a search.
-        searches: The searches before the same question. This one is added unless it is refused.
+        query: The query. An empty one counts as a search but is not looked up.
+        searches: The searches before this question. The new one is added unless it is refused.
         rules: The rules, which limit the number of searches.
     """
     if len(searches) >= rules.max_searches:
@@ -216,7 +216,7 @@ def report(client: AgentClient | BlockingAgentClient, game: QuestionGame) -> flo
 
 
 def outcome_of(game: QuestionGame) -> Outcome:
-    """A finished game's reward (score less the cost of wrong guesses), metrics and transcript."""
+    """A finished game's reward (score minus the cost of wrong guesses), metrics and transcript."""
     logs: dict[str, str | int | float] = {
         "target": game.noun.answer,
         "transcript": game.transcript(),

@@ -4,7 +4,7 @@
     ModelSearch(model)             any chat model
     HttpSearch("http://...?q={}")  any endpoint that answers a GET with text
 
-A ``SearchTool`` gets a query, and returns a text. It never sees the noun to find.
+A ``SearchTool`` gets a query and returns text. It never sees the noun to find.
 """
 
 import re
@@ -30,7 +30,7 @@ NOTHING = "Nothing found."
 
 
 class SearchTool(Protocol):
-    """Looks things up."""
+    """A tool that looks things up."""
 
     async def search(self, query: str) -> str:
         """The result as text; ``NOTHING`` if there is no result."""
@@ -41,7 +41,7 @@ class KnowledgeSearch:
     """Searches the facts: "animals that can fly, has four legs", or "zebra".
 
     A query is split at commas, "and", "that" and the like. The result lists the nouns that have all
-    attributes that are understood. If a query is a noun's name, it lists what holds for this noun.
+    attributes that were understood. For the name of a noun, it lists what is true of the noun.
 
     Args:
         facts: The facts; None: the shipped facts.
@@ -58,7 +58,7 @@ class KnowledgeSearch:
         return KnowledgeSearch, self._arguments
 
     async def search(self, query: str) -> str:
-        """The nouns that fit, in the order of the list; or what holds for a noun."""
+        """The nouns that fit, in the order of the list, or what is true of a noun."""
         parsed = self._parser.parse(query)
         if isinstance(parsed, Guess):
             return self._about(parsed.answer)

@@ -151,15 +151,15 @@ def test_a_reply_means_the_action_of_its_last_line_and_arrays_are_json() -> None
     assert box.read("So:\n[1, -0.5]")[0].tolist() == [1.0, -0.5]
     assert box.read(box.name(np.array([1.0, 2.0])))[1] == ""
     assert "as a JSON list of shape (2,)." in box.read("[3, 0]")[1]
-    assert "is no action (Expecting value" in box.read("up")[1]
+    assert "is not an action (Expecting value" in box.read("up")[1]
     for actions, reply in (
         (Actions(spaces.MultiDiscrete([3, 3])), "[99999999999999999999, 0]"),
         (Actions(spaces.Box(0, 255, (1,), np.uint8)), "[300]"),
         (box, "[" * 3_000),
     ):
-        assert "is no action" in actions.read(reply)[1]
+        assert "is not an action" in actions.read(reply)[1]
     assert text.read("north") == ("north", "")
-    assert "Reply with a text of 1 to 5 characters." in text.read("northwards")[1]
+    assert "Reply with 1 to 5 characters of text." in text.read("northwards")[1]
 
 
 def before_one(kind: str, color: int = 0, state: int = 0) -> str:
@@ -280,7 +280,9 @@ def test_illegal_replies_have_a_setting(illegal: Any, turns: int, reward: float,
     assert (len(messages), last.reward, ending(trajectory)) == (turns, reward, end)
     assert last.metrics["illegal"] == turns
     advice = "Reply with one action, its name or its number: 0 (Stick), 1 (Hit)."
-    assert all(f"'double' is no action. {advice}" in message["told"] for message in messages[1:])
+    assert all(
+        f"'double' is not an action. {advice}" in message["told"] for message in messages[1:]
+    )
 
 
 # -- its own environment ----------------------------------------------------------------------

@@ -7,7 +7,7 @@ Read in this order:
     parsed.py        what a question can ask: attributes, measures, several, a guess
     guesses.py       questions that only name a noun
     comparisons.py   "bigger than a car", "heavier than a brick"
-    questions.py     a question in plain English -> what it asks, or None
+    questions.py     turns a question in plain English into what it asks, or None
 
-Only words are known here, from ``lexicon.toml``. Facts about the nouns are not.
+This folder knows only words, from ``lexicon.toml``, and no facts about the nouns.
 """

@@ -1,7 +1,7 @@
 """Comparisons: "bigger than a car", "under ten kilos", "would it fit in a bag", "older than 100".
 
-A comparison of size with a reference of the lexicon asks about an attribute. One with a number, or
-another thing with measures, asks whether the noun is longer, heavier, dearer, faster or younger.
+Comparing sizes with a reference in the lexicon asks about an attribute. Comparing with a number, or
+with another measured thing, asks whether the noun is longer, heavier, dearer, faster or younger.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ PRICE = frozenset({"cheaper", "expensive", "cost", "costs", "pricier", "price", 
 SPEED = frozenset({"faster", "slower", "quicker"})
 MORE, LESS = frozenset({"more", "over", "above"}), frozenset({"less", "under", "below"})
 INVERSE = frozenset({"in_pocket", "in_hand"})
-"""Attributes that hold for what is *not* bigger than the reference."""
+"""Attributes that are true of things *not* bigger than the reference."""
 FITS = frozenset({"fit", "fits", "fitted", "put", "carry", "carried"})
 EXISTENCE = stems_of("invented built made created born constructed exist existed around there")
 """Words of questions about the year when something first existed."""
@@ -32,7 +32,7 @@ NOW = 2025
 _ANY = (FILLER - {"me", "you"}) | stems_of("average normal regular standard whole single entire")
 _MACHINES = {("dishwasher",), ("microwav",), ("wash", "machin")}
 _ROUGH = {(name,) for name in stems_of("cat dog horse cow elephant van truck bus whale melon")}
-"""References whose measures are more exact than their attribute in the lexicon."""
+"""References whose measures are more accurate than their attribute in the lexicon."""
 _NUMBERS = dict(zip(DIGITS.values(), range(2, 10), strict=True)) | {
     "one": 1,
     "ten": 10,
@@ -45,7 +45,7 @@ _NUMBERS = dict(zip(DIGITS.values(), range(2, 10), strict=True)) | {
 
 
 def parse_comparison(words: Sequence[str], lexicon: Lexicon) -> Attribute | Comparison | None:
-    """What a comparison asks. None: it is not one, or the thing compared with is unknown."""
+    """What a comparison asks. None if it is not one, or the thing compared with is unknown."""
     return _parse_size(words, lexicon) or (_parse_age(words) if lexicon.measures else None)
 
 
@@ -80,7 +80,7 @@ def _parse_size(words: Sequence[str], lexicon: Lexicon) -> Attribute | Compariso
 
 
 def _direction(bag: set[str]) -> tuple[Quantity, bool, bool]:
-    """The quantity compared, whether the words ask for more, and whether for less."""
+    """The quantity compared, whether the words ask for more, and whether they ask for less."""
     more, less = bool(MORE & bag), bool(LESS & bag)
     if SPEED & bag:
         return "speed", bool({"faster", "quicker"} & bag), "slower" in bag

@@ -26,7 +26,7 @@ GUESS_FILLER = (FILLER - RELATIONS) | stems_of(
 IDIOM = re.compile(
     r"\b(?:(?:going|want|like|have) to|to be|for sure|by (?:any )?chance|think(?:ing)? about)\b"
 )
-"""Phrases in which these words say nothing."""
+"""Phrases in which these words mean nothing."""
 PROPER = re.compile(
     r"\b(?:[Ii]s|[Ww]as|be) (?:(?:it|he|she|this|that) )?(?:the )?"
     r"([A-Z][\w.'-]+(?: [A-Z][\w.'-]+)*)\W*$"
@@ -37,7 +37,7 @@ PORTIONS = stems_of("bar bit bowl bottle box bunch cup glass jar loaf pair piece
 
 
 class Names:
-    """Finds nouns by what people call them: case, articles, plurals and aliases do not matter."""
+    """Finds nouns by what people call them, ignoring case, articles, plurals and aliases."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Names:
         return self._names.keys()
 
     def find(self, words: Sequence[str]) -> str | None:
-        """The noun that the words name, if they say nothing else; otherwise None."""
+        """The noun that the words name, or None if they say anything else."""
         return _find_name(words, self._names)
 
     def find_foreign(self, words: Sequence[str]) -> str | None:

@@ -1,7 +1,7 @@
 """The lexicon: phrases for each attribute, other names of the nouns, things to compare with.
 
-It is read from ``lexicon.toml``. A phrase is a set of stems that must all be in a question, without
-filler words except some small ones ("made up"). Words joined by "_" must follow each other.
+It is read from ``lexicon.toml``. A phrase is a set of stems that must all occur in a question. It
+has no filler words except some small ones ("made up"). Words joined by "_" must be adjacent.
 """
 
 import re
@@ -24,7 +24,7 @@ class Phrase:
 
     Attributes:
         stems: Stems that must all be in the question.
-        positive: False: the words say that the attribute does not hold.
+        positive: False if the words deny the attribute.
         weak: Whether it counts only if it explains the whole question.
     """
 
@@ -41,7 +41,7 @@ class Lexicon:
     Attributes:
         questions: The canonical question of every attribute.
         phrases: Phrases of all attributes, in the order of the file.
-        references: Stems of a thing to compare with -> the attribute of size that this asks about.
+        references: Stems of a thing to compare with -> the size attribute that this asks about.
         aliases: Other names of nouns.
         vocabulary: All stems of the phrases.
         foreign_nouns: Things that people guess and that are not among the nouns.
@@ -97,5 +97,5 @@ def phrase(attribute: str, text: str) -> Phrase:
 
 
 def tie(first: str, second: str) -> str:
-    """Join two stems that follow each other, as a phrase like "head_on" needs them."""
+    """Join two adjacent stems, as in a phrase like "head_on"."""
     return f"{first}_{second}"

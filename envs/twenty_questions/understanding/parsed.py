@@ -13,7 +13,7 @@ class Attribute:
 
     Attributes:
         attribute: Its id.
-        positive: Whether "yes" means that the attribute holds.
+        positive: Whether "yes" means that the noun has the attribute.
     """
 
     attribute: str
@@ -25,7 +25,7 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A question whether the noun is longer (heavier, dearer, faster, younger) than a limit.
+    """A question about whether the noun is longer (heavier, dearer, faster, younger) than a limit.
 
     Attributes:
         positive: Whether "yes" means that it is above the limit.
@@ -44,7 +44,7 @@ class Compound:
     """Two or more questions in one: "a small animal that can fly", "red or yellow".
 
     Attributes:
-        any: Whether one "yes" is enough; otherwise all are needed.
+        any: Whether one "yes" is enough; otherwise all must be "yes".
     """
 
     parts: "tuple[Attribute | Comparison, ...]"

@@ -7,18 +7,18 @@
     parser.parse("Could it be a zebra?")       Guess("zebra")
     parser.parse("What colour is it?")         None
 
-The parser uses no model and no random numbers. The first of these rules that has a result counts:
+The parser uses no model and no random numbers. The first of these rules to give a result counts:
 
 1. *Not yes/no*: a question that begins with what, where, how, ... is not understood.
-2. *Guess*: nothing is left but the name of a noun, once "is it", "my guess is", articles and the
-   like are taken away (``guesses.py``). "Guess: x" is a guess for any x.
+2. *Guess*: only the name of a noun is left once "is it", "my guess is", articles and the like are
+removed (``guesses.py``). "Guess: x" is a guess for any x.
 3. *Comparison* with something whose size or weight is known (``comparisons.py``).
-4. *Attribute*: phrases of the lexicon whose words are all in the question. Common words have weight
-   0, words that say little a quarter. One attribute must explain the whole weight of the question.
-   A "not" (or "unable", "lacks", "wingless", "non-") that is in no phrase negates the answer.
+4. *Attribute*: a lexicon phrase whose words are all in the question. Common words have weight 0,
+   words that say little a quarter. One attribute must explain the question's whole weight. A "not"
+   (or "unable", "lacks", "wingless", "non-") outside all phrases negates the answer.
 5. *Compound*: the clauses between "and", "or", "that" are parsed one by one; "a striped animal"
    asks for stripes and for an animal.
-6. *Typing errors*: rules 2 to 5 again, with unknown words replaced by similar known ones.
+6. *Typos*: rules 2 to 5 again, with unknown words replaced by similar known ones.
 7. *Foreign nouns*: "is it a dragon" is a guess, and a wrong one.
 8. *Best attribute*: the one that explains most of the weight, if that is at least ``ENOUGH``.
 """
@@ -62,7 +62,7 @@ ENOUGH = 0.3
 ALL = 0.99
 """Share that counts as the whole question."""
 ALIKE = 0.82
-"""Similarity (``difflib``) from which an unknown word is a known one with a typing error."""
+"""Similarity (``difflib``) from which an unknown word counts as a known one with a typo."""
 KINDS = stems_of(
     """
     animal bird insect reptile mammal fruit vegetable vehicle plant flower person instrument toy
@@ -71,7 +71,7 @@ KINDS = stems_of(
 )
 """Words that may follow another attribute: "a striped animal" asks for both."""
 OF_KIND = re.compile(r"Is (?:it an? |this person |it \w+\?)")
-"""Beginning of a canonical question whose words may end the name of a kind: "a wild animal"."""
+"""Beginning of canonical questions whose words may end the name of a kind: "a wild animal"."""
 HEADS = stems_of(
     """
     accessory activity area body building collection color container device equipment game gear
@@ -177,13 +177,13 @@ class QuestionParser:
         )
 
     def _parse_several(self, words: list[str]) -> Compound | None:
-        """What the clauses of a question ask; None if it has one, or one is not understood."""
+        """What a question's clauses ask; None if there is only one, or one is not understood."""
         clauses = _clauses(words)
         parsed = [parse_comparison(c, self._lexicon) or self._parse_attribute(c) for c in clauses]
         parts = tuple(part for part in parsed if part is not None)
         if len(parts) < len(parsed) or len({(type(p), _subject(p)) for p in parts}) < 2:
             return None
-        if "neither" in words:  # it is in the first clause, and negates only that
+        if "neither" in words:  # it is in the first clause and negates only that
             negated = (replace(part, positive=not part.positive) for part in parts[1:])
             return Compound((parts[0], *negated))
         return Compound(parts, any="or" in words)
@@ -195,10 +195,10 @@ class QuestionParser:
         return next(iter(difflib.get_close_matches(stem(word), candidates, 1, ALIKE)), word)
 
     def parse_all(self, text: str) -> list[Attribute]:
-        """All attributes of a text that is not a question ("striped mammals"), surest first.
+        """All attributes in a text that is not a question ("striped mammals"), most certain first.
 
         The words that an attribute explains are removed before the next search. If the text has a
-        negation, only the first attribute is returned: it is unclear what else is negated.
+        negation, only the first attribute is returned, since it is unclear what else is negated.
         """
         remaining, attributes = words_of(text), list[Attribute]()
         while remaining:
@@ -214,7 +214,7 @@ class QuestionParser:
         return attributes
 
     def _parse_attribute(self, words: list[str], least: float = ENOUGH) -> Attribute | None:
-        """The attribute that explains most of a question, at least the share ``least``."""
+        """The attribute that explains the largest share of a question, if at least ``least``."""
         parts, negations = self._parts(words)
         total = sum(map(_weight, {*parts}))
         neighbours = pairwise(part for part in parts if part not in ARTICLES)
@@ -251,7 +251,7 @@ class QuestionParser:
     def _matches(self, parts: set[str]) -> dict[str, _PhraseMatch]:
         candidates = {index for part in parts for index in self._by_stem.get(part, ())}
         by_attribute: dict[str, list[Phrase]] = {}
-        for index in sorted(candidates):  # a set's order changes from run to run
+        for index in sorted(candidates):  # a set's order differs from run to run
             phrase = self._lexicon.phrases[index]
             if phrase.stems <= parts:
                 by_attribute.setdefault(phrase.attribute, []).append(phrase)

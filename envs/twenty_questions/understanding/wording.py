@@ -1,8 +1,8 @@
 """The words of a question in one form: lower case, no contractions, stems.
 
 ``words_of`` splits a text; ``stem`` gives "wings", "winged" and "wing" the same stem. The sets at
-the end list stems of little or no weight. The lexicon's phrases are stemmed too, so a stem need not
-be a word.
+the end list stems of little or no weight. The lexicon's phrases are stemmed too, so stems need not
+be words.
 """
 
 import re
@@ -60,7 +60,7 @@ FORMS = """
     stringed; swim: swam; thing: things; tie: tied; tooth: teeth; use: used using; wear: worn
     wore; wolf: wolves; woman: women; wool: woolen woollen; write: wrote written
 """
-"""Words, and the forms of them that the rules of ``stem`` would get wrong."""
+"""Words, and those of their forms that the rules of ``stem`` would get wrong."""
 
 WHOLE = """
     actually bare bed bite building bus cane cape care ceiling clothes clothing cute deadly dice
@@ -68,14 +68,14 @@ WHOLE = """
     need news note painting pine plane pliers put really red ring saw scared scissors seed site
     speed spine spring sting string thing this tired tone topping trousers tube us wine wing
 """
-"""Words that only look as if they had an ending."""
+"""Words that only look as if they have an ending."""
 
 DIGITS = {
     **{"2": "two", "3": "three", "4": "four", "5": "five"},
     **{"6": "six", "7": "seven", "8": "eight", "9": "nine"},
 }
 SPELLED: dict[str, str] = DIGITS | {"dose": "does", "u": "you", "r": "are", "ppl": "people"}
-"""Digits, and words that people write in haste."""
+"""Digits, and words that people type in a hurry."""
 
 IRREGULAR = {
     form: word.strip()
@@ -137,7 +137,7 @@ def stems(text: str) -> list[str]:
 
 
 def stems_of(text: str) -> frozenset[str]:
-    """A set of words, written with spaces between them, as stems."""
+    """A set of words, separated by spaces, as stems."""
     return frozenset(map(stem, text.split()))
 
 
@@ -166,7 +166,7 @@ FILLER = stems_of(
     whose will with word would you your yours yourself
     """
 )
-"""Words that say nothing about what is asked, unless a phrase of the lexicon names them."""
+"""Words that mean nothing to the parser, unless a phrase in the lexicon has them."""
 
 PARTICLES = stems_of(
     """
@@ -182,4 +182,4 @@ WEAK = stems_of(
     people person purpose put see shape small someone take use want work
     """
 )
-"""Words that say little: a phrase may need them, but their weight is a quarter."""
+"""Words that say little: a phrase may need them, but they have a quarter of the weight."""
