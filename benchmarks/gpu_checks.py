@@ -77,12 +77,12 @@ def run(name: str, part: Part, out: Path) -> bool:
     """Run a part, with its output in a file; print the end of it, and return if it succeeded."""
     environment = {**os.environ, "OPENAI_API_KEY": "none", "PYTHONPATH": str(ROOT)}
     log, began = out / f"{name}.log", time.monotonic()
+    code: int | str
     with log.open("w") as file:
-        streams = {"stdout": file, "stderr": subprocess.STDOUT}
         try:
-            code: int | str = subprocess.run(
+            code = subprocess.run(
                 part.command, cwd=part.folder, env=environment, timeout=part.seconds, check=False,
-                **streams,
+                stdout=file, stderr=subprocess.STDOUT,
             ).returncode  # fmt: skip
         except subprocess.TimeoutExpired:
             code = f"stopped after {part.seconds} s"
