@@ -154,7 +154,7 @@ class Isolate:
         Raises:
             IsolateError: The function raised.
             IsolateLimitError: The call took more than ``SECONDS`` or too much memory, or ended the
-            process. Later calls raise it immediately.
+                process. Later calls raise it immediately.
         """
         message, deadline = _message(args), time.monotonic() + SECONDS
         with self._calling:

@@ -4,7 +4,7 @@ Text from outside evert is redacted before it goes into logs, errors, reports an
 Secrets are
 
 - values of environment variables, of ``name=value`` arguments and from ``keep_secret``: the whole
-value if its name looks like that of a key (``is_secret``), the password if it is a URL;
+  value if its name looks like that of a key (``is_secret``), the password if it is a URL;
 - rollout keys, and passwords in URLs (``://user:password@``), found by their form;
 - URL query fields (``?api_key=``), found by their names.
 

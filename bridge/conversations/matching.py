@@ -12,8 +12,9 @@ reply, everything is rendered.
     template     same messages, but the renderer shows the history differently (thinking stripped)
     retokenised  same message, other token ids; the sampled ids are kept and no lineage starts
     completed_arguments  a tool call came back with added arguments; an option keeps the sampled
-    ids, else a lineage starts tools        same messages, other tools history      a reply was left
-    out, changed, or moved to another conversation's history
+                 ids, else a lineage starts
+    tools        same messages, other tools
+    history      a reply was left out, changed, or moved to another conversation's history
 
 Only changes to an agent's own past count. If another agent (``Speaker``) continues a history, a
 lineage starts, which counts as a handoff, not as drift. Messages that other agents added after the

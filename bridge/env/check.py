@@ -5,7 +5,7 @@ The rules, in the order they are checked:
     1. The episode ends, with a finite reward.
     2. Every observation is a non-empty prompt of tokens in the tokenizer's vocabulary.
     3. Every observation is the renderer's own prompt for the conversation: the same tokens, or
-    different tokens for the same text, since sampled tokens are kept.
+       different tokens for the same text, since sampled tokens are kept.
     4. A step after the end is refused.
     5. If the Env is closed at a call, the agent ends and leaves no task or thread running.
     6. The agent handles empty, cut and malformed replies, or raises an exception.

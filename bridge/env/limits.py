@@ -24,8 +24,8 @@ class SequenceLimits(RolloutLimits):
 
     Attributes:
         max_response_tokens: Maximum number of tokens in a sequence after its first prompt: the
-        replies, and the agent's messages between them. A longer prompt is refused like one over
-        ``max_trajectory_tokens``. None: no budget.
+            replies, and the agent's messages between them. A longer prompt is refused like one over
+            ``max_trajectory_tokens``. None: no budget.
     """
 
     max_response_tokens: int | None = None

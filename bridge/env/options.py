@@ -44,16 +44,18 @@ class EnvSettings:
     Attributes:
         renderer: A Cookbook renderer. None: the shipped base's tokenizer and chat format.
         policy_names: The model name, or names, under which the agent calls the policy. ``*``
-        matches any text: "*" is every name that no frozen model has, "gpt-*" every name with that
-        prefix. limits: The Cookbook's budgets; None: no budgets. The Env enforces ``max_turns`` and
-        ``max_trajectory_tokens``, so that the agent gets an error; the runner enforces the others.
+            matches any text: "*" is every name that no frozen model has, "gpt-*" every name with
+            that prefix.
+        limits: The Cookbook's budgets; None: no budgets. The Env enforces ``max_turns`` and
+            ``max_trajectory_tokens``, so that the agent gets an error; the runner enforces the
+            others.
         context_length: Tokens of the policy's context, prompt and reply together. A longer prompt
             gets a 400, and a reply ends with the context. None: unknown; the sampler must refuse.
         agent_timeout: Maximum seconds between two calls of the agent. None: no limit.
         on_agent_error: Reward of an episode whose agent raised or timed out. None: ``step`` raises
             ``AgentError`` from the agent's exception, or ``AgentTimeoutError``.
-        on_truncation: What to do with a reply cut at its token cap: "deliver" it to the agent
-            with ``finish_reason="length"``, or "end" the episode as ``EnvFromMessageEnv`` does.
+        on_truncation: What to do with a reply cut at its token cap: "deliver" it to the agent with
+            ``finish_reason="length"``, or "end" the episode as ``EnvFromMessageEnv`` does.
         parse_error_policy: The Cookbook's policy for replies that do not parse. None: the agent
             gets the unparsed text, and the transition has the metric ``parse_error``.
         context_overflow_reward: Added if an overlong prompt or a cut reply ends the episode.

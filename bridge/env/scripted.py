@@ -18,8 +18,9 @@ class ScriptedPolicy(TokenCompleter):
 
     Args:
         replies: One per call, or, for several episodes at once, a function (async or not) from
-        prompt text to reply. renderer: The Env's renderer; None: the default one. logprob: The
-        log-probability of every token.
+            prompt text to reply.
+        renderer: The Env's renderer; None: the default one.
+        logprob: The log-probability of every token.
 
     A reply ends with the renderer's end-of-turn token unless it is longer than ``max_tokens``.
     ``prompts`` keeps the prompts' texts, ``actions`` the tokens played.

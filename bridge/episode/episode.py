@@ -207,7 +207,7 @@ class Episode:
 
         Args:
             patience: Seconds to wait for the agent to end: after a first cancellation, and again
-            after a second, for agents that swallow the first.
+                after a second, for agents that swallow the first.
 
         Returns:
             Whether the agent ended. An agent in a thread cannot be stopped while it computes or

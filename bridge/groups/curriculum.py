@@ -25,7 +25,8 @@ class Sampler(Protocol):
         Args:
             task: The task's number.
             rewards: The total of each trajectory, as the Cookbook centres it: group rewards
-            included, and shifted so that all seats have the same mean. Empty if the group failed.
+                included, and shifted so that all seats have the same mean. Empty if the group
+                failed.
         """
         ...
 

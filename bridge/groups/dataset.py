@@ -41,13 +41,13 @@ class AgentDataset(RLDataset):
         epochs: Number of passes over the tasks.
         shuffle: Whether each epoch has its own random order, given by the seed.
         seed: Seed for shuffling. Each episode's seed (``client.seed``) is derived from it, the
-        task, the episode's number in its group and, in training, the batch. sampler: Chooses the
-        tasks of each batch and gets their rewards. The number of batches
-            stays the same. None: every task comes once per epoch.
+            task, the episode's number in its group and, in training, the batch.
+        sampler: Chooses the tasks of each batch and gets their rewards. The number of batches stays
+            the same. None: every task comes once per epoch.
         sampler_log: File that logs the sampler's rewards. If it exists, the sampler first gets the
-        rewards it has for steps before the first requested batch. None: no file. opponents: Chooses
-        frozen models for seats (``opponents.py``). None: the policy plays all. held_out: Whether
-        the tasks are for evaluation. If not, a group without a trainable token is
+            rewards it has for steps before the first requested batch. None: no file.
+        opponents: Chooses frozen models for seats (``opponents.py``). None: the policy plays all.
+        held_out: Whether the tasks are for evaluation. If not, a group without a trainable token is
             dropped (``ChatAgentGroupBuilder.batch``).
         **options: Further options of ``ChatAgentGroupBuilder``, including those of an Env.
 
@@ -232,7 +232,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
 
         Raises:
             InvalidAgentError, InvalidDatasetError: The agent, tasks, group reward or sampler is
-            invalid.
+                invalid.
         """
         group_reward: Any = unwrap(self.group_reward)
         if isinstance(group_reward, str):

@@ -81,17 +81,19 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
 
     Args:
         agent: The agent, or its import path 'package.module:function'. Any callable works, but
-        rollouts in other processes need one from a module's top level. task: The agent's task. If
-        omitted, the agent is called without a task. group_size: Number of episodes, at least 1.
+            rollouts in other processes need one from a module's top level.
+        task: The agent's task. If omitted, the agent is called without a task.
+        group_size: Number of episodes, at least 1.
         seats: Names of the agent's trained roles, if it has several. Each episode then has one Env
-        per seat, played at the same time (``seats.py``). Empty: one policy. group_reward: Function
-        that compares the episodes and adds rewards (``rewards.py``). tags: Names under which the
-        Cookbook aggregates metrics. seed: Each episode's seed is derived from it. None: episodes
-        have random seeds. record: Writes every trajectory to a file. None: nothing is recorded.
+            per seat, played at the same time (``seats.py``). Empty: one policy.
+        group_reward: Function that compares the episodes and adds rewards (``rewards.py``).
+        tags: Names under which the Cookbook aggregates metrics.
+        seed: Each episode's seed is derived from it. None: episodes have random seeds.
+        record: Writes every trajectory to a file. None: nothing is recorded.
         advantages: "group" (a trajectory's reward minus the mean of its seat, for all of its
-        tokens), or a function from a ``Group`` to numbers by episode, turn or token. gamma:
-        Discount of each turn's return, for "group". None: the whole trajectory's reward. branch:
-        Function from the agent, the task and the options to an Env that continues a record
+            tokens), or a function from a ``Group`` to numbers by episode, turn or token.
+        gamma: Discount of each turn's return, for "group". None: the whole trajectory's reward.
+        branch: Function from the agent, the task and the options to an Env that continues a record
             (``branches.py``). None: each episode starts at its beginning.
         **options: Options of ``ChatAgentEnv``.
 
@@ -207,7 +209,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
 
         Raises:
             AllTrajectoriesFailedError: In training, if the group has no trainable token. The
-            Cookbook then drops it under any strategy; a batch without data would fail.
+                Cookbook then drops it under any strategy; a batch without data would fail.
         """
         if self.batch is not None and not any(map(can_be_learned_from, trajectory_group)):
             raise AllTrajectoriesFailedError(

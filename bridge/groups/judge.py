@@ -110,8 +110,9 @@ def judge_group(
         model: A ``RemoteModel``, a ``TinkerModel``, or a policy: a ``MessageCompleter``, a
             ``TokenCompleter`` or a ``tinker.SamplingClient``, used with the agent's renderer.
         rubric: The criteria in words, which may contain the answer, or a function from the task to
-        them. weight: Reward of the best episode. retries: How often the judge is asked again if its
-        reply has no ranking.
+            them.
+        weight: Reward of the best episode.
+        retries: How often the judge is asked again if its reply has no ranking.
 
     Raises:
         InvalidModelError: ``model`` is not a model.

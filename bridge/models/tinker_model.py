@@ -41,7 +41,7 @@ class TinkerModel:
         max_tokens: Cap on a reply's tokens, if the agent and the context allow as many; None: 2048.
         base_url: URL of your own service; None: the engine in use.
         seed: Seed of an episode's first reply; every further reply adds 1. None: the engine
-        chooses.
+            chooses.
 
     Raises:
         InvalidModelError: Both the base and the path are missing, or a number is out of range.

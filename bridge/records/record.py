@@ -244,7 +244,7 @@ def read_records(
 
     Raises:
         RecordError: No file has rollouts, or a line, which the message names, is damaged or has a
-        different schema.
+            different schema.
     """
     for file in record_files(path):
         broken = 0

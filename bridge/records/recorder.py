@@ -31,9 +31,9 @@ class Recorder:
 
     Args:
         path: A file ``*.jsonl``, to which rollouts are appended, or a folder with a file per
-        iteration. Recording an iteration again overwrites its file. share: Share of each
-        ``AgentDataset`` batch's groups to write, above 0. The first group of a batch is always
-        written.
+            iteration. Recording an iteration again overwrites its file.
+        share: Share of each ``AgentDataset`` batch's groups to write, above 0. The first group of a
+            batch is always written.
 
     In a ``PoolRollouts`` process, a pickled recorder collects its rows, which come back with the
     group and are written in this process. Other executors do not bring them back.

@@ -44,7 +44,8 @@ class ReplayPolicy(TokenCompleter):
     Args:
         record: The recorded rollout.
         env: The Env that is played. Errors then name the message that differs, and a call that was
-        given up in the record waits until the agent gives it up again. None: compare only tokens.
+            given up in the record waits until the agent gives it up again. None: compare only
+            tokens.
 
     Attributes:
         record: The recorded rollout.
@@ -67,7 +68,7 @@ class ReplayPolicy(TokenCompleter):
 
         Raises:
             ReplayError: The record has no such call left; or calls are sampled concurrently, and an
-            earlier call is not made within the Env's ``agent_timeout``.
+                earlier call is not made within the Env's ``agent_timeout``.
         """
         open_calls = None if self._env is None else self._env.open_calls
         if open_calls is not None and open_calls.queue is None:

@@ -32,8 +32,8 @@ class ChatTemplate(LearnedReplies):
     Args:
         tokenizer: The model's tokenizer, with its ``chat_template``.
         hermes: Whether to write tools, calls and results into the messages' text in Hermes format,
-        for a template that ignores them. variables: Values for the template's variables, such as
-        ``enable_thinking``.
+            for a template that ignores them.
+        variables: Values for the template's variables, such as ``enable_thinking``.
 
     Attributes:
         frames: Texts without a control token that separate messages (``[/INST]``).

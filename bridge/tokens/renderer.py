@@ -4,11 +4,11 @@
 add (``tail``), the generation suffix, stops, parsing. It adds three things that renderers lack:
 
 - *Literals.* A control token's text inside a message (``<|im_start|>`` typed by a user, or returned
-by a tool) must not become that token. ``escape`` and ``tool_prefix`` ensure this for every renderer
-that encodes text with its tokenizer (``escaping.py``).
+  by a tool) must not become that token. ``escape`` and ``tool_prefix`` ensure this for every
+  renderer that encodes text with its tokenizer (``escaping.py``).
 - *A lock.* Hugging Face tokenizers store "split special tokens" as state, so two threads that
-encode at the same time corrupt each other's results. Long texts are tokenised off the event loop,
-with a copy of the tokenizer that has its own lock, so short texts never wait for them.
+  encode at the same time corrupt each other's results. Long texts are tokenised off the event loop,
+  with a copy of the tokenizer that has its own lock, so short texts never wait for them.
 - *A cache* of the generation suffix, which is the same every turn.
 """
 

@@ -50,10 +50,11 @@ class LearnedReplies(TemplateText):
         opening: Text that opens a reply.
         stops: Token ids: the template's end of a reply, then the model's other end tokens.
         ends_a_thought: Whether the token that ends a reply also occurs inside replies; it is a stop
-        only if the model has no other. heads: What may come between the opening, or a thought, and
-        a reply's text. foot: What comes between a reply's text and its end. why_no_calls: Why
-        ``calls`` is None: which probe failed, and what it showed. harmony: Whether replies consist
-        of several messages (``harmony.py``).
+            only if the model has no other.
+        heads: What may come between the opening, or a thought, and a reply's text.
+        foot: What comes between a reply's text and its end.
+        why_no_calls: Why ``calls`` is None: which probe failed, and what it showed.
+        harmony: Whether replies consist of several messages (``harmony.py``).
     """
 
     def __init__(

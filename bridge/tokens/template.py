@@ -122,7 +122,7 @@ class TemplateRenderer(Renderer):
         Args:
             response: The sampled tokens.
             tools: The tools that were offered. Only these can be called, and their schemas give
-            arguments their types. None if they are unknown.
+                arguments their types. None if they are unknown.
 
         Raises:
             RendererError: There are tokens after the end of the reply.

@@ -39,9 +39,10 @@ class Moment:
     Attributes:
         messages: The conversation to continue, as sent; at the end, the last one with its reply.
         tokens: The prompt's token ids; at the end, including the last action. None if it has
-        images. stop_reason: Why the episode is over; None while it runs. max_tokens: Longest reply,
-        in tokens; None: any length. action: The last action's tokens, after any cut; None at the
-        start.
+            images.
+        stop_reason: Why the episode is over; None while it runs.
+        max_tokens: Longest reply, in tokens; None: any length.
+        action: The last action's tokens, after any cut; None at the start.
     """
 
     messages: list[dict[str, Any]]

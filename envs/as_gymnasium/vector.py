@@ -86,8 +86,8 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
 
         Args:
             seed: Seed for the first environment, with consecutive ones for the others; or a list
-            with one for each. None: keep the current ones. options: ``{"task": task}`` for all;
-            ``{"reset_mask": boolean array}`` for some.
+                with one for each. None: keep the current ones.
+            options: ``{"task": task}`` for all; ``{"reset_mask": boolean array}`` for some.
 
         Raises:
             EnvArgumentError: Unknown option, or a task that is not among the tasks.

@@ -57,15 +57,15 @@ class GymAgent:
     Args:
         id: Id for ``gymnasium.make``.
         describe: Function from an observation, its ``info`` and the environment to text for the
-        policy, or its import path. None: words that fit the space. parse: Function from a reply to
-        an action, or its import path; it returns None or raises ``ValueError`` if the reply is not
-        an action. None: the rules above. illegal: What happens after a reply that is not an action,
-        which the environment never sees. "explain": the policy is told the actions and asked again;
-        the third time in a row the episode is truncated. "end": the episode ends. A number: it ends
-        with that reward. prompt: System message. None: made from the environment's docstring and
-        spaces; "": none. off_loop: Whether each episode's environment runs in a thread, because it
-        blocks. **make: Arguments of ``gymnasium.make``: ``is_slippery=False``,
-        ``max_episode_steps=20``.
+            policy, or its import path. None: words that fit the space.
+        parse: Function from a reply to an action, or its import path; it returns None or raises
+            ``ValueError`` if the reply is not an action. None: the rules above.
+        illegal: What happens after a reply that is not an action, which the environment never sees.
+            "explain": the policy is told the actions and asked again; the third time in a row the
+            episode is truncated. "end": the episode ends. A number: it ends with that reward.
+        prompt: System message. None: made from the environment's docstring and spaces; "": none.
+        off_loop: Whether each episode's environment runs in a thread, because it blocks.
+        **make: Arguments of ``gymnasium.make``: ``is_slippery=False``, ``max_episode_steps=20``.
 
     Raises:
         EnvArgumentError: An argument is invalid, or there is nothing at an import path.

@@ -16,11 +16,12 @@ taskset: a module of your own with a function ``taskset``, or an entry point in 
     miniwob.py          MiniWoB++'s pages in a headless Chromium
     openenv.py          the environment of an OpenEnv server
     openenv_session.py  one episode at an OpenEnv server; checks of its answers
-    answers.py          which answers are safe for reasoning-gym's scorers, some of which use
-    ``eval`` reasoning_gym.py    reasoning-gym's generators and scorers: an example for other
-    tasksets scienceworld.py     ScienceWorld's experiments, in its Java simulator textarena.py
-    TextArena's games, with a seat for each player verifiers.py        environments of verifiers:
-    their tasks, and the agent that plays them verifiers_v0.py     those of verifiers before 0.4
+    answers.py          which answers are safe for reasoning-gym's scorers: some use ``eval``
+    reasoning_gym.py    reasoning-gym's generators and scorers: an example for other tasksets
+    scienceworld.py     ScienceWorld's experiments, in its Java simulator
+    textarena.py        TextArena's games, with a seat for each player
+    verifiers.py        verifiers' environments: their tasks, and the agent that plays them
+    verifiers_v0.py     those of verifiers before 0.4
     verifiers_v1.py     those of verifiers 0.4
 """
 

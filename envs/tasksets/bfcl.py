@@ -74,7 +74,7 @@ class Bfcl:
         categories: Their names, separated by commas.
         train_tasks: Tasks to train on.
         test_tasks: Rows whose number, which has the same story in all categories, is never trained
-        on.
+            on.
     """
 
     from_path: ClassVar[bool] = True

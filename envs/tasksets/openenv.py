@@ -43,9 +43,10 @@ def openenv(
     Args:
         url: URL of the server, "http://127.0.0.1:8000".
         field: Field of the action that takes the reply as text. None: the only required field, if
-        it is a string; else actions are tool calls. turns: Number of actions after which an episode
-        is truncated. probe: Number of actions to try, to see whether the server gives rewards; 0:
-        do not try. message_timeout_s: Seconds to wait for the server's answer to a message.
+            it is a string; else actions are tool calls.
+        turns: Number of actions after which an episode is truncated.
+        probe: Number of actions to try, to see whether the server gives rewards; 0: do not try.
+        message_timeout_s: Seconds to wait for the server's answer to a message.
 
     Raises:
         GameError: No OpenEnv server answers at ``url``, it has no such field or no tools, or it
@@ -155,7 +156,7 @@ class OpenEnv:
 
         Args:
             probe: Number of actions to try, with each field's default or an empty value; 0: do not
-            look for rewards. An action that the server refuses proves nothing.
+                look for rewards. An action that the server refuses proves nothing.
 
         Raises:
             GameError: There are no tools, or no reward until the end or in ``probe`` actions.

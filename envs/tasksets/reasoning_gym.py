@@ -96,11 +96,13 @@ class Reasoning:
     Args:
         *names: Names of generators: "chain_sum". Tasks come from each in turn.
         prompt: The system message, or the name of one of reasoning-gym's ("default" asks for
-        thoughts and answer tags). "" for none. seed: Seed for the items. size: Number of a
-        generator's items. levels: Number of levels of reasoning-gym's curricula to use, from the
-        easiest up. With levels, ``arguments`` apply only where the curricula set nothing. 0: only
-        ``arguments`` apply. **arguments: Settings of the generators' configurations:
-        ``min_terms=2``.
+            thoughts and answer tags). "" for none.
+        seed: Seed for the items.
+        size: Number of a generator's items.
+        levels: Number of levels of reasoning-gym's curricula to use, from the easiest up. With
+            levels, ``arguments`` apply only where the curricula set nothing. 0: only ``arguments``
+            apply.
+        **arguments: Settings of the generators' configurations: ``min_terms=2``.
 
     Attributes:
         kinds: The generators' names, or with levels "chain_sum_level0" and so on.

@@ -53,7 +53,7 @@ def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
 
     Raises:
         GameError: There is no such game, or it needs a network, or it cannot start with these
-        arguments.
+            arguments.
     """
     _refuse_network(name, _module(name))
     agent = _checked_agent(name, players, options)

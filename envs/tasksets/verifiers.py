@@ -45,7 +45,7 @@ def verifiers(name: str, **options: Any) -> Game:
 
     Raises:
         GameError: verifiers is not installed or has no such environment, or the environment needs a
-        sandbox.
+            sandbox.
     """
     needed("verifiers", "verifiers", INSTALL)
     agent = Verifiers(name, options)

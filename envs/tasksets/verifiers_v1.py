@@ -77,7 +77,7 @@ class VerifiersAgent:
 
     Args:
         env: Its configuration, like the ``env`` block in verifiers' configuration: a dict or a
-        ``vf.EnvConfig``.
+            ``vf.EnvConfig``.
 
     A task is its number in the taskset, or a ``vf.Task``. The reward is the trace's; its parts are
     the metrics ``reward/NAME``, alongside verifiers' own metrics. If one of verifiers' limits ended

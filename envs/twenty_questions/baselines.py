@@ -6,7 +6,7 @@ Both know all nouns and all attributes, and are told the category if the rules s
 
     random    asks and guesses at random: a lower bound for success
     oracle    knows every fact, and asks the question whose answer has the highest entropy over the
-    nouns still possible: close to the minimum number of questions
+              nouns still possible: close to the minimum number of questions
 
 Both are agents too, for evaluations alongside models: ``random_agent``, ``oracle_agent``.
 """

@@ -1,8 +1,8 @@
 """One rollout's calls over HTTP: complete answers, streams and retries.
 
 - A retry that the SDK marks (``x-stainless-retry-count``) and that has the same body gets the
-original call's reply, so no call is sampled twice. Without the mark, an equal body is a new call.
-Other rollouts' calls are never searched.
+  original call's reply, so no call is sampled twice. Without the mark, an equal body is a new call.
+  Other rollouts' calls are never searched.
 - Pings, which SDKs skip, keep a stream alive while it waits for the trainer.
 - A call whose client has disconnected is cancelled, unless it is retried within ``RETRY_PATIENCE``.
 """

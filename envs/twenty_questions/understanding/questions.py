@@ -11,7 +11,7 @@ The parser uses no model and no random numbers. The first of these rules to give
 
 1. *Not yes/no*: a question that begins with what, where, how, ... is not understood.
 2. *Guess*: only the name of a noun is left once "is it", "my guess is", articles and the like are
-removed (``guesses.py``). "Guess: x" is a guess for any x.
+   removed (``guesses.py``). "Guess: x" is a guess for any x.
 3. *Comparison* with something whose size or weight is known (``comparisons.py``).
 4. *Attribute*: a lexicon phrase whose words are all in the question. Common words have weight 0,
    words that say little a quarter. One attribute must explain the question's whole weight. A "not"
