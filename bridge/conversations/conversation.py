@@ -287,8 +287,7 @@ class Conversation:
 
 
 def _shown_length(prompt: FlatPrompt, log: FlatPrompt, renderer: PromptRenderer) -> int | None:
-    """Length of the part of ``prompt`` that repeats ``log``; None if the prompt shows it
-    differently.
+    """Length of the part of ``prompt`` that repeats ``log``; None if it is shown differently.
 
     A cut reply may not close the thought that the prompt opened. A template cannot show such a
     thought: it shows the reply in its place.

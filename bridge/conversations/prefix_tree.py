@@ -41,8 +41,7 @@ class Speaker(NamedTuple):
         return cls(tuple(entry.key for entry in prompt), frozenset(_names(tools or ())), opening)
 
     def differs_from(self, speaker: "Speaker") -> bool:
-        """Whether the agents have different system prompts, or each has a tool that the other
-        lacks.
+        """Whether the system prompts differ, or each agent has a tool that the other lacks.
 
         An agent that only gains or only loses tools stays the same agent.
         """

@@ -245,8 +245,7 @@ class ChatAgentEnv(Env):
         return None if outstanding is None else outstanding.call.request
 
     def request_of(self, observation: Observation) -> ChatRequest | None:
-        """Return the agent's call of an observation that is being sampled; None if no call is
-        waiting.
+        """Return the agent's call behind an observation that is being sampled, or None.
 
         For policies that answer from messages. ``observation`` is the object that the policy got.
         """

@@ -127,8 +127,9 @@ class SamplerLog:
     """Passes the rewards of groups to a sampler, and logs them in a file if it has a path.
 
     A resumed run reads the rewards of earlier steps from the log, for its sampler. A line
-    ``{"step": 3, "task": 17, "rewards": [0.0, 1.0]}`` has the rewards of a group. A line ``{"from":
-    2}`` says that the run was resumed at step 2: earlier lines for step 2 or later no longer count.
+    ``{"step": 3, "task": 17, "rewards": [0.0, 1.0]}`` has the rewards of a group. A line
+    ``{"from": 2}`` says that the run was resumed at step 2: earlier lines for step 2 or later no
+    longer count.
     """
 
     def __init__(self, sampler: Sampler, path: str | Path | None) -> None:

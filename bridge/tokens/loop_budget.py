@@ -94,8 +94,7 @@ class LongTexts:
         self._is_over = False
 
     async def render(self, work: Work[T], request: ChatRequest | None = None) -> T:
-        """Call ``work`` with a renderer and a limit; if it exceeds that, again in a thread without
-        one.
+        """Call ``work`` with a renderer and a limit; if exceeded, again in a thread without one.
 
         Raises:
             EnvClosedError: ``stop`` was called meanwhile.

@@ -14,8 +14,7 @@ class PromptLimit:
     response: int | None = None  # limit on tokens after a sequence's first prompt; None: no limit
 
     def longest(self, first: int | None) -> int | None:
-        """The limit on a prompt's tokens, if its sequence's first prompt has ``first``; None: no
-        limit.
+        """The limit on a prompt's tokens, if its sequence's first has ``first``; None: no limit.
 
         ``first`` is None for the first prompt itself.
         """

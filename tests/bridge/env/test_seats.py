@@ -319,7 +319,7 @@ async def test_a_seat_that_a_model_is_named_for_has_no_env() -> None:
 
 
 def test_a_seat_is_either_trained_or_frozen_and_one_is_trained() -> None:
-    with pytest.raises(InvalidDatasetError, match="beside judge, which frozen models play"):
+    with pytest.raises(InvalidDatasetError, match="besides judge, which frozen models play"):
         ChatAgentGroupBuilder(debate, "a", seats=["judge"], models={"evert/judge": no})
     # Without seats it is a plain agent, which has none to ask for.
     assert ChatAgentGroupBuilder(debate, "a", models={"evert/judge": no}).seats == ()
