@@ -250,7 +250,7 @@ class Inbox(Generic[P]):
             if call.is_waiting:
                 self.latest = call
                 return outstanding
-            self._given_up += call.is_given_up  # and it becomes no observation
+            self._given_up += call.is_given_up
         if isinstance(self._final, BaseException):
             raise self._final
         return self._final

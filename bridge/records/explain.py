@@ -32,7 +32,8 @@ def explain(
     Args:
         trajectory: A trajectory of ``do_single_rollout`` or of a group.
         renderer: The Env's renderer, which only decodes here; None: the default one.
-        console: Where to print. None: standard output; coloured on a terminal, else not wrapped.
+        console: Where to print. None: standard output, in colour on a terminal; lines are wrapped
+            only on a terminal.
 
     Every turn shows the task or thread that made the call, the token sequence (lineage) it
     continues, the new part of the prompt, what was sampled, and the reward. The first turn of a

@@ -226,7 +226,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return episode.start if old is None else partial(_restart, old, episode)
 
     def finish_reset(self, moment: Moment) -> tuple[Observation, dict[str, Any]]:
-        """Record a reset's moment, and return the result of ``reset``."""
+        """Record the new episode's first ``Moment``, and return the result of ``reset``."""
         self._record(moment)
         return self._observation(moment), self._info(moment)
 
@@ -240,7 +240,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return partial(episode.act, tokens)
 
     def finish_step(self, moment: Moment) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Record a step's moment, and return the result of ``step``."""
+        """Record the ``Moment`` after a step, and return the result of ``step``."""
         assert self._loop is not None
         self._record(moment)
         is_over = moment.stop_reason is not None

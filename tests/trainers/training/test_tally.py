@@ -177,7 +177,7 @@ UNREAD = f"JSONDecodeError: Expecting value: line 1 column 1 (char 0). {CUT_REPL
         (exits, ERROR, "SystemExit: 2", f"{CORRECT} {{what_else}}"),
         (raises, ERROR, "LookupError: no such table", f"{CORRECT} {{what_else}}"),
         (loses_its_server, ERROR, "ConnectionError: the server died", f"{CORRECT} {{what_else}}"),
-        (reads_a_number, ERROR, "ValueError: ", "cannot read what the model said. {what_else}"),
+        (reads_a_number, ERROR, "ValueError: ", "cannot read the model's reply. {what_else}"),
         (reads_a_cut_reply, ERROR, UNREAD, "needs the whole reply, raise max_tokens."),
         (forgets_to_wait, ERROR, "AttributeError: 'coroutine'", "Put await before the call"),
         (forgets_to_declare, ERROR, "TypeError: 'coroutine'", "a plain `def` takes a blocking"),
