@@ -1,9 +1,9 @@
-"""Multiplication by a tool, without a warm-up, after the example of TRL's issue 5366.
+"""Multiplication with a tool, without a warm-up, after the example in TRL's issue 5366.
 
     python benchmarks/experiments.py --only multiply
 
-The agent is ``calculator.py``'s. The reward is 1 if the answer has the product, else 0: a result of
-the tool alone earns nothing.
+The agent is ``calculator.py``'s. The reward is 1 if the answer has the product, else 0: the tool's
+result alone earns nothing.
 """
 
 from calculator import questions, score, solve
