@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,6 +57,7 @@ def prepare(settings: TrainSettings) -> PreparedRun:
     from evert.trainers.training.tracking import check_tracking
     from evert.trainers.training.warm_up import load_demonstrations
 
+    _check_loss(settings)
     check_tracking(settings)
     check_engine(settings, engine)
     _check_renderer(settings)
@@ -111,6 +114,19 @@ def _check_model(settings: TrainSettings, engine: EngineChoice) -> None:
         return
     model = check_model(settings.model_name, settings.renderer_name)
     check_weights(model, f"model_name={settings.model_name}", "trained")
+
+
+def _check_loss(settings: TrainSettings) -> None:
+    """Refuse a loss that reads what the installed Cookbook does not send."""
+    from tinker_cookbook.rl.data_processing import trajectory_to_data
+
+    is_recorded = "include_provenance" in signature(trajectory_to_data).parameters
+    if settings.loss_fn == "stable_reinforce" and not is_recorded:
+        raise RecipeError(
+            f"loss_fn=stable_reinforce: tinker-cookbook {version('tinker-cookbook')} does not "
+            "record which tokens were sampled, which this loss reads; expected 0.6 or later. "
+            "Install that, or use loss_fn=importance_sampling: on-policy, the gradient is the same."
+        )
 
 
 def _check_renderer(settings: TrainSettings) -> None:

@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 
-LOSSES = ["importance_sampling", "ppo", "cispo", "dro"]
+LOSSES = ["importance_sampling", "ppo", "cispo", "dro", "gspo"]
 
 
 async def speaks_evenly(client: Any, number: int) -> float:
@@ -60,7 +60,7 @@ def rl_config(model: str, log_path: Path, **options: Any) -> rl_train.Config:
     return rl_train.Config(**settings)
 
 
-@pytest.mark.parametrize("loss_fn", each(LOSSES, by_day=["importance_sampling"]))
+@pytest.mark.parametrize("loss_fn", each(LOSSES, by_day=["importance_sampling", "gspo"]))
 def test_every_loss_trains_and_resumes(tiny_model: str, tmp_path: Path, loss_fn: Any) -> None:
     with embedded_engine(tmp_path / "store", device="cpu"):
         for steps in (2, 3):

@@ -15,6 +15,7 @@ import tinker
 import torch
 from rich.console import Console
 from tests.kit import Patch, Shown
+from tinker_cookbook.rl import data_processing
 from tinker_cookbook.utils import ml_log
 
 from evert.bridge.tokens.bases import BASE_MODEL
@@ -53,6 +54,15 @@ def test_every_recipe_is_complete_and_its_paths_lead_somewhere() -> None:
         chosen = parse([f"env={env}"])
         assert check_settings(chosen).warnings == []
         assert (chosen.env, bool(chosen.test_tasks)) == (env, True)
+
+
+def test_a_loss_that_reads_what_the_cookbook_does_not_send_is_refused(monkeypatch: Patch) -> None:
+    chosen = parse(["env=identity", "loss_fn=stable_reinforce"])
+    monkeypatch.setattr(data_processing, "trajectory_to_data", lambda *_, include_provenance=1: [])
+    assert check_settings(chosen).settings.loss_fn == "stable_reinforce"
+    monkeypatch.setattr(data_processing, "trajectory_to_data", lambda *_: [])
+    with pytest.raises(RecipeError, match="does not record .* expected 0.6 .*importance_sampling"):
+        check_settings(chosen)
 
 
 def test_the_command_line_overrides_every_value_of_a_recipe() -> None:

@@ -11,7 +11,8 @@ With ``p`` the learner, ``q`` the sampler, ``A`` the advantage and ``r = p / q``
     dro                   -sum(A log p - beta / 2 (log p - log q)^2)    beta 0.05
     gspo                  as ppo, with one ratio for all tokens of a datum: the geometric mean of r
                           where ``sequence_ratio_mask`` is not 0; each token keeps the gradient of
-                          its own log p (GSPO-token, arXiv:2507.18071)
+                          its own log p (GSPO-token, arXiv:2507.18071). Without that mask, which
+                          the Cookbook's loop does not send: where A or log q is not 0
     stable_reinforce      -sum(A log p - kl_coeff / 2 (log p - log q)^2) over sampled tokens
                           kl_coeff 0
 
@@ -71,7 +72,8 @@ class Loss:
     @property
     def optional(self) -> tuple[str, ...]:
         """Inputs that override a setting token by token, and ``weights``, which is then ignored."""
-        return ("weights", *(key for key in self.settings if key.startswith("clip_")))
+        mask = ("sequence_ratio_mask",) if self.by_datum else ()
+        return ("weights", *mask, *(key for key in self.settings if key.startswith("clip_")))
 
 
 def _input_error(message: str) -> "LossInputError":
@@ -153,7 +155,8 @@ def dro(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
 
 def gspo(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
     """PPO's objective with one ratio for a datum: the geometric mean over its sampled tokens."""
-    counted = inputs["sequence_ratio_mask"] != 0
+    mask = inputs.get("sequence_ratio_mask", inputs["advantages"].abs() + inputs["logprobs"].abs())
+    counted = mask != 0
     distances = (logprobs.detach() - inputs["logprobs"])[counted]
     mean = distances.sum() / max(1, len(distances))
     return _pessimistic((mean + logprobs - logprobs.detach()).exp(), inputs, settings)
@@ -201,6 +204,6 @@ LOSSES: Mapping[LossName, Loss] = {
     "ppo": Loss(ppo, _RL, _CLIP),
     "cispo": Loss(cispo, _RL, _CLIP),
     "dro": Loss(dro, _RL, {"beta": 0.05}),
-    "gspo": Loss(gspo, (*_RL, "sequence_ratio_mask"), _CLIP, by_datum=True),
+    "gspo": Loss(gspo, _RL, _CLIP, by_datum=True),
     "stable_reinforce": Loss(stable_reinforce, _RL, {"kl_coeff": 0.0}, from_spans=True),
 }

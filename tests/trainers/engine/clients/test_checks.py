@@ -51,7 +51,7 @@ REFUSED: list[tuple[list[types.Datum], str, Any, str]] = [
     ([rl([1, 2], advantages=[0.0, NAN])], "ppo", None, r"advantages is nan at position \[1\]"),
     ([rl([1, 2], logprobs=[0.0, -INF])], IS, None, "logprobs is -inf at position"),
     ([sft([1, 2], advantages=[0.0] * 2)], CE, None, r"Datum 0 .*unknown \['advantages'\]"),
-    ([GOOD], "gspo", None, r"missing \['advantages', 'logprobs', 'seq"),
+    ([GOOD], "gspo", None, r"missing \['advantages', 'logprobs'\]"),
     ([SEEN], CE, None, "Datum 0 has a chunk that is not text"),
     ([GOOD], "mse", None, "no loss 'mse'"),
     ([GOOD], "custom", None, "forward_backward_custom"),

@@ -66,6 +66,19 @@ def test_the_ratio_of_a_sequence_of_which_nothing_was_sampled_is_1() -> None:
     assert float(loss) == pytest.approx(-3.0)
 
 
+def test_without_a_mask_a_sequence_s_ratio_is_that_of_its_tokens_with_an_advantage_or_logprob() -> (
+    None
+):
+    inputs = {
+        "logprobs": torch.tensor([0.0, -0.7, 0.0, -2.9]),
+        "advantages": torch.tensor([0.0, 1.0, 2.0, 0.0]),
+    }
+    mask = {"sequence_ratio_mask": torch.tensor([0.0, 1.0, 1.0, 1.0])}
+    logprobs, settings = torch.tensor([-4.0, -0.5, -0.1, -3.0]), resolve_settings("gspo", None)
+    formula = get_loss("gspo").formula
+    assert formula(logprobs, inputs, settings) == formula(logprobs, inputs | mask, settings)
+
+
 TARGETS = ["target_tokens", "logprobs", "advantages"]
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: get_loss("mse"), r"no loss 'mse'.*cross_entropy, importance_samp.*async_config"),
