@@ -19,6 +19,6 @@ async def agent(client, number):
 
 
 def judge(record):
-    """Return the reward of a recorded conversation."""
+    """The reward of a recorded conversation."""
     [question] = record.asked(0)
     return is_right(re.search(r"\d+", question["content"])[0], record.text)

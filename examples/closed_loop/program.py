@@ -1,4 +1,4 @@
-"""A program on OpenAI's SDK that tells the server how good an answer was."""
+"""A program of OpenAI's SDK that tells the server how good an answer was."""
 
 import openai
 from names import prompt
