@@ -96,15 +96,15 @@ from evert.trainers.engine.models.loading import prepare_device  # noqa: E402
 from evert.trainers.engine.models.shared import SharedBases  # noqa: E402
 from evert.trainers.engine.sampling import lean_batch  # noqa: E402
 from evert.trainers.engine.sampling.frozen import FrozenLean  # noqa: E402
-from evert.trainers.engine.sampling.memory import (  # noqa: E402
-    activation_bytes,
-    logits_bytes,
-    pass_budget,
-)
 from evert.trainers.engine.sampling.sampler import ModelSampler  # noqa: E402
 from evert.trainers.engine.sampling.scheduler import Scheduler  # noqa: E402
 from evert.trainers.engine.training.families import cut  # noqa: E402
 from evert.trainers.engine.training.losses import LOSSES, get_loss  # noqa: E402
+from evert.trainers.engine.training.pass_budget import (  # noqa: E402
+    activation_bytes,
+    logits_bytes,
+    pass_budget,
+)
 from evert.trainers.engine.training.passes import Passes  # noqa: E402
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -31,13 +31,13 @@ from evert.bridge.redaction import redacted
 from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.commands import evaluate_all
 from evert.trainers.config.arguments import read_pairs
+from evert.trainers.config.early_checks import texts_as_tasks
 from evert.trainers.config.evaluate import (
     EvaluateSettings,
     playing_help,
     read_evaluate_settings,
 )
 from evert.trainers.config.fields import at_a_time
-from evert.trainers.config.names import texts_as_tasks
 from evert.trainers.config.plan import PlayingPlan, prepare
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder

@@ -123,7 +123,7 @@ def hosted_plan(settings: PlanSettings) -> str:
     rows = [
         ("episodes", f"{episodes:,}", shape),
         ("tokens", f"{episodes * tokens:,}", f"{tokens:,} per episode, in {turns} model calls"),
-        ("a step", str(step), "from all prompt to all reply"),
+        ("a step", str(step), "all prompt to all reply"),
         ("the run", str(cost), ""),
     ]
     lines = [

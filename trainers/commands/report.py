@@ -67,7 +67,7 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
     from evert.trainers.viewing import asking
     from evert.trainers.viewing.answers import Answers
     from evert.trainers.viewing.index import indexed
-    from evert.trainers.viewing.saving import saved_page
+    from evert.trainers.viewing.report_page import saved_page
 
     if len(runs) > MOST_LINES:
         raise ReportError(

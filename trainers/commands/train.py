@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.utils.ml_log import Logger
 
     from evert.bridge.episode.agent import Agent
-    from evert.trainers.training.batch_log import Tally
+    from evert.trainers.training.failing_batches import Tally
     from evert.trainers.training.first_steps import FirstSteps
     from evert.trainers.training.held_out import Evaluation
     from evert.trainers.training.summary import RunSummary
@@ -214,7 +214,7 @@ async def _run(
     logger: "Logger",
     workers: "Executor | None",
 ) -> "RunSummary":
-    from evert.trainers.training.batch_log import Tally
+    from evert.trainers.training.failing_batches import Tally
     from evert.trainers.training.first_steps import FirstSteps
     from evert.trainers.training.held_out import score_weights
     from evert.trainers.training.strategies import Counted, strategy_of
@@ -326,7 +326,7 @@ async def _train(
     from tinker_cookbook.rl import train as cookbook
 
     from evert.trainers.rundir.metrics import with_before
-    from evert.trainers.training.batch_log import NothingToLearnError
+    from evert.trainers.training.failing_batches import NothingToLearnError
     from evert.trainers.training.progress import display, unsaved_shown
     from evert.trainers.training.tracking import follow
 

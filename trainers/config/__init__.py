@@ -6,7 +6,7 @@ In reading order:
     command.py        a command whose arguments are the settings of one class
     fields.py         fields that check their values
     demonstrations.py conversations to learn from, in several forms
-    names.py          checks of names, made before torch is imported
+    early_checks.py   imports what settings name, and checks it, before torch is imported
     episode.py        settings of an episode: an Env's options
     recipes.py        the game that the settings name, and its recipe
     model_names.py    a model by name: a base, a run, an endpoint

@@ -21,6 +21,7 @@ import chz
 
 from evert.bridge.tokens.bases import BASES
 from evert.trainers.config.arguments import UsageError, read_settings
+from evert.trainers.config.early_checks import check_renderer
 from evert.trainers.config.episode import EpisodeSettings, env_options
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.model_names import (
@@ -30,7 +31,6 @@ from evert.trainers.config.model_names import (
     find_model,
     split_step,
 )
-from evert.trainers.config.names import check_renderer
 
 if TYPE_CHECKING:
     from evert.bridge.models.frozen import FrozenModel

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from evert.trainers.config.early_checks import named_objects
 from evert.trainers.config.evaluate import PlayingSettings
 from evert.trainers.config.frozen_models import fingerprint, read_models
 from evert.trainers.config.model_names import ModelRef, check_model, check_player
-from evert.trainers.config.names import named_objects
 from evert.trainers.config.opponents import read_opponent
 from evert.trainers.config.train import TrainSettings
 

@@ -13,6 +13,7 @@ from evert.bridge.redaction import redacted_tree
 from evert.bridge.tokens.bases import BASE_MODEL, TEMPLATE, renderer_name_of, with_variables
 from evert.envs.games import games
 from evert.trainers.config.arguments import gather, read_settings
+from evert.trainers.config.early_checks import PATHS
 from evert.trainers.config.episode import EpisodeSettings
 from evert.trainers.config.fields import (
     Dtype,
@@ -25,7 +26,6 @@ from evert.trainers.config.fields import (
     size,
     trust,
 )
-from evert.trainers.config.names import PATHS
 from evert.trainers.config.recipes import choose_recipe, game_name, path_of, taskset_of
 from evert.trainers.engine.training.losses import LossFn
 

@@ -15,16 +15,10 @@ from evert.trainers.engine.models.base_models import (
     load_outline,
 )
 from evert.trainers.engine.models.loading import EngineSettings, Loader
-from evert.trainers.engine.sampling.memory import (
-    activation_bytes,
-    cache_bytes,
-    cache_token_bytes,
-    free_bytes,
-    logits_bytes,
-    pass_budget,
-)
+from evert.trainers.engine.sampling.memory import cache_bytes, cache_token_bytes, free_bytes
 from evert.trainers.engine.sampling.prefill import chunk_tokens
 from evert.trainers.engine.sampling.scheduler import MAX_ROWS
+from evert.trainers.engine.training.pass_budget import activation_bytes, logits_bytes, pass_budget
 
 _ADAM = 3  # Extra numbers for each trained weight: its gradient and Adam's two moments
 

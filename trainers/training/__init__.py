@@ -5,7 +5,7 @@ In reading order:
     cookbook.py    turns the settings into the Cookbook's ``Config``
     workers.py     starts the workers that the settings ask for
     strategies.py  plays groups without the episodes that fail
-    batch_log.py   logs how each batch's episodes ended; ends a run that only fails
+    failing_batches.py  logs how each batch's episodes ended; ends a run that only fails
     redaction.py   keeps known secrets out of logs and configuration
     tracking.py    logs to Weights & Biases and TensorBoard
     progress.py    shows the progress

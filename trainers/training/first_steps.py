@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from evert.bridge.env.endings import CUT
-from evert.trainers.config.names import texts_as_tasks
+from evert.trainers.config.early_checks import texts_as_tasks
 from evert.trainers.config.train import TrainSettings, is_missing
 from evert.trainers.rundir.metrics import MIXED_GROUPS, is_step
 

@@ -11,10 +11,10 @@ import chz
 
 from evert.bridge.records.row_files import names_file
 from evert.trainers.config.backend import EngineChoice, check_engine, choose_engine
+from evert.trainers.config.early_checks import FILES, PATHS, named_objects
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.frozen_models import check_episodes, open_models, read_models
 from evert.trainers.config.model_names import check_model, check_weights, split_step
-from evert.trainers.config.names import FILES, PATHS, named_objects
 from evert.trainers.config.opponents import held_out_opponent
 from evert.trainers.config.recipes import path_of
 from evert.trainers.config.train import TrainSettings, is_missing, renderer_of

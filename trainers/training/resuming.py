@@ -17,8 +17,8 @@ from rich.console import Console
 
 from evert.bridge.records.row_files import digest
 from evert.bridge.redaction import redacted_arguments
+from evert.trainers.config.early_checks import named_files
 from evert.trainers.config.frozen_models import pin_steps
-from evert.trainers.config.names import named_files
 from evert.trainers.config.train import (
     WORKERS,
     TrainSettings,

@@ -26,7 +26,7 @@ from evert.bridge.groups.group import BatchPosition
 from evert.bridge.records.sequences import dialogue
 from evert.bridge.redaction import redacted_logs
 from evert.trainers.episodes.failures import Failure, failure_of
-from evert.trainers.training.batch_log import BatchSummary, Tally
+from evert.trainers.training.failing_batches import BatchSummary, Tally
 
 LOGGED_GROUPS, LOGGED_CHARACTERS = 2, 6_000
 """Groups per batch whose first episode's text is logged, and characters of each turn."""

@@ -10,7 +10,7 @@ In reading order:
     pieces.py   sampled tokens as texts
     answers.py  the page's API: rows for the page, by name
     server.py   checks requests and answers them
-    saving.py   the page with its answers in it, as one file
+    report_page.py  the page with its answers in it, as one file
 
 The page is ``page.html``, ``view.js`` and ``view.css``. ``uplot.js`` and ``uplot.css`` are the
 unchanged uPlot 1.6 (MIT, ``uplot-license.txt``), which draws the curves.

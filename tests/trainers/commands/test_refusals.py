@@ -27,7 +27,7 @@ from evert.trainers.commands.plan import PlanSettings
 from evert.trainers.commands.report import ReportSettings
 from evert.trainers.commands.rescore import RescoreSettings
 from evert.trainers.commands.serve import ServeSettings
-from evert.trainers.config import names
+from evert.trainers.config import early_checks
 from evert.trainers.config.arguments import UsageError, cookbook_fields
 from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.config.train import TrainSettings
@@ -345,9 +345,9 @@ def test_the_cookbooks_source_says_which_renderers_there_are(monkeypatch: Patch)
     models = [model for name in tables for model in getattr(model_info, name)().values()]
     assert len(models) > 20
     for renderer in {name for model in models for name in model.recommended_renderers}:
-        names.check_renderer(renderer)
+        early_checks.check_renderer(renderer)
     with pytest.raises(UsageError, match="Did you mean qwen3"):
-        names.check_renderer("qwen3x")
+        early_checks.check_renderer("qwen3x")
 
 
 def test_the_losses_to_choose_from_are_those_of_tinker_and_the_engine_has_all() -> None:

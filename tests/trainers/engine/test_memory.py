@@ -31,12 +31,9 @@ from evert.trainers.engine.models import logits
 from evert.trainers.engine.models.base_models import load_tokenizer
 from evert.trainers.engine.models.logits import float_logits
 from evert.trainers.engine.sampling import memory
-from evert.trainers.engine.sampling.memory import (
-    PassBudget,
-    free_bytes,
-    is_out_of_memory,
-    pass_budget,
-)
+from evert.trainers.engine.sampling.memory import free_bytes, is_out_of_memory
+from evert.trainers.engine.training import pass_budget as budgeting
+from evert.trainers.engine.training.pass_budget import PassBudget, pass_budget
 from evert.trainers.engine.training.passes import Passes
 from evert.trainers.engine.training.trainer import Trainer
 from evert.trainers.system import machine
@@ -151,7 +148,7 @@ def budget(
     device: torch.device = CPU,
 ) -> PassBudget:
     """Of a model of the size of Qwen3-0.6B."""
-    with patch.multiple(memory, free_bytes=lambda _: free, lanes=lambda _: lanes):
+    with patch.multiple(budgeting, free_bytes=lambda _: free, lanes=lambda _: lanes):
         config = QWEN(
             hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
             num_attention_heads=16, num_key_value_heads=8, head_dim=128,
@@ -183,7 +180,7 @@ def test_passes_run_side_by_side_where_there_is_room_for_them_and_their_gradient
     assert plenty == PassBudget(1024, checkpointing=False, parallel=2)
     assert little == PassBudget(1024, checkpointing=False)
     assert plenty.smaller(lengths) == little
-    with patch.multiple(memory, free_bytes=lambda _: 2**38, lanes=lambda _: 2):
+    with patch.multiple(budgeting, free_bytes=lambda _: 2**38, lanes=lambda _: 2):
         budgets = [
             pass_budget(
                 lengths, QWEN(), torch.float32, CPU, checkpointing=None, gradient_bytes=size

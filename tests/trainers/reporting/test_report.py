@@ -33,7 +33,7 @@ from evert.trainers.reporting.run import (
     read_run,
 )
 from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, SKIPPED, TRAIN_REWARD
-from evert.trainers.viewing import asking, saving
+from evert.trainers.viewing import asking, report_page
 from evert.trainers.viewing.index import indexed
 from evert.trainers.viewing.tokens import Tokens, cost, count_tokens
 
@@ -421,12 +421,12 @@ def test_a_page_has_a_size_that_it_keeps_and_says_what_did_not_fit(
         made.rollouts(step, *(episode(each, group=group) for group, each in enumerate(long)))
     whole = page_of(path)
     assert json.loads(re.findall('"about":({.*?}),"answers"', whole)[0])["omitted"] == 0
-    monkeypatch.setattr(saving, "LARGEST", len(whole) // 2)
+    monkeypatch.setattr(report_page, "LARGEST", len(whole) // 2)
     page = page_of(path)
     assert len(page.encode()) <= len(whole) // 2
     assert "step/1/train//0" in answers_of(page)
     assert json.loads(re.findall('"about":({.*?}),"answers"', page)[0])["omitted"] > 0
-    monkeypatch.setattr(saving, "LARGEST", 10_000)
+    monkeypatch.setattr(report_page, "LARGEST", 10_000)
     assert report.main([str(path)]) == 1
     assert "even without episodes. Name fewer runs" in capsys.readouterr().err
 

@@ -27,7 +27,7 @@ from evert.trainers.system.files import drop_broken_lines, file_errors, read_jso
 from evert.trainers.training.resuming import open_run, prepare_folder
 from evert.trainers.viewing.answers import Answers
 from evert.trainers.viewing.index import indexed
-from evert.trainers.viewing.saving import saved_page
+from evert.trainers.viewing.report_page import saved_page
 
 FILES = (
     "run.json", "before.json", "metrics.jsonl", "checkpoints.jsonl", "batches.jsonl",

@@ -47,7 +47,7 @@ from evert.trainers.episodes.failures import (
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import FAILED, SKIPPED
 from evert.trainers.system.files import BATCHES, read_jsonl
-from evert.trainers.training.batch_log import BatchSummary, EpisodesFailedError, Tally
+from evert.trainers.training.failing_batches import BatchSummary, EpisodesFailedError, Tally
 from evert.trainers.training.strategies import Counted, GroupFailedError, LeaveOut, strategy_of
 
 POLICY = ScriptedPolicy(lambda prompt: "Yes.")

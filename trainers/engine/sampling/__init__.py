@@ -16,5 +16,5 @@ From the outside in:
     generic_batch.py  a batch of any other model
     prefill.py        orders rows so that common prefixes are computed first, and once
     prefix_cache.py   keys and values, looked up by their tokens
-    memory.py         how much memory there is, and what fits
+    memory.py         how much memory is free, and how much a sampler gets
 """

@@ -21,7 +21,7 @@ from evert.trainers.engine.common.errors import CheckpointError, TrainingError
 from evert.trainers.engine.common.parallel import bounded_map
 from evert.trainers.engine.models.base_models import base_of, context_length, no_progress_bars
 from evert.trainers.engine.models.pictures import PictureReader
-from evert.trainers.engine.sampling.memory import PassBudget, is_out_of_memory, pass_budget
+from evert.trainers.engine.sampling.memory import is_out_of_memory
 from evert.trainers.engine.store.checkpoints import OPTIMIZER
 from evert.trainers.engine.training.examples import (
     DatumTensors,
@@ -31,6 +31,7 @@ from evert.trainers.engine.training.examples import (
     read_custom,
     read_work,
 )
+from evert.trainers.engine.training.pass_budget import PassBudget, pass_budget
 from evert.trainers.engine.training.passes import Passes
 
 if TYPE_CHECKING:
