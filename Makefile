@@ -47,7 +47,7 @@ EDITABLE := $(INSTALL) --editable
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train real real-short test quick environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 instrumented examples trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks versions newest mac lint nightly wheel docs bench games compression credit experiments algorithms kill9 smoke startup soak machine vision gpu clean
+.PHONY: train real real-short test quick environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 instrumented examples trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks versions newest mac lint style types types-darwin nightly wheel docs bench games compression credit experiments algorithms kill9 smoke startup soak machine vision gpu clean
 
 train: .venv/installed
 	$(BIN)/evert train env=identity $(SETTINGS)
@@ -198,11 +198,18 @@ mac: .venv/developing
 $(OVERLAY): | .venv/developing
 	$(BIN)/python frameworks/run_uv.py pip install --no-deps --target $@ tinker-cookbook==$(COOKBOOK)
 
-lint: .venv/developing
+# Three parts, which `make --jobs` runs side by side.
+lint: types types-darwin style
+
+style: .venv/developing
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-cache
+
+types: .venv/developing
 	$(BIN)/mypy
+
+types-darwin: .venv/developing
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin src
 
 # Everything, also the tests that take too long for each change, and a second type checker.

@@ -20,6 +20,7 @@ import argparse
 import copy
 import importlib
 import importlib.util
+import itertools
 import json
 import math
 import platform
@@ -32,7 +33,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -481,6 +482,27 @@ def measure_sampling(bench: Bench, shape: str, base: Any) -> None:
     )  # fmt: skip
 
 
+def measure_adapters(bench: Bench, shape: str, base: Any) -> None:
+    """Measure a decoding step of rows of one adapter, and of two, which have no CUDA graphs."""
+    count, length, reply = (4, 24, 6) if bench.standin else (64, 256, 128)
+    bases, scheduler, seeds = SharedBases(), Scheduler(), itertools.count()
+    trees = [adapted(bases.tree("base", lambda: base), seed) for seed in (1, 2)]
+    samplers = [sampler(tree, scheduler) for tree in trees]
+
+    def draw(wanted: int, adapters: int) -> None:
+        rows = random_rows(count, length, base.config.vocab_size, next(seeds))
+        pairs = zip(rows, itertools.cycle(samplers[:adapters]))
+        for future in [one.sample(row, 1, how(wanted)) for row, one in pairs]:
+            future.result()
+
+    for adapters in (1, 2):
+        took = bench.seconds(partial(draw, reply, adapters))
+        took -= bench.seconds(partial(draw, 1, adapters))
+        figure = "ran" if bench.standin else f"{1000 * took / (reply - 1):.1f} ms"
+        bench.add(f"{shape}: a step of {count} rows, adapters: {adapters}", figure)
+    scheduler.close()
+
+
 def measure_training(bench: Bench, shape: str, base: Any) -> None:
     """Measure a step of an adapter over distinct rows, compared with transformers' passes."""
     count, length = (4, 24) if bench.standin else (64, 1024)
@@ -538,6 +560,7 @@ def measure_shape(bench: Bench, shape: str) -> None:
     base = make_base(shape, torch.bfloat16, bench.device)
     base.requires_grad_(False)
     bench.attempt(measure_sampling, shape, base)
+    bench.attempt(measure_adapters, shape, base)
     bench.attempt(measure_training, shape, base)
 
 

@@ -2,22 +2,66 @@
 
     python benchmarks/experiments.py --only multiply
 
-The agent is ``calculator.py``'s. The reward is 1 if the answer has the product, else 0: the tool's
-result alone earns nothing.
+The model may call the tool once, then it has to answer. The reward is 1 if the answer's last number
+is the product, else 0: a call alone earns nothing.
 """
 
-from calculator import questions, score, solve
+import json
+import random
+import re
 
 SYSTEM = {
     "role": "system",
-    "content": "You are a careful calculator. You must call the tool. Then give its result.",
+    "content": "You are a careful calculator. You must call the tool multiply. "
+    "After its result, give the answer.",
 }
-TEST = [*questions(0, 20, "*")]
-TRAIN = [task for task in questions(1, 500, "*") if task not in TEST]
+INTEGER = {"type": "integer"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "multiply",
+        "description": "Multiplies two integers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": INTEGER, "b": INTEGER},
+            "required": ["a", "b"],
+        },
+    },
+}
 
 
-async def agent(client, task):
-    """Ask for a product; the reward is 1 if the answer has it."""
-    answer, results = await solve(task["question"], SYSTEM)
-    client.metric("called", float(bool(results)))
-    return float(score(answer, results, task["answer"]) == 1)
+def pairs(seed, count):
+    """Return pairs of numbers to multiply."""
+    draw = random.Random(seed)
+    return [(draw.randint(11, 99), draw.randint(11, 99)) for _ in range(count)]
+
+
+TEST = pairs(0, 20)
+TRAIN = [pair for pair in pairs(1, 500) if pair not in TEST]
+
+
+def multiply(arguments):
+    """Return the tool's result for a call's arguments, which are JSON."""
+    try:
+        numbers = json.loads(arguments)
+        return str(int(numbers["a"]) * int(numbers["b"]))
+    except (KeyError, TypeError, ValueError):
+        return "Error: expected two integers, a and b."
+
+
+async def agent(client, pair):
+    """Ask for a product; the reward is 1 if the answer ends with it."""
+    a, b = pair
+    messages = [SYSTEM, {"role": "user", "content": f"What is {a} times {b}?"}]
+    completion = await client.chat.completions.create(messages=messages, tools=[TOOL])
+    reply = completion.choices[0].message
+    client.metric("called", float(bool(reply.tool_calls)))
+    if reply.tool_calls:
+        messages.append(reply.model_dump(exclude_none=True))
+        for call in reply.tool_calls:
+            result = multiply(call.function.arguments)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+        completion = await client.chat.completions.create(messages=messages)
+        reply = completion.choices[0].message
+    numbers = re.findall(r"\d+", (reply.content or "").replace(",", ""))
+    return float(numbers[-1:] == [str(a * b)])

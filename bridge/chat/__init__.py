@@ -4,7 +4,7 @@ In reading order:
 
     bad_requests.py  the HTTP 400 errors that agents get
     fields.py        which fields of a request are supported, and their readers
-    message_keys.py  hashable keys of messages
+    message_equality.py  when two messages are equal: hashable keys
     messages.py      agents' messages in the form that renderers take
     reply.py         the reply to a call
     schemas.py       checks replies against JSON schemas

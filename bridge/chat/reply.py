@@ -20,7 +20,7 @@ from tinker_cookbook.renderers.base import (
     get_text_content,
 )
 
-from evert.bridge.chat.message_keys import Key, reply_key
+from evert.bridge.chat.message_equality import Key, reply_key
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 

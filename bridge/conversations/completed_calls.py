@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tinker_cookbook.renderers.base import Message, ToolCall
 
-from evert.bridge.chat.message_keys import key_as_reply, reply_key
+from evert.bridge.chat.message_equality import key_as_reply, reply_key
 from evert.bridge.chat.reply import Reply
 from evert.bridge.conversations.prefix_tree import START, PrefixTree
 from evert.bridge.conversations.reading import Entry

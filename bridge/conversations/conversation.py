@@ -20,7 +20,7 @@ from tinker_cookbook.renderers.base import Message, ToolCall
 
 from evert.bridge.chat.bad_requests import context_length_exceeded, refuse
 from evert.bridge.chat.formats import ReplyFormat
-from evert.bridge.chat.message_keys import Key
+from evert.bridge.chat.message_equality import Key
 from evert.bridge.chat.reply import Reply
 from evert.bridge.conversations.drift import Drift, drift_of
 from evert.bridge.conversations.prefix_tree import START, PrefixTree, Speaker

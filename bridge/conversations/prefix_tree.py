@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from tinker_cookbook.renderers.base import Message
 
-from evert.bridge.chat.message_keys import Key, call_names, key_without_ids, message_key
+from evert.bridge.chat.message_equality import Key, call_names, key_without_ids, message_key
 from evert.bridge.chat.reply import Reply
 from evert.bridge.conversations.reading import Entry
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from tinker_cookbook.renderers.base import Message
 
-from evert.bridge.chat.message_keys import Key, key_as_reply, message_key
+from evert.bridge.chat.message_equality import Key, key_as_reply, message_key
 from evert.bridge.chat.messages import read_message
 
 

@@ -24,7 +24,7 @@ from evert.bridge.records.rows import Row
 from evert.bridge.tokens.probes import TOOLS
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.bridge.tokens.template import TemplateRenderer
-from evert.bridge.tokens.template_text import template_of
+from evert.bridge.tokens.template_variables import template_of
 
 FORM, FIELDS, TEXT = "form", "fields", "text"
 """Field of a recorded call, and its values; null: neither reproduces the sampled tokens."""

@@ -1,15 +1,10 @@
-"""Renders messages with a tokenizer's chat template, in the way that the template takes them.
-
-For a template the date is always ``TODAY``, so that a run can be resumed on another day.
-"""
+"""Renders messages with a tokenizer's chat template, in the way that the template takes them."""
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
-from functools import lru_cache
 from typing import Any
 
 from tinker_cookbook.renderers.base import Message, ToolCall, ToolSpec, get_text_content
@@ -18,26 +13,12 @@ from evert.bridge.errors import RendererMismatchError
 from evert.bridge.tokens.call_format import CallFormat, FunctionCall
 from evert.bridge.tokens.escaping import MARK, ControlTokens
 from evert.bridge.tokens.probes import TOOLS, common_prefix, is_tool, parts, thinking
-from evert.bridge.tokens.template_variables import check_variables
-
-TODAY = datetime(2024, 7, 26)
-"""The date that a template gets: the one that Llama's templates use without a clock."""
+from evert.bridge.tokens.template_variables import check_variables, template_of
 
 PARTS, BLOCKS = "parts", "blocks"
 """Ways to hand over a thought: a part of the content (Ministral), a block of it (Apertus)."""
 
-_NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 _EDGE = re.compile(r"\s|[>\]|]")
-
-
-def template_of(tokenizer: Any, tools: Any = None) -> str:
-    """A tokenizer's chat template, with ``TODAY`` in place of calls that ask for the date."""
-    return _without_clock(tokenizer.get_chat_template(tools=tools))
-
-
-@lru_cache
-def _without_clock(template: str) -> str:
-    return _NOW.sub(lambda call: f"{call[1]}{TODAY.strftime(call[2])}{call[1]}", template)
 
 
 class TemplateText:

@@ -1,13 +1,23 @@
-"""What a chat template reads besides the conversation: variables such as ``enable_thinking``."""
+"""What a chat template reads besides the conversation: variables, and the date.
+
+For a template the date is always ``TODAY``, so that a run can be resumed on another day.
+"""
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from jinja2 import Environment, TemplateError, nodes
 from jinja2.meta import find_undeclared_variables
 
 from evert.bridge.errors import RendererMismatchError, did_you_mean
+
+TODAY = datetime(2024, 7, 26)
+"""The date that a template gets: the one that Llama's templates use without a clock."""
+
+_NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
 _BUILTIN = {
     *("messages", "tools", "documents", "add_generation_prompt", "strftime_now"),
@@ -17,6 +27,16 @@ _BUILTIN = {
 
 _GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
 """Tags that transformers adds to Jinja; they mark what is trained on."""
+
+
+def template_of(tokenizer: Any, tools: Any = None) -> str:
+    """A tokenizer's chat template, with ``TODAY`` in place of calls that ask for the date."""
+    return _without_clock(tokenizer.get_chat_template(tools=tools))
+
+
+@lru_cache
+def _without_clock(template: str) -> str:
+    return _NOW.sub(lambda call: f"{call[1]}{TODAY.strftime(call[2])}{call[1]}", template)
 
 
 def variables_of(tokenizer: Any) -> set[str]:

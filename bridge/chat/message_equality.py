@@ -1,4 +1,4 @@
-"""Hashable keys of messages: equal keys mean equal content, whatever the form.
+"""When two messages are equal: they have hashable keys, and equal keys mean equal content.
 
 A dict and an SDK object with the same content have the same key. The key of the policy's reply
 leaves out what agents change: white space at the ends, thinking.
