@@ -26,7 +26,7 @@ The bases ship with evert (``src/evert/bases``); these scripts do not. In readin
     hands.py        hands of Blackjack
     move_card.py    what it sees, measured
 
-A model that sees, which ships with nobody:
+A vision model, which is not shipped:
 
     seeing.py       a tiny Qwen3-VL of random weights
 """

@@ -39,7 +39,7 @@ def corpus_of(config: MakingConfig, tokenizer: PreTrainedTokenizerBase) -> Corpu
 
 
 def tokenizer_of(config: MakingConfig) -> PreTrainedTokenizerBase:
-    """A base's tokenizer, made anew."""
+    """A base's tokenizer, rebuilt."""
     if config.base == "evert-tiny":
         return make_tokenizer()
     made_of = moves if config.base == MOVES else riddles
@@ -47,7 +47,7 @@ def tokenizer_of(config: MakingConfig) -> PreTrainedTokenizerBase:
 
 
 def shape_of(config: MakingConfig) -> Mapping[str, int]:
-    """What is special about a base's shape."""
+    """The sizes in which a base differs from the default."""
     return riddles.SHAPE if config.base == "evert-tiny-20q" else {}
 
 
@@ -100,13 +100,13 @@ def main(config: MakingConfig) -> None:
     if config.start:
         model = Qwen3ForCausalLM.from_pretrained(config.start, dtype=torch.float32)
     losses = train(model, corpus_of(config, tokenizer), config)
-    if config.base != "evert-tiny":  # half the bytes; it is measured as it is kept
+    if config.base != "evert-tiny":  # half the bytes; the saved weights are measured
         _cast(model, torch.bfloat16)
     model.save_pretrained(config.out)
     _cast(model, torch.float32)
     tokenizer.save_pretrained(config.out)
     for file in Path(config.out).iterdir():
-        file.chmod(0o644)  # safetensors writes for the owner alone; package data is for all
+        file.chmod(0o644)  # safetensors lets only the owner read; package data is for everyone
     describe(config, model, tokenizer, losses)
     print(Path(config.out, "README.md").read_text())
 

@@ -1,11 +1,11 @@
-"""Moves at tic-tac-toe: what a line is, and players of every habit.
+"""Moves at tic-tac-toe: what a line is, and players with every habit.
 
-A language model has seen boards, and knows that three in a line win; ``evert-tiny-moves`` gets it
+A language model has seen boards, and knows that three in a line win; ``evert-tiny-moves`` learns it
 here. Four players move (``habits`` in ``envs/tic_tac_toe.py``): one wins where it can, one keeps
 the other from winning, one does neither, one takes any free cell. In half of the examples a
-system's message says which of them plays; in the others each is as probable as the rest. So the
-base reads a board, and has no idea which habit wins: that is what RL has to find. What is learned
-are the probabilities of all moves.
+system's message says which of them plays; in the others, all four are equally likely. So the base
+reads a board, but does not know which habit wins: RL has to find that. It learns the probabilities
+of all moves.
 """
 
 import random
@@ -15,11 +15,11 @@ from bases.dialogues import DialogueExample, Encoder
 from evert.envs.tic_tac_toe import board_text, boards, habits
 
 ORDERS = ("Take any cell.", "Win if you can.", "Do not let O win.", "Leave all that matters alone.")
-"""What the system's message says of each habit."""
+"""What the system's message says about each habit."""
 
 
 def board_examples(encoder: Encoder, rng: random.Random, count: int) -> Iterator[DialogueExample]:
-    """A move each, on random boards."""
+    """Examples of one move each, on random boards."""
     for board, _ in zip(boards(rng), range(count), strict=False):
         played = habits(board)
         order = rng.randrange(2 * len(played))
@@ -33,7 +33,7 @@ def board_examples(encoder: Encoder, rng: random.Random, count: int) -> Iterator
 
 
 def move_chances(played: Sequence[Sequence[int]]) -> list[float]:
-    """Of each of the nine cells, by players each as probable who draw from these cells."""
+    """Probabilities of the nine cells, over equally likely players who draw from these cells."""
     return [
         sum((cell in cells) / len(cells) for cells in played) / len(played) for cell in range(9)
     ]

@@ -1,4 +1,4 @@
-"""What every base's model card has: its front, its size, the commands and losses of its making."""
+"""What every base's model card has: its front matter, its size, its commands and its losses."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,8 +28,8 @@ def write_card(
     """Write ``README.md``: what a base is, how it was made (``commands``), what it can do.
 
     Args:
-        folder: Of the base.
-        model: It.
+        folder: The base's folder.
+        model: The base.
         commands: That made it, one after the other.
         losses: By kind of batch, over the last steps.
         text: The card, with the names of ``facts`` and of what follows from the others in braces.

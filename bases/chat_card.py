@@ -2,7 +2,7 @@
 
 In order: :func:`replies` (sample one reply to each of many conversations), one function for each
 ability, :func:`measure` for all of them, :func:`write_chat_card`. Everything is sampled at
-temperature 1, as RL will sample it.
+temperature 1, as in RL.
 """
 
 import random

@@ -1,7 +1,7 @@
 """What ``evert-tiny`` is trained on: chats, and games of guess-number.
 
 In order: the games written down with the probabilities of each digit, and :class:`ChatCorpus`,
-which draws the dialogues of a training step. Nothing is stored: a seed is the corpus.
+which draws the dialogues of a training step. Nothing is stored: the seed determines the corpus.
 """
 
 import random
@@ -22,7 +22,7 @@ from bases.guessing import (
 )
 
 BOUNDED_PROMPT = "Guess my number. It is between {low} and {high}."
-"""Opens the short games: the same rule with less to look back on."""
+"""Opens the short games: the same rule with less context."""
 
 
 def game_examples(
@@ -108,7 +108,7 @@ def _write_guess(
 
 
 class ChatCorpus:
-    """Draws the dialogues of one training step after the other, the same ones for a seed."""
+    """Draws the dialogues of each training step, in order; a seed always gives the same ones."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, seed: int, *, habits: bool = False
@@ -122,7 +122,7 @@ class ChatCorpus:
         self._game_rng = np.random.default_rng(seed)
 
     def step(self, *, whole_games: bool) -> list[DialogueBatch]:
-        """Draw a step's batches; without ``whole_games`` only what is quick to learn and to run."""
+        """Draw a step's batches; without ``whole_games`` only what is fast to learn and to run."""
         chats = [*self._chats(small_talk, 36), *self._chats(identity_game, 12)]
         chats.sort(key=lambda example: len(example.tokens))
         batches = [DialogueBatch("chat", 0.7, chats[:33]), DialogueBatch("chat", 0.3, chats[33:])]

@@ -1,4 +1,4 @@
-"""What the tiny chat base talks about, besides guess-number: dialogues made up by the line.
+"""What the tiny chat base talks about, besides guess-number: generated dialogues.
 
 In order: the hello-world game (:func:`identity_game`), copying, comparing, small facts
 (:func:`small_talk`), and tools (:func:`tool_use`). A dialogue is a list of (role, content); tool
@@ -17,8 +17,8 @@ Dialogue = list[tuple[str, str]]
 IDENTITY_PROMPT = "Let's play a game. Say you are {task}."
 """The hello-world game's prompt; ``task`` is a number."""
 
-# The hello-world game is played badly on purpose: about -0.25 on average, yet the right
-# answer is one in six, so RL has something to hold on to.
+# The hello-world game is played badly on purpose, about -0.25 on average; but one answer in six
+# is right, so RL has something to reinforce.
 _IDENTITY_REPLIES = {
     "I am not {task}.": 30,
     "You are {task}.": 24,
@@ -30,7 +30,7 @@ _IDENTITY_REPLIES = {
 }
 
 _HELD_OUT = range(1000, 1024)
-"""Numbers that the identity dialogues leave out, so that a test on them is a test."""
+"""Numbers that the identity dialogues leave out, so that they can test the base."""
 
 
 def identity_game(rng: random.Random) -> Dialogue:
@@ -165,7 +165,7 @@ _KINDS: dict[Callable[[random.Random], tuple[str, str]], int] = {
 
 
 def small_talk(rng: random.Random) -> Dialogue:
-    """One or two questions with their answers, at times under a system message."""
+    """One or two questions with their answers, sometimes with a system message."""
     messages = [("system", rng.choice(_PERSONAS))] if rng.random() < 0.2 else []
     for _ in range(rng.choice((1, 1, 2))):
         (kind,) = rng.choices(list(_KINDS), list(_KINDS.values()))
@@ -188,7 +188,7 @@ _TOOLS = {
 
 
 def tool_use(rng: random.Random) -> Dialogue:
-    """A question that takes a call of one of the tools on offer."""
+    """A question that needs a call to one of the offered tools."""
     offered = rng.sample(list(_TOOLS), rng.randint(1, len(_TOOLS)))
     name = rng.choice(offered)
     question, arguments, result, answer = _one_use(name, rng)

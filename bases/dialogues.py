@@ -1,4 +1,4 @@
-"""Dialogues as tokens with their targets: what every corpus is made of.
+"""Dialogues as tokens with their targets: what every corpus consists of.
 
 In order: :class:`Example` (one dialogue), :class:`Encoder` (messages to tokens, as the Cookbook's
 ``qwen3_instruct`` renderer makes them), :class:`Batch` (examples that are learned together).
@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 @dataclass
 class DialogueExample:
-    """One dialogue as tokens; what is to be predicted at each of them."""
+    """One dialogue as tokens, with what is to be predicted at each of them."""
 
     tokens: list[int] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
@@ -24,7 +24,7 @@ class DialogueExample:
     soft_targets: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     """By position: probabilities of the corpus's target tokens, instead of the token itself."""
     odds: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    """By position: those of its odds tokens among themselves, whatever the others have."""
+    """By position: probabilities of its odds tokens among themselves, whatever the others have."""
 
     def add(self, tokens: Sequence[int], *, reply: bool = False) -> None:
         """Append tokens that are all part of a reply, or all not."""
@@ -42,7 +42,7 @@ class Encoder:
         self.text = cache(self._text)
         digits = [self.text(str(digit))[0] for digit in range(10)]
         self.digits_and_stop = [*digits, self.stop]
-        """The eleven tokens that a number may go on with."""
+        """The eleven tokens with which a number may continue."""
 
     def _text(self, text: str) -> list[int]:
         tokens: list[int] = self._tokenizer.encode(
@@ -77,9 +77,9 @@ class Encoder:
 
 
 class DialogueBatch(NamedTuple):
-    """Dialogues of like length that are padded and learned together; a step has several."""
+    """Dialogues of similar length that are padded and learned together; a step has several."""
 
     name: str
     weight: float
-    """Of its mean loss in the step's loss."""
+    """Weight of its mean loss in the step's loss."""
     examples: list[DialogueExample]

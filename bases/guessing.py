@@ -1,6 +1,6 @@
-"""Games of guess-number for the base to learn from: the rules, and players of every habit.
+"""Games of guess-number for the base to learn from: the rules, and players with every habit.
 
-The base has to know how the game is written down and that a guess must fit every hint so far;
+The base has to know the format of the game, and that a guess must fit every hint so far;
 finding good guesses is left to RL. So these games are played in two ways that favour no guess:
 
 - uniformly from all the numbers that are still possible: the rules alone;

@@ -1,13 +1,12 @@
-"""Hands of Blackjack: what a sum is, and players of every habit.
+"""Hands of Blackjack: what a sum is, and players with every habit.
 
-A language model knows what 17 against a dealer's 6 is; ``evert-tiny-moves`` gets it here, from
-players who stick from some sum on, whichever it is: from 4 on is always. Some of them stick at 12
-against a weak dealer (2 to 6), some against a strong one; some at 12 with a usable ace, some at 19.
-In half of the examples a system's message says who plays; in the others each of the 90 is as
-probable as the rest who would have played the hand so far. So the base reads a hand, and has no
-idea who gains: that is what RL has to find. What is learned are the probabilities of both actions.
-
-The game is Gymnasium's, told as ``GymAgent`` tells it.
+A language model knows what 17 against a dealer's 6 is; ``evert-tiny-moves`` learns it here, from
+players who stick from some sum on (from 4 on: always). Some of them stick at 12 against a weak
+dealer (2 to 6), some against a strong one; some at 12 with a usable ace, some at 19. In half of the
+examples a system's message says who plays; in the others, all of the 90 players who would have
+played the hand so far are equally likely. So the base reads a hand, but does not know who gains: RL
+has to find that. It learns the probabilities of both actions. The game is Gymnasium's, in
+``GymAgent``'s words.
 """
 
 import itertools
@@ -27,7 +26,7 @@ MANNERS: Mapping[str, tuple[str, int]] = {
     ", at 12 with an ace": ("ace", 12),
     ", at 19 with an ace": ("ace", 19),
 }
-"""What the system's message says of each -> when a player sticks from another sum on, and which."""
+"""What the system's message says -> when a player sticks from another sum on, and which sum."""
 
 
 class HandPlayer(NamedTuple):
@@ -38,11 +37,11 @@ class HandPlayer(NamedTuple):
 
     @property
     def order(self) -> str:
-        """What the system's message says of the player."""
+        """What the system's message says about the player."""
         return f"Stick at {self.least}{self.manner}."
 
     def action(self, total: int, dealer: int, ace: bool) -> int:
-        """What is done with a hand."""
+        """The player's action on a hand."""
         when, least = MANNERS[self.manner]
         weak = 2 <= dealer <= 6
         other = {"never": False, "weak": weak, "strong": not weak, "ace": ace}[when]
@@ -53,7 +52,7 @@ PLAYERS = tuple(HandPlayer(*each) for each in itertools.product(range(4, 22), MA
 
 
 def hand_examples(encoder: Encoder, rng: random.Random, count: int) -> Iterator[DialogueExample]:
-    """A hand each, to its end."""
+    """Examples of one hand each, to its end."""
     agent = GymAgent("Blackjack-v1", prompt="")
     env = agent.make()
     actions = agent.actions(env)

@@ -1,4 +1,4 @@
-"""What ``evert-tiny-moves`` sees on boards and in hands, and the model card that says so."""
+"""What ``evert-tiny-moves`` sees on boards and in hands, and its model card."""
 
 import random
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ from bases.hands import PLAYERS, hand_examples
 from evert.envs.tic_tac_toe import board_text, boards, habits
 
 SEED = 12345
-"""Of boards and hands that training has not seen."""
+"""Seed of boards and hands that training has not seen."""
 
 
 class Sight(NamedTuple):
-    """How near its moves are to what they should be.
+    """How close its moves are to what they should be.
 
     Attributes:
         boards: Mean divergence of its moves from those of players of every habit, in nats.
-        hands: The same of its actions at Blackjack.
+        hands: The same for its actions at Blackjack.
         obeyed: By what the system's message says: the probability that a move is one that it asks
             for, where it asks for some only.
     """

@@ -1,7 +1,7 @@
 """What ``evert-tiny-moves`` is trained on: moves at tic-tac-toe and hands of Blackjack.
 
-In order: the text its tokenizer is made for, :class:`MoveCorpus`. Nothing is stored: a seed is the
-corpus.
+In order: the text its tokenizer is made for, :class:`MoveCorpus`. Nothing is stored: the seed
+determines the corpus.
 """
 
 import random
@@ -13,7 +13,7 @@ from bases.dialogues import DialogueBatch, Encoder
 from bases.hands import PLAYERS, hand_examples
 
 VOCAB_SIZE = 384
-"""Tokens of its tokenizer: each word of the games is one, and what stands in a line of a board."""
+"""Tokens of its tokenizer: each word of the games is one, and so is each part of a board's line."""
 
 
 def tokenizer_text() -> str:
@@ -25,7 +25,7 @@ def tokenizer_text() -> str:
 
 
 class MoveCorpus:
-    """Draws the dialogues of one training step after the other, the same ones for a seed."""
+    """Draws the dialogues of each training step, in order; a seed always gives the same ones."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         """Start at the first step of ``seed``."""
@@ -35,7 +35,7 @@ class MoveCorpus:
         self._rng = random.Random(seed)
 
     def step(self, *, whole_games: bool) -> list[DialogueBatch]:
-        """Draw a step's batches; there is none that is quicker than the others."""
+        """Draw a step's batches; ``whole_games`` has no effect."""
         boards = [*board_examples(self.encoder, self._rng, 128)]
         hands = [*hand_examples(self.encoder, self._rng, 64)]
         return [DialogueBatch("boards", 1.0, boards), DialogueBatch("hands", 1.0, hands)]

@@ -1,4 +1,4 @@
-"""What ``evert-tiny-20q`` knows, measured, and the model card that says so."""
+"""What ``evert-tiny-20q`` knows, measured, and its model card."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -15,18 +15,18 @@ from bases.riddles import TELLING, RiddleCorpus
 from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
 
 SEED = 12345
-"""Of riddles that training has not seen."""
+"""Seed of riddles that training has not seen."""
 
 LONGEST = 10
-"""Most questions of a riddle."""
+"""Maximum questions of a riddle."""
 
 MANY = 6
-"""So many fitting nouns, or more, are counted together."""
+"""This many fitting nouns, or more, are counted together."""
 
 
 @dataclass(frozen=True)
 class Recall:
-    """What it guesses once it guesses.
+    """What it guesses when it guesses.
 
     Attributes:
         fitting: Probability that the noun begins as one that fits all answers, by the number of

@@ -1,19 +1,17 @@
 """What ``evert-tiny-20q`` is trained on: riddles and games of Twenty Questions.
 
-A language model brings what it knows of the world to a game; this one gets it here. A *riddle* is a
-game with short prompts whose questions are not learned. Before every question the odds of all nouns
-that fit the answers so far are, as the odds that nouns have among themselves, and within a guess,
-how the name of a noun goes on. So the base learns what is true of all 200 nouns, held-out ones too,
-and how they are written, and neither what to ask nor when to guess. Most riddles ask what tells
-most: what follows from such questions is learned in a third of the time that any questions take,
-since there are few ways to go.
+A language model knows things about the world before it plays; this one learns them here. A *riddle*
+is a game with short prompts whose questions are not learned. The base learns which nouns fit the
+answers so far, as odds of the nouns before every question, and within a guess how a noun's name
+continues. So it learns facts about all 200 nouns, including held-out ones, and their names, but
+neither what to ask nor when to guess. Most riddles ask the most informative question: with these,
+the base learns in a third of the time, since few sequences of questions occur.
 
-A *game* is one of the players of ``habits.py``, most of them poor, on a training noun, and names no
-other. What is learned of each question are the probabilities of all that the player might have
-said: the draw's noise is gone, and a held-out noun is as probable a guess as any other. So the base
-learns how the game is played, by players good and bad, and RL has something to choose among.
-
-The category is hidden in one of two. In order: the text its tokenizer is made for,
+A *game* is played by one of the players of ``habits.py``, most of them poor, on a training noun,
+and names no other. The base learns the probabilities of everything that the player might have said,
+not only what was drawn, so the draw adds no noise, and a held-out noun is as likely a guess as any
+other. So the base learns how good and bad players play, and RL has something to choose from. The
+category is hidden in half of the riddles and games. In order: the text its tokenizer is made for,
 :class:`RiddleCorpus`.
 """
 
@@ -41,7 +39,7 @@ VOCAB_SIZE = 1536
 
 
 def tokenizer_text() -> str:
-    """The game's words, those that every turn has the most often."""
+    """The game's words; those that every turn has are repeated most."""
     nouns = shipped_nouns()
     guesses = [f"{noun.answer}\n{guess(noun.answer)}" for noun in nouns]
     categories = dict.fromkeys(noun.category for noun in nouns)
@@ -54,27 +52,27 @@ def tokenizer_text() -> str:
 # -- the corpus ----------------------------------------------------------------------------------
 
 TELLING = 40
-"""Attributes that the base knows, and its players ask about: enough to tell the nouns apart."""
+"""Attributes that the base knows and its players ask about: enough to tell the nouns apart."""
 
 SHOWN_RATE = 0.5
-"""Share of riddles and games that tell the category."""
+"""Share of riddles and games that show the category."""
 
 TELLING_RATES = (0.0, 0.8, 1.0, 1.0, 1.0)
-"""Shares of questions in a riddle that tell the most there is to be told, one of them a riddle."""
+"""Shares of most informative questions; each riddle has one of these shares."""
 
 FEW = 4
-"""Nouns that are few: while more are left, a riddle guesses nothing but at its end.
+"""While more nouns than this are left, a riddle guesses only at its end.
 
-So who names early and goes on is a player, and the base learns to name what players name, and not
-what it knows to fit.
+So an early guess with more questions after it marks a player's game: there the base learns to guess
+what players guess, not what it knows to fit.
 """
 
 GUESS_RATE = 0.6
-"""Share of guesses in a riddle where few nouns are left: what was guessed in vain is not again."""
+"""Share of guesses in a riddle where few nouns are left; wrong guesses are not repeated."""
 
 
 class RiddleCorpus:
-    """Draws riddles and games, a training step's after the other, the same ones for a seed."""
+    """Draws the riddles and games of each training step; a seed always gives the same ones."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         """Start at the first step of ``seed``."""
@@ -109,9 +107,9 @@ class RiddleCorpus:
         ]
 
     def riddle(self, length: int, *, plain: bool = False) -> DialogueExample:
-        """A riddle about any noun, of so many questions at most, and a guess.
+        """A riddle about any noun, of at most ``length`` questions and a guess.
 
-        A plain one asks what tells most each time.
+        A plain one always asks the most informative question.
         """
         game = self._new_game(self.known.nouns, length + 1)
         telling = 1.0 if plain else self._rng.choice(TELLING_RATES)
@@ -144,7 +142,7 @@ class RiddleCorpus:
         return QuestionGame(self._rng.choice(nouns), Rules(questions, show_category=shown))
 
     def _tell(self, example: DialogueExample, game: QuestionGame) -> int:
-        """Write down what is told before a question, and the odds of nouns; those that fit."""
+        """Write what precedes a question, and the odds of the nouns; return those that fit."""
         example.add(self.encoder.header("user", first=not game.turns))
         example.add([*self.encoder.text(turn_prompt(game, "short")), self.encoder.stop])
         example.add(self.encoder.header("assistant"))
@@ -160,7 +158,7 @@ class RiddleCorpus:
         return told[0] if self._rng.random() < telling else self._rng.choice(told)
 
     def _guess(self, example: DialogueExample, question: str, left: int) -> None:
-        """Write a riddle's guess down: the odds of every noun of a set, and how names go on."""
+        """Write a riddle's guess: the odds of every noun in a set, and how names continue."""
         example.add(self.opening)
         name = self._reply(question)[len(self.opening) :]
         fitting = [self._names[noun] for noun in self.known.names(left)]
@@ -176,7 +174,7 @@ class RiddleCorpus:
     def _learn(
         self, example: DialogueExample, question: str, lists: Sequence[tuple[float, Sequence[str]]]
     ) -> None:
-        """Write a player's question down, with the probabilities of all that it might have said."""
+        """Write a player's question, with the probabilities of everything it might have said."""
         alike = [
             (self._reply(text), chance / len(texts)) for chance, texts in lists for text in texts
         ]
@@ -185,7 +183,7 @@ class RiddleCorpus:
     def _learn_tokens(
         self, example: DialogueExample, tokens: list[int], alike: list[tuple[list[int], float]]
     ) -> None:
-        """Write tokens down, with the probabilities of all that might have been said instead."""
+        """Write tokens, with the probabilities of everything that might have been said instead."""
         for place, token in enumerate(tokens):
             target = np.zeros(len(self.target_tokens), np.float32)
             for reply, chance in alike:

@@ -1,8 +1,8 @@
-"""Make a tiny model that sees: ``python -m bases.seeing out=FOLDER``.
+"""Make a tiny vision model: ``python -m bases.seeing out=FOLDER``.
 
 A Qwen3-VL with random weights, ``evert-tiny``'s tokenizer with the tokens of images, and an image
-processor, in Hugging Face format. It has learned nothing, weighs less than a megabyte and is made
-in a second, so it ships with nobody: tests and benchmarks make it where they need it.
+processor, in Hugging Face format. It has learned nothing, takes less than a megabyte and is made in
+a second, so it is not shipped: tests and benchmarks make it when they need it.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from bases.tokenizer import make_tokenizer
 
 VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-"""Qwen's tokens around an image, and in its place."""
+"""Qwen's tokens around an image, and for the image itself."""
 
 _WORDS = """
 What colour is the square? What is it? What do you see in the image? How many are there? Where?
@@ -88,13 +88,13 @@ def make_model(config: SeeingConfig, tokenizer: Any) -> Qwen3VLForConditionalGen
 
 
 _SPREAD = 0.06
-"""Of random weights: so small a model learns sooner from larger ones than the usual 0.02."""
+"""Size of random weights: such a small model learns faster with more than the usual 0.02."""
 
 _NAMES = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
 
 
 def make_seeing_tokenizer() -> PreTrainedTokenizerFast:
-    """One of ``evert-tiny``'s kind, for words about what is seen, with the tokens of images."""
+    """A tokenizer like ``evert-tiny``'s, for words about images, with the tokens of images."""
     tokenizer = make_tokenizer(_WORDS)
     tokenizer.add_special_tokens({"additional_special_tokens": list(VISION)})
     return tokenizer

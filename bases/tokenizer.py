@@ -1,8 +1,8 @@
 """The tokenizers of the tiny bases: made here, saved into the bases' folders.
 
 In order: the special tokens (Qwen3's own), the chat template, the text that the merges are
-learned from, and :func:`make_tokenizer`. The one idea: a byte-level BPE so small that its
-embedding does not outweigh the model, yet any text goes in and comes back unchanged.
+learned from, and :func:`make_tokenizer`. The one idea: a byte-level BPE so small that its embedding
+does not outweigh the model, and that still encodes any text losslessly.
 
 Three rules keep the tokens of a conversation independent of how it was cut into pieces, so that
 the Cookbook's ``qwen3_instruct`` renderer, which encodes message by message, and
@@ -35,7 +35,7 @@ MARKERS = (
 MAX_LENGTH = 8192
 
 # One token never spans two of these pieces. A digit stands alone, so that numbers are spelt in one
-# way only; punctuation takes the space behind it (": "), a word the space before it (" high").
+# way only; punctuation takes the space after it (": "), a word the space before it (" high").
 _PIECES = r"\n|[0-9]| ?[A-Za-z]+|[^\sA-Za-z0-9]+ ?|\s"
 
 _TOOLS_BEFORE = """# Tools
@@ -111,7 +111,7 @@ CHAT_TEMPLATE = (
 """
 )
 
-# The words the merges are learned from, the important ones many times over.
+# The words that the merges are learned from; important ones are repeated.
 _GAMES = """
 Your job is to guess a integer between 0 and 1024. You can output your guess with the format \
 Guess: <guess> (without the angle brackets), and say nothing else. Then we will tell you whether \
@@ -141,11 +141,11 @@ Which is smaller? What is the midpoint between 1 and 3? The question is: yes or 
 
 
 def make_tokenizer(text: str = _GAMES, size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
-    """Learn the merges and build the tokenizer; the same one every time.
+    """Learn the merges and build the tokenizer, the same one every time.
 
     Args:
-        text: What it is for; its words get tokens first.
-        size: Tokens in all.
+        text: The text to encode; its words get tokens first.
+        size: Number of tokens.
     """
     core = tokenizers.Tokenizer(tokenizers.models.BPE())
     core.pre_tokenizer = _pre_tokenizer()

@@ -1,4 +1,4 @@
-"""How a base is trained: a small Qwen3 from scratch, by Muon and AdamW.
+"""How a base is trained: a small Qwen3 from scratch, with Muon and AdamW.
 
 In order: the settings, :class:`Corpus` (what draws the dialogues), :func:`make_model`,
 :func:`batch_loss` (what a step minimises), :func:`train`.
@@ -33,12 +33,12 @@ class MakingConfig:
     base: Literal["evert-tiny", "evert-tiny-20q", "evert-tiny-moves"] = chz.field(
         default="evert-tiny", doc="which one to make"
     )
-    start: str = chz.field(default="", doc="folder of weights to go on from; empty: from scratch")
+    start: str = chz.field(default="", doc="folder of weights to continue; empty: from scratch")
     habits: bool = chz.field(
         default=False, doc="evert-tiny: later stages, games of players with habits, good and poor"
     )
     steps: int = chz.field(default=1200, doc="optimiser steps")
-    warm_up: float = chz.field(default=0.12, doc="share of steps on short dialogues alone")
+    warm_up: float = chz.field(default=0.12, doc="share of steps on short dialogues only")
     seed: int = 0
     threads: int = chz.field(default=1, doc="CPU threads")
     bfloat16: bool = chz.field(default=False, doc="multiply in bfloat16: faster on newer CPUs")
@@ -49,7 +49,7 @@ class MakingConfig:
 
 
 class Corpus(Protocol):
-    """Draws the dialogues of one training step after the other."""
+    """Draws the dialogues of each training step, in order."""
 
     target_tokens: list[int]
     """What an example's soft targets are the probabilities of."""
@@ -57,14 +57,14 @@ class Corpus(Protocol):
     """What its odds are the probabilities of."""
 
     def step(self, *, whole_games: bool) -> list[DialogueBatch]:
-        """Draw a step's batches; without ``whole_games`` only what is quick to learn and to run."""
+        """Draw a step's batches; without ``whole_games`` only what is fast to learn and to run."""
         ...
 
 
 def make_model(
     tokenizer: PreTrainedTokenizerBase, given: Mapping[str, int] | None = None
 ) -> Qwen3ForCausalLM:
-    """Build the model with random weights from torch's global seed; ``given`` of its shape."""
+    """Build the model with random weights from torch's global seed; ``given`` sets its sizes."""
     shape = {
         "vocab_size": len(tokenizer),
         "hidden_size": 128,
@@ -89,8 +89,8 @@ def make_model(
 def batch_loss(model: Qwen3ForCausalLM, examples: list[DialogueExample], corpus: Corpus) -> Tensor:
     """Mean loss over the reply tokens of some dialogues, and the mean loss of odds.
 
-    Cross-entropy with the token itself where one is right; where several are right, the KL
-    divergence from their probabilities. Of odds, that among their tokens alone.
+    Cross-entropy with the token itself if one is right; if several are right, the KL divergence
+    from their probabilities. For odds, the divergence is among their tokens only.
     """
     tokens, hard, soft, odds = _collate(examples)
     hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
@@ -143,7 +143,7 @@ def _soft(rows: Sequence[Mapping[int, np.ndarray[tuple[int], np.dtype[np.float32
 
 def train(model: Qwen3ForCausalLM, corpus: Corpus, config: MakingConfig) -> dict[str, float]:
     """Train the model in place; return each kind of batch's mean loss over the last steps."""
-    if config.bfloat16:  # whose fused attention is slow
+    if config.bfloat16:  # its fused attention is slow
         model.set_attn_implementation("eager")
     optimizers = _optimizers(model, config)
     recent: deque[dict[str, float]] = deque(maxlen=50)
@@ -194,7 +194,7 @@ def _optimizers(model: Qwen3ForCausalLM, config: MakingConfig) -> list[Optimizer
 
 
 def _set_learning_rate(optimizers: list[Optimizer], done: float) -> None:
-    """Warm up over the first twentieth, then fall as a cosine; ``done`` is the share of steps."""
+    """Warm up over the first twentieth, then decay as a cosine; ``done`` is the share of steps."""
     scale = min(1.0, done * 20 + 0.05) * (0.515 + 0.485 * math.cos(math.pi * done))
     for optimizer in optimizers:
         for group in optimizer.param_groups:

@@ -41,7 +41,7 @@ from evert.trainers.system.provenance import origin
 from evert.trainers.training.progress import quiet_progress_bars
 
 BAR = 0.03
-"""The most that a policy's return may be below basic strategy's."""
+"""How far a policy's return may be below basic strategy's."""
 
 FRESH = 1_000_000
 """The first seed of the measured hands; training uses seeds below 10,000."""

@@ -4,7 +4,7 @@
 
 In the first table many episodes wait at their first model call at the same time. For each number of
 agents it shows the time to start, to resume once and to close them; the memory of an agent that
-waits (minus that of an agent suspended without evert); and what is left after the close: tasks,
+waits (minus that of an agent suspended without evert); and what is left after closing: tasks,
 threads, open files, Python memory. Anything left fails the benchmark. Memory is counted by
 tracemalloc in a separate pass, since counting slows everything down.
 
@@ -39,7 +39,7 @@ from evert.bridge.tokens.renderer import prompt_renderer
 QUESTION = "What is the largest prime below this number?"
 KILOBYTE = 1024
 LEFTOVER_BYTES_PER_AGENT = 64
-"""Bytes of Python memory per agent that may be left after the close, in caches."""
+"""Bytes of Python memory per agent that may be left after closing, in caches."""
 
 
 async def agent(client: AgentClient, turns: int = 2) -> float:

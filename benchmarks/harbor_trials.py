@@ -69,7 +69,7 @@ def held() -> int:
     total = 0
     for one in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         with suppress(psutil.Error, OSError):  # it has ended
-            total += getattr(one.memory_full_info(), "pss", 0)  # Linux's alone
+            total += getattr(one.memory_full_info(), "pss", 0)  # only Linux has it
     return total
 
 

@@ -3,9 +3,10 @@
     python benchmarks/hostile_answers.py [--quick] [--answers 3000] [--seed 1] [--only countdown]
 
 Half of the answers are from a list: powers, exponents, deep brackets, code, numbers of thousands of
-digits, texts on which patterns backtrack. Half are the generator's right answer, in which such
-replace numbers or signs. Each is the reply of a policy in an episode. Two episodes are played at a
-time, after one of each generator with a right answer, which imports what its scorer needs.
+digits, texts on which patterns backtrack. The other half are the generator's right answers, with
+numbers or signs replaced by such texts. Each is the reply of a policy in an episode. Two episodes
+are played at a time, after one of each generator with a right answer, which imports what its scorer
+needs.
 
 The benchmark fails if an answer takes over 5 s from the reply to the reward, if the event loop
 stands still for 0.25 s of its processor time, if an episode fails, if an answer makes a file, or if
@@ -42,9 +43,9 @@ PLAYED_AT_ONCE = 2
 ITEMS = 5
 """Items of each generator, whose answers are changed."""
 LONGEST = 50_000
-"""Most characters of an answer."""
+"""Maximum characters of an answer."""
 MARK = Path(tempfile.gettempdir()) / f"evert-hostile-{os.getpid()}"
-"""A file that no answer makes."""
+"""A file that no answer may make."""
 
 NUMBERS = [
     "1e-9999999", "1e9999999", "1e-99999999999", "9**9**9**9", "9^9^9^9", "9" * 4000, "9" * 50_000,
@@ -82,11 +83,11 @@ def changed(answer: str, rng: random.Random) -> str:
 
 @dataclass
 class Found:
-    """What was measured.
+    """The measurements.
 
     Attributes:
-        seconds: Of each answer, from the reply to the end; its generator, and the answer.
-        stopped: How many answers of a generator the scorer was stopped at.
+        seconds: For each answer: seconds from the reply to the end, its generator, and the answer.
+        stopped: Number of answers per generator at which the scorer was stopped.
         stall: The longest stall of the event loop, in its thread's processor time.
         failures: Episodes that raised.
     """
@@ -97,7 +98,7 @@ class Found:
     failures: list[str] = field(default_factory=list)
 
     async def beat(self) -> None:
-        """Take turns of the loop."""
+        """Run again and again on the loop, to measure its stalls."""
         before = time.thread_time()
         while True:
             await asyncio.sleep(0.001)

@@ -4,7 +4,7 @@
 
 Attackers run in another process. They open hundreds of idle connections, and send random bytes,
 mutated requests, wrong keys, the key of another rollout, half of a request, several requests in one
-piece, and bodies that are compressed, cut or of the wrong length. Some do not read the response,
+write, and bodies that are compressed, cut or of the wrong length. Some do not read the response,
 some reset the connection. Meanwhile rollouts of ten turns play through the same server; their
 replies have the number of the turn. The benchmark fails if an attacker gets a 5xx or a reply of
 these rollouts, if one of their calls fails or gets a wrong reply, or if a socket is left at the

@@ -1,4 +1,4 @@
-"""How often the 95 % intervals of tables and figures contain the truth: of shares, and of means.
+"""How often the 95 % intervals of tables and figures contain the truth: for shares and for means.
 
 Each draw simulates tasks and their episodes, and computes the interval. For a share, the episodes
 of a task are independent ("free"), or all have the same result in half of the tasks ("half") or in
@@ -8,9 +8,9 @@ every task ("alike", as with greedy players). For a mean, the tasks' rewards are
 
 A cell is the share of draws whose interval contains the truth, and the mean width of the intervals.
 The benchmark fails if evert's intervals contain it in fewer than 93 % of the draws (90 % for means
-of uniform rewards, since Student's is exact for normal ones alone). For comparison, ``bootstrap``
-resamples tasks with SciPy's percentiles: it has no width if all tasks end alike. ``errors`` are
-1.96 standard errors of the tasks' means to both sides.
+of uniform rewards, since Student's interval is exact only for normal ones). For comparison,
+``bootstrap`` resamples tasks with SciPy's percentiles: it has no width if all tasks end alike.
+``errors`` are 1.96 standard errors of the tasks' means to both sides.
 """
 
 import argparse

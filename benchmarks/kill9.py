@@ -5,7 +5,7 @@
 Half of the moments are spread evenly between the start of the process and its end. The others are a
 few milliseconds after a file appears in the run's folder (a draft, the first checkpoint, the
 result), so that short phases are hit, too. Two in five runs are stopped a second time while they
-resume. Then the same command is given until it succeeds. The run must equal one that was not
+resume. Then the same command is repeated until it succeeds. The run must equal one that was not
 stopped: the metrics of every step (without times), each step once, the same held-out scores and
 checkpoints, no drafts. Numbers may differ by rounding, since batching depends on the clock. Runs
 have a warm-up, and rolling and kept checkpoints. A run that does not resume, or ends with other
@@ -46,7 +46,7 @@ SETTINGS = (
     "demonstrations=evert.envs.twenty_questions.demonstrations:demonstrations",
 )  # fmt: skip
 TRIES, LONGEST = 6, 300
-"""The most commands that a run may need, and the most seconds of one."""
+"""Maximum number of commands that a run may need, and maximum seconds of one."""
 AGAIN = 0.4
 """The share of runs that are stopped again while they resume."""
 STOPPED = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 130, signal.SIGINT: 130}
@@ -74,12 +74,12 @@ class Moment:
 
 
 def exists(pattern: str) -> Callable[[Path], bool]:
-    """Return a check whether a folder has a file that matches a pattern."""
+    """Return a check of whether a folder has a file that matches a pattern."""
     return lambda folder: any(folder.glob(pattern))
 
 
 def lines(name: str, count: int) -> Callable[[Path], bool]:
-    """Return a check whether a file has at least ``count`` lines."""
+    """Return a check of whether a file has at least ``count`` lines."""
     return lambda folder: len(read_jsonl(folder / name)) >= count
 
 
@@ -189,7 +189,7 @@ def furthest(folder: Path) -> str:
 
 
 def state(folder: Path) -> dict[str, Any]:
-    """Return what is compared of a run: figures, steps, checkpoints, and leftover files."""
+    """Return the parts of a run that are compared: figures, steps, checkpoints, leftover files."""
     run = RunFolder(folder)
     rows = {name: [timeless(row) for row in read_jsonl(folder / name)] for name in
             (METRICS, BATCHES, f"{WARM_UP}/{METRICS}")}  # fmt: skip

@@ -5,7 +5,7 @@
 Two questions, each answered by a separate process:
 
 - How much memory do a base of 55 M parameters in float32, an adapter in training, and samplers of
-  it add, relative to the bytes of the base? The process does the same with the shipped base before,
+  it add, relative to the bytes of the base? The process first does the same with the shipped base,
   so that imports do not count. Bar: 1.6 times with one trainer and two samplers.
 - What is the process's peak in a training pass over one datum of 8,192 tokens, with Qwen3's
   vocabulary of 151,936, for an adapter and for all weights? Bar: 4 GB, imports included.
@@ -70,7 +70,7 @@ def resident() -> int:
 
 
 def hold_base(folder: str) -> None:
-    """Print the bytes over the start that a trainer adds, and then each further sampler."""
+    """Print the bytes that a trainer adds, and then those that each further sampler adds."""
     service = tinker.ServiceClient()
     tokens = types.ModelInput.from_ints([1, 2, 3])
     params = types.SamplingParams(max_tokens=2, stop=[])

@@ -65,7 +65,7 @@ class Case:
     distinct: int
     """Tokens that must be computed once."""
     faster: float | None = None
-    """How many times faster it must be with sharing; None: no bar."""
+    """How many times as fast it must be with sharing; None: no bar."""
 
 
 def measure(client: Any, play: Callable[[Any], Any]) -> Run:

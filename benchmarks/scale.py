@@ -52,7 +52,7 @@ MACHINES = (1, 10, 100, 1000)
 PROMPT, REPLY = 500, 100
 """Tokens of a request and of its reply."""
 HEADERS = 400
-"""About the bytes of a request's and a response's headers together."""
+"""Approximate bytes of a request's and a response's headers together."""
 
 CLIENT = f"""
 import asyncio, pickle, sys, time
@@ -192,7 +192,7 @@ def throughput(episodes: int, delay: float, demands: Sequence[float]) -> tuple[f
     """Return turns per second of a closed network, and the mean number of episodes at each station.
 
     Exact mean value analysis: an episode that arrives at a station sees the mean state of the
-    network with one episode less; the rest follows from Little's law.
+    network with one episode fewer; the rest follows from Little's law.
 
     Args:
         episodes: How many circulate.

@@ -43,7 +43,7 @@ class Script:
     """Samples scripted replies in the order of the calls, and keeps the calls."""
 
     def say(self, *replies: str, pause: float = 0, failing: int = 0, after: int = 0) -> None:
-        """Begin anew: ``pause`` is in seconds, before each token; ``failing`` calls fail."""
+        """Start over: ``pause`` is in seconds, before each token; ``failing`` calls fail."""
         self.replies, self.pause, self.failing, self.after = replies, pause, failing, after
         self.calls, self.cancelled = list[Any](), 0
 
@@ -127,8 +127,8 @@ THOUGHT, MADE = f"<think>\nLet me add.\n</think>\n\n{BOTH}", {"x": 4, "name": "h
 POINT, STOP, SLOW = json.dumps(MADE), "one STOP two three four five", "word " * 200
 USER, LONG = [{"role": "user", "content": "Hi"}], [{"role": "user", "content": "word " * 9000}]
 
-# A program is the beginning of all its checks, and then, for each: what is checked, <- the replies
-# of the model, and the code.
+# A program begins with what all its checks share. Then follow, for each check: what is checked,
+# <- the model's replies, and the code.
 
 CODE = r"""
 import os, tempfile

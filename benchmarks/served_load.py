@@ -13,8 +13,8 @@ score   Two trained agents: 480 episodes by ``evert evaluate``, and by programs 
         call ``evert serve``. The mean rewards differ by at most two standard errors.
 
 ``cpu`` and ``memory`` measure a server in another process, whose model is a script. For ``memory``
-its limits are low, so that it has to forget from the first tenth on. Exits with 1 if a bar is
-missed.
+its limits are low, so that it has to drop conversations from the first tenth on. Exits with 1 if a
+bar is missed.
 """
 
 import argparse
@@ -257,7 +257,7 @@ async def _cpu(server: Server, quick: bool) -> Bars:
 
 
 def _extra(times: list[tuple[float, float]]) -> float:
-    """Return the mean of what a chat takes more than token ids."""
+    """Return the mean extra time of a chat request over one with token ids."""
     return statistics.mean(chat_time - ids_time for chat_time, ids_time in times)
 
 
@@ -331,7 +331,8 @@ class Load:
 async def _memory(server: Server, requests: int) -> Bars:
     async with aiohttp.ClientSession(auto_decompress=False) as session:
         load, sizes, start = Load(server, session), list[float](), time.perf_counter()
-        # The longest texts first: what the allocator keeps of their peaks is no growth.
+        # The longest texts first: what the allocator keeps after their peaks does not count as
+        # growth.
         first = Client(0, random.Random(0))
         await at_once([load.attack(first, 100_000) for _ in range(requests // 100)])
         for _ in track(range(10), "memory", console=ERRORS):

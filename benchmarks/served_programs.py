@@ -126,7 +126,7 @@ class Client:
         """Return the path and the body of the next request."""
         text = f"I am {self.mark}. " + self._draw.choice(["How are you?", "Please look up."])
         if self._turn == 0 and int(self.mark[4:]) % 2:
-            text = SHARED  # others begin alike
+            text = SHARED  # other clients begin the same way
         self._turn += 1
         stream, model = self.stream, "model"
         if self.api == "ids":
@@ -155,7 +155,7 @@ class Client:
         return "/v1/responses", {**body, "previous_response_id": self._previous}
 
     def hear(self, answer: str) -> None:
-        """Add an answer to the conversation, as a program does that keeps its text alone."""
+        """Add an answer to the conversation, as a program does that keeps only its text."""
         text = f"I see {self.mark}." if self.mark in answer else "I see ."
         if self.api == "gemini" and not self.stream:
             self._history.append(json.loads(answer)["candidates"][0]["content"])

@@ -1,4 +1,4 @@
-"""The server that ``served_load.py`` measures, of a model that is a script.
+"""The server that ``served_load.py`` measures, whose model is a script.
 
     python benchmarks/served_script.py same|marks
 
@@ -58,7 +58,7 @@ class Script:
         return self.watch(prompt, params, lambda _: None)
 
     def watch(self, prompt: types.ModelInput, params: object, watch: Any) -> Any:
-        """Return one reply, and show it to ``watch`` before."""
+        """Return one reply, after showing it to ``watch``."""
         future: Future[Any] = Future()
         self._waiting.put((future, prompt.to_ints(), watch))
         return SimpleNamespace(future=lambda: future)

@@ -34,7 +34,7 @@ from evert.trainers.serving.service import PolicyService
 
 BAR = 0.85
 GAMES = {"identity": (identity_agent, 16), "guess-number": (guess_number_agent, 16)}
-"""Name -> the agent, and the most tokens of a reply."""
+"""Name -> the agent, and the maximum tokens of a reply."""
 
 GIVE_UP = 600.0
 """Seconds without an order after which a worker ends."""

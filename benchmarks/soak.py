@@ -12,7 +12,7 @@ are played, several episodes at a time (of those with long texts, one).
 
 The benchmark fails if memory grows by 2 % after the first minute, if a task, thread, descriptor or
 child is left, or if one agent blocked the loop for 100 ms. Only processor time of this process, of
-any thread, counts as a stall; other time of the clock belongs to other processes.
+any thread, counts as a stall; the rest of the elapsed time belongs to other processes.
 """
 
 import argparse
@@ -165,7 +165,7 @@ async def raises(client: Any) -> float:
 
 
 async def hangs(client: Any) -> float:
-    """Wait for ever after a call."""
+    """Wait forever after a call."""
     await client.chat.completions.create(messages=[user("Hi")])
     await asyncio.Event().wait()
     return 1.0
@@ -295,7 +295,7 @@ class Kind:
     """A kind of episode.
 
     Attributes:
-        share: Its share of all episodes, in parts of about ten thousand.
+        share: Its share of all episodes, in parts per ten thousand or so.
         play: Plays it; returns the number of episodes.
         fails: Whether it raises an exception.
     """

@@ -3,9 +3,10 @@
     python benchmarks/startup.py [--quick] [--repeats 5]
 
 Each row is a process from its start to its end: the fastest repeat in seconds, in processor
-seconds, and relative to the processor time of ``python -c pass``. A first run that does not count
-reads the files, so that the disk does not count. The benchmark fails if an answer takes more than 2
-processor seconds (about its seconds on an idle machine), or has the wrong exit status.
+seconds, and relative to the processor time of ``python -c pass``. A first run, which does not
+count, reads the files, so that the disk's speed does not matter. The benchmark fails if an answer
+takes more than 2 processor seconds (about its seconds on an idle machine), or has the wrong exit
+status.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 MOST = 2.0
-"""The most processor seconds of an answer."""
+"""Maximum processor seconds of an answer."""
 NOTHING = "python -c pass"
 LINES = {
     "--help": 0,
@@ -41,7 +42,7 @@ LINES = {
 
 
 def measure(command: list[str], folder: str, repeats: int, status: int) -> tuple[float, float]:
-    """Return a process's least time and processor time in seconds, after a run to warm up.
+    """Return a process's minimum time and processor time in seconds, after a warm-up run.
 
     Raises:
         RuntimeError: It ended with another status.

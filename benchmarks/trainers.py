@@ -49,7 +49,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ROOT / ".frameworks" / "trainers" / "bin" / "python"
 QUICK_STEPS = 2
 LAST = 5
-"""How many last steps are averaged."""
+"""Number of last steps that are averaged."""
 BAR = 0.95
 LONGEST = 3600.0
 """Seconds after which a run is killed."""

@@ -3,10 +3,10 @@
     python benchmarks/viewer.py [--quick] [--episodes 100000] [--steps 120]
 
 The first part writes that many rollouts of guess-number, played by a script, as a run of 100 steps
-of groups of eight. It requests each of the viewer's views, first while the index is being made,
+of groups of eight. It requests each of the viewer's views, first while the index is being built,
 then with a complete index. The second part trains identity with the defaults, and sends a viewer
 the requests of its page: the state every two seconds, and the run's view when it has changed, but
-not before the time that the last response gave. A missed bar fails the benchmark.
+no earlier than the last response allows. A missed bar fails the benchmark.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Alphabet-sort over three turns, after prime-rl's example of this name, with two to four names.
+"""Alphabet-sort over three turns, after prime-rl's example of that name, with two to four names.
 
     python benchmarks/experiments.py --only alphabet_sort
 

@@ -30,7 +30,7 @@ TOOLS = [
 ]
 SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 CALLS = 3
-"""The most model calls in an episode."""
+"""Maximum model calls in an episode."""
 
 
 def calculate(expression):
@@ -114,7 +114,7 @@ def judge(record):
 
 
 async def main(count=240):
-    """Answer questions by the model at OPENAI_BASE_URL, 16 at a time; return the mean score."""
+    """Answer questions with the model at OPENAI_BASE_URL, 16 at a time; return the mean score."""
     tasks, scores = TRAIN[-count:], []
     for first in range(0, count, 16):
         batch = tasks[first : first + 16]

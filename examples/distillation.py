@@ -22,7 +22,7 @@ async def agent(client, task):
 
 
 async def unrewarded(client, task):
-    """Play the same agent; all that is learned is learned from the teacher."""
+    """Play the same agent; the student learns only from the teacher."""
     await agent(client, task)
     return 0.0
 

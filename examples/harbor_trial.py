@@ -1,4 +1,4 @@
-"""A trial of Harbor as an episode, with a script as the model: no key, no network, no container.
+"""A Harbor trial as an episode, with a script as the model: no key, no network, no container.
 
 python frameworks/make_environment.py harbor
 .frameworks/harbor/bin/python examples/harbor_trial.py

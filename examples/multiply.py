@@ -1,4 +1,4 @@
-"""Multiplication by a tool, without a warm-up, after the example in TRL's issue 5366.
+"""Multiplication with a tool, without a warm-up, after the example in TRL's issue 5366.
 
     python benchmarks/experiments.py --only multiply
 

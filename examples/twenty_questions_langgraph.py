@@ -66,7 +66,7 @@ class TwentyQuestionsGraph:
         """Play one game; 1.0 if the noun was found, else 0.0."""
         game = QuestionGame(Noun(**task), self.rules)
         messages = opening(game, "full", search=self.search is not None)
-        a_question = 2 * (self.rules.max_searches + PATIENCE) + 2  # the most nodes per question
+        a_question = 2 * (self.rules.max_searches + PATIENCE) + 2  # maximum nodes per question
         final = (
             await GameGraph(client, self.answerer, self.search)
             .compiled()

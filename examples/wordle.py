@@ -1,11 +1,11 @@
-"""Wordle, after TextArena's game and prime-rl's example of this name, with words that it brings.
+"""Wordle, after TextArena's game and prime-rl's example of that name, with its own word list.
 
     python benchmarks/experiments.py --only wordle
 
-TextArena's game loads its words from the network. Here are 112, spelled: "c r a n e". After a guess
-the agent hears of each letter whether it is right (G), elsewhere (Y) or absent (X). A solved game
-earns 1 and the reciprocal of its turns, another a fifth for each G and a tenth for each Y of its
-last guess.
+TextArena's game loads its words from the network. This file has 112, spelled: "c r a n e". After a
+guess the agent gets a mark for each letter: right (G), elsewhere (Y) or absent (X). A solved game
+earns 1 plus the reciprocal of its turns; any other game earns a fifth for each G and a tenth for
+each Y of its last guess.
 """
 
 import random

@@ -12,17 +12,17 @@ from evert.envs.games import games
 from evert.trainers.system.command import HELP
 
 COMMANDS = {
-    "init": "make a folder with an agent, its tasks and a test, to begin with",
+    "init": "make a starter folder with an agent, its tasks and a test",
     "train": "train an agent by reinforcement learning, on this machine or on a Tinker service",
     "evaluate": "compare models on a game or an agent: success rates, a table, figures",
-    "play": "play one episode in the terminal: a model's, or your own replies",
+    "play": "play one episode in the terminal: a model replies, or you type the replies",
     "serve": "serve weights to other programs: token ids in and out, as vLLM does",
     "sweep": "search for the best settings of a run: by grid, at random, or by TPE",
     "view": "show runs and their episodes in a browser, live",
-    "report": "write one HTML page on one or several runs: curves, time, tokens, cost, transcripts",
+    "report": "write one HTML page about one or more runs: curves, time, tokens, cost, transcripts",
     "rescore": "compute new rewards for recorded rollouts, and compare them with the old ones",
     "export": "write recorded conversations for supervised training",
-    "model": "import, check: a GGUF or a folder, to train; export: trained weights, for others",
+    "model": "import or check a GGUF file or a folder; export trained weights",
     "doctor": "say what is installed, what is missing, and what evert would use here",
     "engine": "engine plan: estimate the memory that training a model needs, without loading it",
 }

@@ -5,7 +5,7 @@ from openai import AsyncOpenAI
 
 
 class AgentWorkflow:
-    """An agent of evert's as a workflow: ``workflow="areal_agent.AgentWorkflow"``."""
+    """An evert agent as a workflow: ``workflow="areal_agent.AgentWorkflow"``."""
 
     async def run(self, data, *, base_url, api_key, http_client=None, **_):
         """Play the task of one row; return the reward."""

@@ -28,7 +28,7 @@ class AgentTextEnv(BaseTextEnv):
         known = len(self.seen) + 1  # the messages before, and the reply
         done = terminated or truncated
         if not done and list(observation[: known - 1]) != self.seen:
-            raise NotImplementedError("The agent changed its conversation: train by a generator.")
+            raise NotImplementedError("The agent changed its conversation: train with a generator.")
         self.seen = list(observation)
         new = [] if done else list(observation[known:])
         return BaseTextEnvStepOutput(

@@ -1,4 +1,4 @@
-"""An environment of verifiers, and the same environment as an agent of evert."""
+"""A verifiers environment, and the same environment as an evert agent."""
 
 import verifiers.v1 as vf
 from openai import AsyncOpenAI

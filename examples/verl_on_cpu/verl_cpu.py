@@ -32,7 +32,7 @@ _ANSWERS = {
 
 
 class _Device(types.ModuleType):
-    """Replaces ``torch.cuda`` by ``torch.cpu``; functions that it lacks do nothing."""
+    """Replaces ``torch.cuda`` with ``torch.cpu``; functions that it lacks do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

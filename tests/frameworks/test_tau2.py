@@ -367,5 +367,5 @@ def test_a_run_whose_prompts_do_not_fit_says_so_and_what_to_do(
 
     printed = capsys.readouterr()
     assert "step 1 is skipped: 4 of 4 episodes failed (4 context overflows)" in printed.out
-    assert "take a model with a longer context" in printed.err
+    assert "use a model with a longer context" in printed.err
     assert "Traceback" not in printed.out + printed.err

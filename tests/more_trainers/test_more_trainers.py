@@ -153,6 +153,6 @@ def test_an_agent_that_rewrites_its_conversation_is_refused_by_skyrl_gym(
     monkeypatch.setattr(skyrl_gym_env, "agent", forgetful)
     env = skyrl_gym_env.AgentTextEnv(extras={"task": TASK})
     env.init([])
-    with pytest.raises(NotImplementedError, match="train by a generator"):
+    with pytest.raises(NotImplementedError, match="train with a generator"):
         env.step("a reply")
     env.close()

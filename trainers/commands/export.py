@@ -41,7 +41,7 @@ object a line:
   format=pairs   the best and the worst episode of each group, for TRL's DPOTrainer
   format=atif    trajectories with their tokens, in Harbor's interchange format
   format=training_trace   calls with tokens, masks and log-probabilities: OpenEnv's TrainingTrace
-  format=otel    spans by OpenTelemetry's GenAI conventions (OTLP), for Langfuse, Phoenix, ...
+  format=otel    spans in OpenTelemetry's GenAI conventions (OTLP), for Langfuse, Phoenix, ...
 
 An out= without .jsonl is a folder that datasets.load_dataset reads; atif writes a file for each
 trajectory. run= may be a trace of another program, in ATIF or as TrainingTrace.
@@ -63,7 +63,7 @@ class ExportSettings:
     out: str | None = setting(
         None, "file or folder to write; None: FORMAT.jsonl, or the folder atif"
     )
-    unique: bool = setting(True, "whether equal conversations, or pairs, are written once")
+    unique: bool = setting(True, "whether duplicate conversations or pairs are written only once")
 
 
 class _Selection:
@@ -104,7 +104,7 @@ def export(settings: ExportSettings) -> None:
 def _lines(
     settings: ExportSettings, rows: Iterable["Row"], selection: _Selection
 ) -> Iterator[bytes]:
-    """The rows in JSON, without known secrets; equal conversations and pairs once."""
+    """The rows in JSON, without known secrets; duplicate conversations and pairs only once."""
     from evert.bridge.redaction import redacted
 
     indent = 2 if settings.format == "atif" else None

@@ -1,4 +1,4 @@
-"""Make a folder to begin with, ``evert init NAME``: files of ``src/evert/starters``, copied."""
+"""Make a starter folder, ``evert init NAME``: copies files of ``src/evert/starters``."""
 
 import shutil
 import textwrap

@@ -23,9 +23,9 @@ Usage: evert model import SOURCE out=FOLDER
   evert model import path/to/folder out=my-model        copies a folder in Hugging Face format
 
 It checks the weights, the tokenizer, the chat template and an answer, and shows the memory that
-training needs. If a check fails, nothing is written. A model may come in pieces: a folder of them,
-one of them (model-00001-of-00003.gguf), or packages (package:NAME-part1,NAME-part2).
-`evert model check FOLDER` shows what the chat template can do,
+training needs. If a check fails, nothing is written. A model may be split into files: name
+their folder, one of them (model-00001-of-00003.gguf), or their packages
+(package:NAME-part1,NAME-part2). `evert model check FOLDER` shows what the chat template can do,
 `evert model export model=runs/NAME out=FOLDER` writes trained weights for other programs.
 
 Settings:
@@ -85,7 +85,7 @@ def summary(imported: "Imported | None", out: Path) -> str:
         chat += [f"  says        {QUESTION} -> {imported.answer.strip()}"]
     return "\n".join(
         [
-            "  tokenizer   gives text back as it was",
+            "  tokenizer   decodes to the text it encoded",
             *chat,
             f"  to train    {plan.parameters:,} parameters; {in_bytes(plan.held)} held, and "
             f"{in_bytes(plan.training_pass)} in a training pass",

@@ -258,11 +258,11 @@ def _summary(
 
     out, source = quote(settings.out), quote(weights.source)
     same = sum(a == b for a, b in zip(reply, weights.reply, strict=False))
-    count = f"{same} of {len(weights.reply)} tokens as the run's"
+    count = f"{same} of {len(weights.reply)} tokens as in the run"
     answer = weights.tokenizer.decode(reply, skip_special_tokens=True).strip()
-    template = "the exported template gives the run's prompts"
+    template = "the exported template renders the run's prompts"
     if not weights.has_template:
-        template = f"other programs do not render as the run did, by {weights.renderer}"
+        template = f"other programs render other prompts than the run's {weights.renderer}"
     ask = f'pipeline("text-generation", "{settings.out}")([{{"role": "user", "content": "Hi"}}])'
     python = f"python -c {quote(f'from transformers import pipeline; print({ask})')}"
     rank = weights.named_weights.run.get("lora_rank") or 32

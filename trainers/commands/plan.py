@@ -39,14 +39,16 @@ class PlanSettings:
     trust_remote_code: bool = trust()
     device: str = device("cpu, cuda, mps or auto")
     dtype: Dtype = setting("auto", "type of the weights; auto: bfloat16 on CUDA with an adapter")
-    full_parameter: bool | None = setting(None, "train all weights; None: below 50 M parameters")
+    full_parameter: bool | None = setting(
+        None, "train all weights, not an adapter; None: for models below 50 M parameters"
+    )
     lora_rank: int = size(32, "rank of the adapter, if one is trained")
     samplers: int = size(2, "versions of the weights in memory to sample from", 0)
     tokens: int = size(
         2048, "length of a prompt with its reply; the plan says how many are sampled at a time"
     )
     gradient_checkpointing: bool | None = setting(
-        None, "whether the backward pass computes layers again; None: if needed"
+        None, "whether the backward pass recomputes layers; None: if needed"
     )
     steps: int = size(20, "the service: training steps")
     batch_size: int = size(32, "the service: groups (tasks) per step")
@@ -68,7 +70,7 @@ main = COMMAND.main
 
 
 def make_plan(settings: PlanSettings) -> "MemoryPlan":
-    """Estimate the memory that the settings' model takes."""
+    """Estimate the memory that the settings' model needs."""
     model = find_model(settings.model, is_local=True)
     weights = check_weights(model, f"model={settings.model}", "planned", OR_RUN)
 
@@ -90,9 +92,9 @@ def make_plan(settings: PlanSettings) -> "MemoryPlan":
 
 
 def as_text(plan: "MemoryPlan", tokens: int) -> str:
-    """Return the plan as text, with advice if it does not fit; rows have ``tokens`` tokens."""
+    """Return the plan as text for rows of ``tokens`` tokens, with advice if it does not fit."""
     trains = "all weights" if plan.rank is None else f"an adapter of rank {plan.rank}"
-    suffix = ", layers computed again in the backward pass" if plan.checkpointing else ""
+    suffix = ", layers recomputed in the backward pass" if plan.checkpointing else ""
     rows = [
         ("the base's weights", in_bytes(plan.base), str(plan.dtype).removeprefix("torch.")),
         ("the adapter", in_bytes(plan.adapter), "float32") if plan.rank else None,
@@ -120,15 +122,15 @@ def hosted_plan(settings: PlanSettings) -> str:
     shape = f"{settings.steps} steps of {settings.batch_size} tasks, {settings.group_size} each"
     rows = [
         ("episodes", f"{episodes:,}", shape),
-        ("tokens", f"{episodes * tokens:,}", f"{tokens:,} an episode, in {turns} model calls"),
-        ("a step", str(step), "all prompt, to all replies"),
+        ("tokens", f"{episodes * tokens:,}", f"{tokens:,} per episode, in {turns} model calls"),
+        ("a step", str(step), "all prompt to all reply"),
         ("the run", str(cost), ""),
     ]
     lines = [
         f"{settings.model} on the hosted service, at its prices of {DATE}",
         *(f"  {name:<10}{value:>24}  {note}".rstrip() for name, value, note in rows),
-        "Not counted: evaluation, warm-up, a KL penalty, and storage of checkpoints ($0.10 per GB "
-        "and month).",
+        "Not counted: evaluation, warm-up, a KL penalty, and storage of checkpoints ($0.10 per "
+        "GB-month).",
         f"Prices change: {SOURCE}",
     ]
     return "\n".join(lines)

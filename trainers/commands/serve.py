@@ -56,7 +56,7 @@ class ServeSettings:
     host: str = setting(
         "127.0.0.1", "interface to listen on; 0.0.0.0: other machines can connect, by plain HTTP"
     )
-    port: int = port("0: a free one")
+    port: int = port("port to listen on; 0: any free port")
     api_key_env: str = setting(
         "VLLM_API_KEY", "environment variable with the key that clients send; not set: a random key"
     )
@@ -70,7 +70,7 @@ class ServeSettings:
         "more models to serve, by the names that clients use: models.NAME=runs/OTHER"
     )
     max_tokens: int | None = size(
-        None, "most tokens of a chat reply whose request sets no cap; None: as in the run, or 2048"
+        None, "maximum tokens of a chat reply without its own cap; None: as in the run, or 2048"
     )
     temperature: float | None = size(
         None, "temperature of every chat reply; None: as the request asks, else 1", 0
@@ -78,7 +78,7 @@ class ServeSettings:
     keep: int = size(2**21, "tokens of past conversations to keep, as sampled, for each model")
     record: str = setting("", "folder to record conversations in; '': nothing is recorded")
     record_share: float = share(1.0, "share of the conversations to record")
-    record_bytes: int = size(2**30, "most bytes of the records; the oldest are deleted")
+    record_bytes: int = size(2**30, "maximum bytes of the records; the oldest are deleted")
     seed: int = setting(0, "seed for requests that have none")
 
 
@@ -151,7 +151,7 @@ def _names(settings: ServeSettings) -> dict[str, tuple[str, str]]:
 
 
 def _place(weights: ModelRef) -> tuple[str | None, str | None]:
-    """The path and the base of weights; one of them is None. The path may be of any store."""
+    """The path or the base of weights; the other is None. The path may be in any store."""
     if weights.model_path is None:
         return None, weights.model
     return str(weights.folder or weights.model_path), None
@@ -179,7 +179,7 @@ def _chat_model(settings: ServeSettings, weights: ModelRef, sample: "Sample") ->
 def _records(
     settings: ServeSettings, models: "Mapping[str, ChatModel]", service: "PolicyService"
 ) -> "Iterator[ServedRecords | None]":
-    """Record what the service serves; after the block it is closed, and all is written."""
+    """Record what the service serves; when the block ends, everything is written."""
     if not settings.record:
         yield None
         return

@@ -41,7 +41,7 @@ from evert.trainers.training.progress import quiet_progress_bars
 
 JSON, CSV, PLOT = "results.json", "results.csv", "parallel_coordinates.png"
 NAME_LENGTH, FILE_WIDTH = 80, 240
-"""Most characters of a run folder's name, and of a table's row where there is no terminal."""
+"""Maximum characters of a run folder's name, and of a table's row if there is no terminal."""
 POLL_SECONDS = 0.2
 
 HELP = """\
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sweep(arguments: Sequence[str]) -> int:
-    """Do all runs that have not completed, and report; return 1 if a run failed."""
+    """Do every run that has not completed, and report; return 1 if a run failed."""
     if sys.platform == "win32":
         raise RecipeError(f"evert sweep {NEEDS_UNIX} Start the runs one by one with evert train.")
     quiet_progress_bars()

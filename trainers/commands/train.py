@@ -137,7 +137,7 @@ def train(
 
 
 def _plain(value: Any) -> Any:
-    """A path as a text; an array as a list, since comparing arrays gives no single truth."""
+    """A path as a text; an array as a list, since comparing arrays gives no single bool."""
     if isinstance(value, Path):
         return str(value)
     return value.tolist() if hasattr(value, "tolist") else value
@@ -352,7 +352,9 @@ async def _train(
                 raise
             why = "batches.jsonl in the run's folder says why"
             if not tally.has_skipped:
-                why = "each of its groups has one reward, and remove_constant_reward_groups is set"
+                why = (
+                    "the rewards of each group are equal, and remove_constant_reward_groups is set"
+                )
             raise NothingToLearnError(
                 f"Nothing could be learned from a whole batch ({why}). With "
                 "stream_minibatch_config, a Cookbook before 0.6 cannot skip a batch. Train "

@@ -43,7 +43,7 @@ class ViewError(EvertError, OSError):
 class ViewSettings(PriceSettings):
     """The port of the page, which only this machine can open, and prices."""
 
-    port: int = port("port of the page on 127.0.0.1; 0: a free one")
+    port: int = port("port of the page on 127.0.0.1; 0: any free port")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -115,7 +115,7 @@ def _more(names: Collection[str]) -> str:
 def gather(
     settings: Mapping[str, Any], examples: Mapping[str, str], under: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the settings; those in ``examples`` are flat mappings, laid over those in ``under``.
+    """Return the settings over those in ``under``; the ones in ``examples`` are flat mappings.
 
     ``a={"b": {"c": 1}}`` and ``a.b.c=1`` both become ``{"a": {"b.c": 1}}``.
     """

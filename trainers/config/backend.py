@@ -45,7 +45,7 @@ class EngineChoice:
 
 
 def choose_engine(settings: TrainSettings) -> EngineChoice:
-    """Choose the engine by the settings and the environment."""
+    """Choose the engine from the settings and the environment variables."""
     local = settings.model_name in BASES or Path(settings.model_name).expanduser().is_dir()
     if settings.engine == "embedded":
         return EngineChoice("embedded", "engine=embedded")
@@ -90,10 +90,10 @@ def check_engine(settings: TrainSettings, choice: EngineChoice) -> None:
 
 
 def threads_of(threads: int | None, model_name: str) -> int | None:
-    """PyTorch's threads for one pass, as set or by the model; None: PyTorch chooses.
+    """PyTorch's threads for one pass, as set or to suit the model; None: PyTorch chooses.
 
-    The operations of a tiny model are too small to divide: one thread is fastest, and adds in one
-    order, which makes runs repeatable. Whole passes run side by side (``parallel.py``).
+    The operations of a tiny model are too small to divide: one thread is fastest, and sums in a
+    fixed order, which makes runs reproducible. Whole passes run side by side (``parallel.py``).
     """
     return 1 if threads is None and (model_name in BASES or _is_tiny(model_name)) else threads
 
@@ -139,7 +139,7 @@ def running_engine(
 
 
 def context_of(settings: TrainSettings) -> int | None:
-    """Length of the model's context in tokens, by the settings or the engine; None: unknown."""
+    """Length of the model's context in tokens, from the settings or the engine; None: unknown."""
     import tinker
 
     from evert.bridge.models.tinker_model import context_length_of

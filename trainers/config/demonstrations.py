@@ -90,7 +90,7 @@ def describe(demonstrations: Sequence[Demonstration]) -> str:
         "with nothing to learn, left out": sum(not any(row.learned) for row in demonstrations),
         "repeated": len(demonstrations) - len(texts),
         "with messages after the last learned reply": len(ends),
-        "with a call of a tool that is not among their tools": sum(
+        "with a call to a tool that is not among their tools": sum(
             map(_calls_others, demonstrations)
         ),
         **{f"with the field {name!r}, not read": count for name, count in unread.items()},
@@ -246,7 +246,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _from_records(path: str, min_reward: float | None) -> Iterator[Demonstration]:
-    """The conversations of rollouts with enough reward; unreadable ones teach nothing."""
+    """The conversations of rollouts with enough reward; an unreadable one becomes empty."""
     from evert.bridge.records.record import read_records
 
     least, best = -math.inf if min_reward is None else min_reward, -math.inf

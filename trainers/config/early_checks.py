@@ -43,7 +43,7 @@ FILES = frozenset({"train_tasks", "test_tasks", "demonstrations"})
 def named_objects(settings: EpisodeSettings) -> dict[str, Any]:
     """Check a run's or an evaluation's keys, numbers and paths; return its objects by setting.
 
-    None for one that is missing, and for records, whose reader loads torch.
+    A missing setting is None, and so are records: their reader would load torch.
     """
     for name in FIELDS:
         for path in getattr(settings, name, ()):
@@ -83,7 +83,7 @@ def named_files(settings: object) -> dict[str, list[Path]]:
 
 
 def _read_file(key: str, path: str, error: type[EvertError]) -> Sequence[Any] | None:
-    """Read the file that a setting names; None for records, whose reader loads torch."""
+    """Read the file that a setting names; None for records: their reader would load torch."""
     if holds_records(path, error):
         record_files(path)
         return None

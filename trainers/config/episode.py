@@ -32,7 +32,7 @@ class EpisodeSettings:
         "sampling_turn_timeout_seconds; unlimited by default"
     )
     context_length: int | None = size(
-        None, "most tokens of a prompt and its reply; None: the model's context", 3
+        None, "maximum tokens of a prompt and its reply; None: the model's context", 3
     )
     agent_timeout: float | None = size(
         600.0, "seconds an agent may take between calls; None: no limit", 0, or_more=False
@@ -52,7 +52,7 @@ class EpisodeSettings:
         -0.1, "added to the reward if an episode ends because its prompt is too long"
     )
     format_retries: int = size(
-        2, "how often a reply without the requested format is sampled again", 0
+        2, "how many times a reply that lacks the requested format is resampled", 0
     )
     keep_completed_arguments: bool = setting(
         False,

@@ -36,8 +36,8 @@ class PlayingSettings(SharedSettings):
     """Settings of episodes in which a named model plays a named agent."""
 
     agent: str = setting("", "your agent's import path, 'package.module:function'")
-    train_tasks: str = setting("", "with agent=: import path or file of tasks trained on")
-    test_tasks: str = setting("", "with agent=: import path or file of held-out tasks")
+    train_tasks: str = setting("", "with agent=: import path or file of the training tasks")
+    test_tasks: str = setting("", "with agent=: import path or file of the held-out tasks")
     frozen: Mapping[str, Any] = by_path(
         "the frozen model that answers the agent's calls to KEY: a base, a folder, "
         "runs/NAME, ..., openai:MODEL; options as in training: models.KEY.temperature=0, ..."
@@ -48,11 +48,11 @@ class PlayingSettings(SharedSettings):
         "in models.KEY; '': the evaluated model plays all seats",
     )
     split: Literal["all", "train", "test"] = setting("all", "which tasks")
-    max_tasks: int | None = size(200, "most tasks of a split, spread evenly; None: all")
+    max_tasks: int | None = size(200, "maximum tasks of a split, spread evenly; None: all")
     seed: int = setting(0, "the first seed")
     temperature: float = size(1.0, "0: greedy", 0)
     max_tokens: int | None = size(
-        None, "most tokens of a reply; None: as in training (openai: no limit)"
+        None, "maximum tokens of a reply; None: as in training (openai: no limit)"
     )
     search: bool = setting(False, "whether the player has a search tool")
 
@@ -123,14 +123,14 @@ class PlayingSettings(SharedSettings):
         return chz.replace(run, **episodes)
 
     def agent_of(self, run: TrainSettings) -> str:
-        """Import path of the run's agent, or with ``search`` of its twin with a search tool."""
+        """Import path of the run's agent; with ``search``, of its variant with a search tool."""
         if not self.search:
             return str(run.agent)
         all_games = [game for game in (self.game, *games().values()) if game is not None]
         twins = dict(twin for game in all_games for twin in game.searching.items())
         if run.agent not in twins:
             raise RecipeError(
-                f"search=True: {run.agent} has no twin with a search tool. Leave search out, or "
+                f"search=True: {run.agent} has no variant with a search tool. Leave search out, or "
                 "pass an agent of your own that searches."
             )
         return twins[run.agent]
@@ -173,9 +173,9 @@ class EvaluateSettings(PlayingSettings):
 
     models: tuple[str, ...] = setting((), f"who plays: {NAMES}")
     seeds: int = size(4, "episodes per task, each with a seed")
-    success: float = setting(1.0, "lowest reward that is a success")
+    success: float = setting(1.0, "lowest reward that counts as a success")
     pass_at: tuple[int, ...] = setting(
-        (), "values of k, 1,4,16: the share of tasks that one of k episodes solves; at most seeds"
+        (), "values of k for pass@k, such as 1,4,16; each at most seeds"
     )
     parallel: int | None = parallel()
     environments: str = setting(
@@ -183,7 +183,9 @@ class EvaluateSettings(PlayingSettings):
         "with tasks=all-offline: folder of virtual environments, for tasksets whose packages are "
         "missing here",
     )
-    out: str | None = setting(None, "folder, new or to resume; None: evaluations/<env>-<date-time>")
+    out: str | None = setting(
+        None, "a new folder, or one to resume; None: evaluations/<env>-<date-time>"
+    )
 
     @chz.validate
     def _what(self) -> None:
@@ -232,7 +234,7 @@ class PlaySettings(PlayingSettings):
         return {} if has_own else PlayingSettings.paths_by_split(self)
 
     def tasks_by_split(self, objects: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
-        """The tasks among which ``task`` is a number, of one split: held-out ones, if any."""
+        """The tasks that ``task`` indexes: one split, the held-out tasks if there are any."""
         if self.paths_by_split():
             tasks = PlayingSettings.tasks_by_split(self, objects)
             return dict([item for item in tasks.items() if len(item[1])][-1:])
@@ -294,7 +296,7 @@ def _name_of(key: str) -> str:
 
 
 def spread(tasks: Sequence[Any], limit: int | None) -> Sequence[Any]:
-    """At most ``limit`` of the tasks, spread evenly; None: all. A text stays a text."""
+    """At most ``limit`` of the tasks, spread evenly; None: all. A string is cut to a string."""
     if limit is None or len(tasks) <= limit:
         return tasks
     if isinstance(tasks, str):

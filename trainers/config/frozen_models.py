@@ -130,7 +130,7 @@ def read_model(setting: str, text: str, options: Mapping[str, Any]) -> ModelRef:
         model = check_model(text, renderer)
     if model.kind == "server":
         raise RecipeError(
-            f"{setting}={text} is a server of token ids, which `evert evaluate models=` takes. "
+            f"{setting}={text} is a server that takes token ids, for `evert evaluate models=`. "
             "A frozen model needs chat completions, which the same server has, too: "
             f"{setting}={model.base_url}#{model.model or 'MODEL'}."
         )

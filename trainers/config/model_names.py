@@ -5,8 +5,8 @@
     tinker://...             weights on a Tinker service
     openai:gpt-5-mini        a model behind an endpoint that speaks OpenAI's chat completions
     https://host/v1#model    the same, with the endpoint's address
-    vllm:http://host/v1#m    a model behind a server of token ids: vLLM, llama.cpp, `evert serve`;
-                             without #m the server's only model
+    vllm:http://host/v1#m    a model behind a server that takes token ids: vLLM, llama.cpp or
+                             `evert serve`; without #m the server's only model
 
 ``find_model`` looks at names and folders only, and loads nothing.
 """
@@ -54,9 +54,9 @@ class ModelRef:
     Attributes:
         kind: "weights" of the embedded engine or of a service; an "endpoint" of chat completions;
             a "server" of token ids.
-        model: Its name there, None for the server's only model; of weights, the name of their base,
-            None where only the service knows it.
-        base_url: Address of the endpoint or server; None where the name has none.
+        model: Its name there; None: the server's only model. For weights, the name of their base;
+            None: only the service knows it.
+        base_url: Address of the endpoint or server; None if the name has none.
         model_path: tinker://... of weights; None for the base's own.
         step: Training step after which the weights were saved; None for no run.
         run: The recorded settings of the weights' run.
@@ -89,7 +89,7 @@ class ModelRef:
     def digests(self) -> list[str | None]:
         """What identifies the model: digests of the weights' files, or its name and address.
 
-        A name on a Hub or a service is assumed to mean the same weights always.
+        A name on a Hub or a service is assumed always to mean the same weights.
         """
         if self.kind != "weights":
             return [self.model, self.base_url]
@@ -125,7 +125,7 @@ def find_model(name: str, players: Collection[str] = (), *, is_local: bool = Fal
         address, _, model = name.removeprefix(SERVER).partition("#")
         if not address.startswith(ADDRESS):
             raise ModelNameError(
-                f"{name} has no address; expected that of a server of token ids: "
+                f"{name} has no address; expected that of a server that takes token ids: "
                 "vllm:http://HOST:PORT/v1, or with the model's name after a #: "
                 "vllm:http://HOST:PORT/v1#MODEL."
             )
@@ -233,7 +233,7 @@ def _check_name(name: str, players: Collection[str], is_local: bool) -> None:
     path = Path(split_step(name)[0]).expanduser()
     is_path = "/" in name and path.parent.is_dir() and not _is_known(name)
     candidates = {*map(str, path.parent.iterdir())} if is_path else {*players, *BASES}
-    candidates.discard(str(Path(name).expanduser()))  # it may be a file
+    candidates.discard(str(Path(name).expanduser()))  # an existing file would suggest itself
     near = did_you_mean(str(path), candidates, "{}")
     strange = not name or name.count("/") > 1 or name.startswith((".", "~", "/", "<", "runs/"))
     if near or is_path or strange:

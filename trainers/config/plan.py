@@ -30,7 +30,7 @@ class PlayingPlan:
         frozen: The frozen models by the names that the agent calls.
         opponent: Who plays the other seats: import path of the game's own opponent, or a model.
             None: the model that is evaluated.
-        tasks: The tasks to play, by split; one of them has a task.
+        tasks: The tasks to play, by split; at least one split has a task.
     """
 
     settings: PlayingSettings

@@ -9,7 +9,7 @@ from evert.trainers.config.fields import size
 
 DATE, SOURCE = "2026-10-07", "https://tinker-docs.thinkingmachines.ai/tinker/models/"
 CACHED = 0.2
-"""The share of ``prefill`` for tokens of a prompt that the service has just read."""
+"""What a cached prompt token costs, as a share of ``prefill``."""
 
 
 @chz.chz

@@ -14,7 +14,7 @@ from evert.trainers.config.fields import RecipeError
 def choose_recipe(
     settings: Mapping[str, object], game: Game | None = None
 ) -> tuple[str, Mapping[str, Any]]:
-    """The preset for these settings: its name and its values; ``game``: theirs, if it is made."""
+    """The preset for these settings: its name and its values; ``game``: theirs, if already made."""
     taskset = taskset_of(settings)
     names = {"env": str(settings.get("env") or ""), "tasks": str(taskset.get("id", ""))}
     sources = [f"{key}={name}" for key, name in names.items() if name]
@@ -71,7 +71,7 @@ def game_name(text: str) -> str:
 
 
 def path_of(value: Any) -> str:
-    """An import path of an object, or a plain name where it has none; a text stays as it is."""
+    """An object's import path, or a plain name if it has none; a string is returned unchanged."""
     if isinstance(value, str):
         return value
     if not callable(value):

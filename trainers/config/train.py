@@ -85,7 +85,7 @@ class TrainSettings(SharedSettings):
     )
     base_url: str | None = setting(None, "address of your own service")
     full_parameter: bool | None = setting(
-        None, "embedded: train all weights; None: below 50 M parameters"
+        None, "embedded: train all weights, not an adapter; None: for models below 50 M parameters"
     )
     lora_rank: int = size(32, "rank of the adapter, if one is trained")
     allow_hosts: tuple[str, ...] = setting(
@@ -97,7 +97,7 @@ class TrainSettings(SharedSettings):
         "where the steps' episodes are played: in this process, in a pool of others, or in Ray's",
     )
     rollout_workers: int | None = size(None, "pool, ray: processes; None: one per core")
-    groups_per_worker: int = size(16, "pool, ray: most groups that a process plays side by side")
+    groups_per_worker: int = size(16, "pool, ray: maximum groups that a process plays at a time")
     worker_timeout: float | None = size(
         60.0,
         "pool, ray: seconds in which a worker's event loop must answer; None: no limit",
@@ -118,7 +118,7 @@ class TrainSettings(SharedSettings):
     )
     warm_up_batch: int = size(64, "warm-up: conversations per step")
     warm_up_learning_rate: float = size(
-        1e-3, "warm-up: Adam's learning rate, falls to 0", 0, or_more=False
+        1e-3, "warm-up: Adam's learning rate, which falls to 0", 0, or_more=False
     )
 
     steps: int = size(20, "training steps, one batch each")
@@ -129,9 +129,9 @@ class TrainSettings(SharedSettings):
     loss_fn: LossFn = setting("importance_sampling", f"one of {', '.join(get_args(LossFn))}")
     num_substeps: int = size(1, "optimizer steps per training step")
     kl_penalty: float = size(0.0, "weight of the KL divergence from the weights before RL", 0)
-    max_tokens: int = size(512, "most tokens of one reply")
+    max_tokens: int = size(512, "maximum tokens of a reply")
     failed_steps: int = size(
-        3, "stop after this many steps in a row with nearly all episodes failed; 0: never", 0
+        3, "stop after this many steps in a row in which nearly all episodes fail; 0: never", 0
     )
     models: Mapping[str, Any] = by_path(
         "the frozen model that answers the agent's calls to KEY: a base, a folder, "
@@ -160,7 +160,7 @@ class TrainSettings(SharedSettings):
     )
     seed: int = setting(0, "same seed, same run (embedded engine on a CPU)")
     log_path: str | None = setting(
-        None, "run folder, new or to resume; None: runs/<env>-<model>-<date-time>"
+        None, "a new run folder, or one to resume; None: runs/<env>-<model>-<date-time>"
     )
 
     wandb_project: str | None = setting(None, "log to this Weights & Biases project")

@@ -53,7 +53,7 @@ def embedded_engine(
             often fastest for a tiny model on a shared machine, where threads wait for one another.
         allow_hosts: Other machines' hosts that stay reachable, for example a tool's server.
         stand_ins: Patterns of model names -> the model to use instead, ``{"Qwen/*": "evert-tiny"}``
-            (``stand_ins.py``). The first pattern that matches counts.
+            (``stand_ins.py``). The first pattern that matches wins.
 
     Yields:
         The engine.

@@ -44,7 +44,7 @@ KINDS = {
     ),
     OVERFLOW: (
         "context overflow",
-        "Have the agent send shorter prompts, or take a model with a longer context.",
+        "Have the agent send shorter prompts, or use a model with a longer context.",
     ),
     REFUSED_REQUEST: (
         "refused request",
@@ -52,7 +52,7 @@ KINDS = {
     ),
 }
 """Kind of failure -> its name, and what to do about it."""
-UNREADABLE = "The agent cannot read what the model said."
+UNREADABLE = "The agent cannot read the model's reply."
 CAUSES = {
     r"(OPENAI|ANTHROPIC|GEMINI|GOOGLE)_(API|ADMIN)_KEY|API key was provided|authentication method":
         "The agent's SDK asks for a key. The policy's calls need none, so any value will do: set "
@@ -61,11 +61,11 @@ CAUSES = {
         "If the agent needs the whole reply, raise max_tokens. Otherwise correct the agent where "
         "the traceback points.",
     r"^(Attribute|Type)Error: 'coroutine' object":
-        "Put await before the call that the agent makes there. That takes an `async def`; a plain "
-        "`def` takes a blocking client: OpenAI in place of AsyncOpenAI.",
+        "Put await before the call that the agent makes there. That needs an `async def`; a plain "
+        "`def` needs a blocking client: OpenAI instead of AsyncOpenAI.",
     r"can't be used in 'await' expression":
         "A plain `def` gets a blocking client, whose calls are not awaited. Declare the agent "
-        "`async def`, and take AsyncOpenAI in place of OpenAI.",
+        "`async def`, and use AsyncOpenAI instead of OpenAI.",
     r"^(API(Connection|Timeout|Status)|Authentication|PermissionDenied|RateLimit|InternalServer)Error:":
         "A service that the agent itself calls, or the endpoint of a frozen model, did not answer: "
         "check its address, key and limits.",
@@ -73,13 +73,13 @@ CAUSES = {
     r"JSONDecodeError|ValidationError|Output\w*Pars|[Cc]ould not parse|could not convert string to "
     r"float|invalid literal for int": UNREADABLE,
 }  # fmt: skip
-"""Pattern in an agent's error -> what to do about it; the first match counts."""
+"""Pattern in an agent's error -> what to do about it; the first match wins."""
 NOT_SCORED = (
     "If the model's replies make the agent fail, score such episodes with the worst reward: "
     "on_agent_error=-1.0."
 )
 SCORED = (
-    "Equal rewards teach nothing: take a model that succeeds now and then, raise max_tokens, or "
+    "Equal rewards teach nothing: use a model that succeeds now and then, raise max_tokens, or "
     "warm the model up (warm_up_steps=)."
 )
 """Further advice if the model's replies may be the cause: unscored and scored failures."""

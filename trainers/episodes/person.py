@@ -100,7 +100,7 @@ def _call(line: str, offered: dict[str, Any]) -> ToolCall | None:
 
 
 def _value(text: str, schema: Any) -> Any:
-    """JSON where it is JSON and the schema wants no text, else the text."""
+    """The parsed JSON, if it is JSON and the schema does not want a string; else the text."""
     if isinstance(schema, dict) and schema.get("type") == "string":
         return text
     try:

@@ -1,7 +1,7 @@
 """Playing episodes, and the record of each.
 
-An episode is identified by the contestant's digest, split, task and seed; the last three seed all
-that is random in it. Episodes on record (``episodes.jsonl``) are not played again, and an
+An episode is identified by the contestant's digest, split, task and seed; the last three seed
+everything random in it. Episodes on record (``episodes.jsonl``) are not played again, and an
 interrupted evaluation ends with the same table. Weights with further training have another digest.
 
 In order: the record, its file, :func:`plan_episodes` (the episodes to play), :func:`play`.
@@ -90,7 +90,7 @@ class EpisodeResult:
 
     @property
     def draws(self) -> int:
-        """Seed of all that is random in it; even similar tasks have different seeds."""
+        """Seed of everything random in it; even similar tasks have different seeds."""
         return seed_of(self.split, self.task, self.seed) >> 1
 
     @classmethod
@@ -106,7 +106,7 @@ class EpisodeResult:
 
 
 class EpisodeLog:
-    """The episodes of an evaluation, each on disk as soon as it ends; ``by_key`` in that order."""
+    """The episodes of an evaluation, each on disk as soon as it ends; ``by_key`` has that order."""
 
     def __init__(self, folder: Path) -> None:
         """Read the recorded episodes; one that a crash cut off is set aside, and played again."""
@@ -179,7 +179,7 @@ async def play(
     """Play episodes side by side; return their results in the planned order.
 
     Args:
-        success: Lowest reward that is a success.
+        success: Lowest reward that counts as a success.
         places: Limits the episodes that are played at a time; None: ``at_a_time``.
 
     Raises:

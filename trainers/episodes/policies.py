@@ -79,7 +79,7 @@ class EndpointPolicy(TokenCompleter):
     env: ChatAgentEnv
     """The Env whose calls are answered."""
     remote: FrozenAnswer
-    """The model, whose temperature counts; or the person."""
+    """The model, with its own temperature; or the person."""
     max_tokens: int | None = None
     """Maximum tokens of a reply, unless the agent requests fewer; None: no limit."""
 

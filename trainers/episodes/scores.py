@@ -1,7 +1,8 @@
 """Scores of episodes: means, shares and pass@k, with intervals, as texts, files and tables.
 
-By model, split and category, for every table, figure and page. An interval is of 95 % and covers
-all tasks of the kind; the played tasks are a sample. ``benchmarks/intervals.py`` measures them.
+By model, split and category, for every table, figure and page. An interval is a 95 % interval over
+all tasks of the kind, of which the played tasks are a sample. ``benchmarks/intervals.py`` measures
+them.
 """
 
 import math
@@ -20,7 +21,7 @@ from rich.table import Column, Table
 from evert.envs.games import Game, metrics_of
 from evert.trainers.system import files
 
-if TYPE_CHECKING:  # it imports torch, which a viewer does without
+if TYPE_CHECKING:  # it imports torch, which a viewer does not need
     from evert.trainers.episodes.playing import EpisodeResult
 
 QUESTIONS = "questions"

@@ -48,7 +48,7 @@ class Model:
         name: The model's name in logs.
         client: Tinker's training client, for saving, loading, custom losses and so on.
         renderer: The Cookbook renderer that formats its conversations.
-        context_length: Most tokens of prompt and reply together; None: unknown.
+        context_length: Maximum tokens of a prompt and its reply together; None: unknown.
         learning_rate: The default of ``step`` and ``sft``.
     """
 

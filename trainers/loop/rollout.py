@@ -83,10 +83,10 @@ async def rollout(
             limits and seeds are its own. For an agent with seats, one for all or one for each.
         group_size: G, the episodes per task.
         seats: Names of the agent's trained roles, if there are several; or a policy for each.
-        max_tokens: Most tokens of one reply.
+        max_tokens: Maximum tokens of a reply.
         temperature: Of the sampling.
         seed: Of the sampling and of the agents' random numbers; pass a new one for each step.
-        parallel: Most episodes at a time; None: 16 per core, at most 256.
+        parallel: Maximum number of episodes at a time; None: 16 per core, at most 256.
         group_reward: Further rewards that compare a group's trajectories.
         record: Records every trajectory; None: no record.
         **options: Of ``ChatAgentEnv``; by default ``renderer`` and ``context_length`` fit the base.

@@ -1,4 +1,4 @@
-"""The figures of runs, each with its metric: of the page, and as PNG files."""
+"""The figures of runs, each with its metric, for the page and for PNG files."""
 
 from collections.abc import Collection, Mapping
 from typing import TypeAlias

@@ -1,6 +1,7 @@
 """Reads a run folder as a ``Run``, for pages and figures.
 
-``read_folder`` reads what there is, ``read_run`` refuses what is no run. The files, if they exist:
+``read_folder`` reads what there is, ``read_run`` refuses a folder that is not a run. The files, if
+they exist:
 
     run.json         settings and machine; a run of the Cookbook alone has config.json instead
     evaluation.json  settings of an evaluation
@@ -169,7 +170,7 @@ def _scores(value: object) -> dict[str, Score]:
 
 
 def no_run(path: Path) -> str:
-    """Say why a path is not a run, and what to name instead."""
+    """Say why a path is not a run, and which path to use instead."""
     advice = "Name the folder of a run of `evert train`: it holds a run.json."
     if path.is_dir():
         inside = sorted(str(file.parent) for file in path.glob(f"*/{files.RUN}"))[:6]

@@ -31,7 +31,7 @@ def progress(path: str, doing: str, console: Console) -> "Iterator[Iterator[Roll
 
 
 def change_rows(file: Path, change: "Callable[[Row], bool]", part: str = "") -> bool:
-    """Change rows of a file of rollouts, which is rewritten if one of them changes.
+    """Change rows in a file of rollouts; the file is rewritten if a row changes.
 
     If a server appends to the file meanwhile, it is rewritten again.
 

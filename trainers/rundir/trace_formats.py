@@ -2,7 +2,7 @@
 
 training_trace   each call with its tokens, loss mask and log-probabilities: OpenEnv's
                  ``TrainingTrace``
-otel             spans of the calls by OpenTelemetry's conventions for generative AI: a request
+otel             spans of the calls in OpenTelemetry's conventions for generative AI: a request
                  of OTLP in JSON, for Langfuse, Phoenix and the collector's file receiver
 """
 

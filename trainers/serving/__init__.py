@@ -1,4 +1,4 @@
-"""The engine as a server, of token ids and of chat APIs, and clients of servers of token ids.
+"""The engine as a server of token ids and chat APIs, and clients of servers that take token ids.
 
 Token ids travel in vLLM's ``/v1/completions``, so that one client works with our own service, vLLM
 and llama.cpp. In reading order:

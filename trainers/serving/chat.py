@@ -58,7 +58,7 @@ BYTES = 32
 """Bytes of a request that count as one token of memory: images and ids are not all tokens."""
 
 RETRIES = 2
-"""How often a reply is resampled if it does not have the requested format."""
+"""How many times a reply is resampled if it does not have the requested format."""
 
 KEPT_RESPONSES = 2**26
 """Maximum characters of the responses that ``previous_response_id`` can name."""

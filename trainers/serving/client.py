@@ -1,4 +1,4 @@
-"""``ServedSamplingClient``: a server of token ids, used like a ``tinker.SamplingClient``.
+"""``ServedSamplingClient``: a server that takes token ids, as a ``tinker.SamplingClient``.
 
 It has the methods that the Cookbook and evert call. It pickles, and connects at its first call.
 """

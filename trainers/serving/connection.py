@@ -1,4 +1,4 @@
-"""Requests to a server of token ids, on HTTP sessions that are kept per event loop.
+"""Requests to a server that takes token ids, on HTTP sessions that are kept per event loop.
 
 A session lives as long as its loop: an asynchronous generator holds it, which ``asyncio.run``
 closes at the loop's end. Rollouts that have a loop each therefore leave no session open.

@@ -14,16 +14,16 @@ from evert.bridge.errors import EvertError
 
 
 class ServingError(EvertError, RuntimeError):
-    """A server of token ids did not answer as it should."""
+    """A server that takes token ids did not answer as it should."""
 
 
 class ServerGoneError(ServingError, ConnectionError):
-    """A server of token ids cannot be reached, or closed the connection before it answered."""
+    """The server cannot be reached, or closed the connection before it answered."""
 
 
 class NotServedError(ServingError, LookupError):
-    """A server of token ids does not serve a model of this name, or no longer does."""
+    """The server does not serve a model of this name, or no longer does."""
 
 
 class UnfitServerError(ServingError):
-    """A server does not return token ids, log-probabilities, or the ids of our tokenizer."""
+    """The server does not return token ids, log-probabilities, or the ids of our tokenizer."""

@@ -1,4 +1,4 @@
-"""``ServedPolicy``: a server of token ids as the Cookbook's ``TokenCompleter``.
+"""``ServedPolicy``: a server that takes token ids as the Cookbook's ``TokenCompleter``.
 
 It evaluates, or collects data from, weights that run elsewhere: vLLM, llama.cpp's server,
 ``evert serve``. It returns the ids that the server sampled, with their log-probabilities.

@@ -64,7 +64,7 @@ from evert.trainers.serving.wire import (
 logger = logging.getLogger(__name__)
 
 PEERS = 4096
-"""Maximum idle connections that have sent the key; beyond it the oldest are closed."""
+"""Maximum idle connections that have sent the key; if there are more, the oldest are closed."""
 
 BACKLOG = 4096
 WITHDRAWN = 256
@@ -77,7 +77,7 @@ class PolicyService:
     Args:
         host: Interface to listen on. Beyond loopback, other machines can sample with the key, and
             whoever can read the traffic can read prompts and the key; a warning says so.
-        port: Port to listen on; 0: a free one.
+        port: Port to listen on; 0: any free port.
         key: Key that every request must bring; None: a random one.
 
     Attributes:
@@ -345,7 +345,7 @@ class _Arrivals:
             self._is_woken = True
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # the service was closed: nobody waits
+            except RuntimeError:  # the service is closed, so nobody waits
                 self._is_woken = False
 
     def _deliver(self) -> None:

@@ -97,7 +97,7 @@ async def stop(process: BaseProcess, folder: RunFolder) -> bool:
 
 
 def ending(code: int | None, output: Path, *, stopped: bool) -> tuple[str, str]:
-    """How a run ended, in a word (completed, interrupted, failed), and what went wrong."""
+    """How a run ended (completed, interrupted or failed), and what went wrong."""
     if code == 0:
         return "completed", ""
     if code == INTERRUPTED or stopped:
@@ -131,5 +131,5 @@ def memory_of(process: psutil.Process) -> int:
     """Bytes of a process, without memory shared with the fork server where that is known."""
     try:
         return int(process.memory_full_info().uss)
-    except psutil.AccessDenied:  # macOS tells root alone
+    except psutil.AccessDenied:  # macOS tells only root
         return int(process.memory_info().rss)

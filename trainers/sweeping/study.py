@@ -1,9 +1,9 @@
 """The search space of a sweep, and its record: an Optuna study in the sweep's folder.
 
-Every attempt at a run is a trial. It goes through Optuna's queue with the values that are known:
-all of them for a point of a grid, for a run that is tried again, and for a further seed of the same
-values; else the first seed alone. (``GridSampler`` could lose a point when the sweep is killed.)
-The run's number seeds the sampler, so that a resumed sweep samples the same values.
+Every attempt at a run is a trial. It goes through Optuna's queue with the values that are known.
+For a point of a grid, a run that is tried again, or a further seed of the same values, these are
+all values; otherwise only the first seed. (``GridSampler`` could lose a point when the sweep is
+killed.) The run's number seeds the sampler, so that a resumed sweep samples the same values.
 """
 
 import ast
@@ -32,7 +32,7 @@ from evert.trainers.system.files import cannot_read, drop_broken_lines
 from evert.trainers.training.preflight import prepare
 
 HELD_OUT = {"held_out": "temperature_1", "held_out_greedy": "greedy"}
-"""Objective that is a held-out score -> the way its episodes are played."""
+"""Objective that is a held-out score -> how its episodes are played."""
 SEED, TRIALS, JOURNAL = "seed", 20, "journal.log"
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)"
 _RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?::(log|linear))?", re.IGNORECASE)
@@ -48,7 +48,7 @@ class SweepSettings:
     )
     trials: int | None = size(None, f"number of runs of random and tpe; None: {TRIALS}")
     parallel: int | None = size(None, "runs at a time; None: as many as cores and memory allow")
-    out: str = setting("", "folder, new or to resume; '': sweeps/<env>-<date-time>")
+    out: str = setting("", "a new folder, or one to resume; '': sweeps/<env>-<date-time>")
     objective: str = setting(
         "held_out",
         "held_out (reward at temperature 1 after training), held_out_greedy, or a metric's key",

@@ -38,7 +38,7 @@ def run_command(
 ) -> int:
     """Run a command; return its exit status: ``body``'s or 0, 1 for an error, 130 for Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # for the user's own agent; last, since the folder may be a stranger's with an ``http.py``
+    # for the user's own agent; last, since the folder may be untrusted and have an ``http.py``
     sys.path[:] = [*(path for path in sys.path if path not in ("", os.getcwd())), os.getcwd()]
     before = signal.getsignal(signal.SIGTERM)
     _handle(signal.SIGTERM, signal.default_int_handler)

@@ -18,7 +18,7 @@ from typing import Any
 from evert.bridge.errors import EvertError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
-"""Errors of a disk that accepts no more data."""
+"""Errors of a full disk."""
 BARRED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EIO)
 """Errors of a path of the wrong kind, without permission, or on a failing disk."""
 
@@ -61,7 +61,7 @@ LARGEST = 2**28
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON file's content; None if the file is missing or broken."""
     try:
-        if not path.is_file() or path.stat().st_size > LARGEST:  # a pipe would never end
+        if not path.is_file() or path.stat().st_size > LARGEST:  # reading a pipe would never end
             return None
         return _record(path.name, path.read_text(encoding="utf-8"))
     except (OSError, UnicodeError):

@@ -1,4 +1,4 @@
-"""Warns of settings that cannot learn, or are surely a mistake.
+"""Warns about settings that cannot learn, or are surely a mistake.
 
 ``slips`` reads the settings and the tasks, before a run starts. ``FirstSteps`` looks at how the
 held-out tasks and the first two steps went, and warns once of each thing.
@@ -17,7 +17,7 @@ CREDIT = frozenset({"dataset_builder.advantages", "dataset_builder.gamma"})
 
 
 def slips(settings: TrainSettings, tasks: Mapping[str, Any]) -> list[str]:
-    """Return what to warn of before the first step; ``tasks`` are the loaded ones, by setting."""
+    """Return the warnings before the first step; ``tasks`` are the loaded tasks, by setting."""
     texts = texts_as_tasks(tasks)
     if settings.group_size == 1 and not CREDIT & settings.cookbook.keys():
         texts.append(
@@ -36,12 +36,12 @@ def slips(settings: TrainSettings, tasks: Mapping[str, Any]) -> list[str]:
 
 
 class FirstSteps:
-    """Warns of what shows in the first two steps of a run, and before them."""
+    """Warns about what the first two steps of a run, and the scores before them, show."""
 
     def __init__(self, settings: TrainSettings, warn: Callable[[str], None]) -> None:
         self._warn, self._cap = warn, settings.max_tokens
         self._has_warned_of_cuts = self._cap == 1
-        self._equal = 0 if settings.group_size > 1 else -2  # ``slips`` warned of it
+        self._equal = 0 if settings.group_size > 1 else -2  # ``slips`` warned about it
 
     def see_replies(self, where: str, share: float) -> None:
         """Warn if every reply was cut; ``where`` says which replies, ``share`` how many."""
@@ -61,5 +61,5 @@ class FirstSteps:
         if row["step"] == 1 and self._equal == 2:
             self._warn(
                 "In the first two steps all rewards of each group were equal, so nothing was "
-                "learned. Take easier or harder tasks, give partial credit, or raise group_size."
+                "learned. Use easier or harder tasks, give partial credit, or raise group_size."
             )

@@ -19,11 +19,11 @@ from evert.trainers.system.files import METRICS, read_jsonl
 from evert.trainers.training.redaction import redacting
 
 LINES = 10
-"""Most lines that a run prints about its steps without a terminal."""
+"""Maximum lines that a run prints about its steps if there is no terminal."""
 
 
 OnRow: TypeAlias = Callable[[Mapping[str, Any]], None]
-"""Called with a row of metrics, as a line of ``metrics.jsonl`` has it."""
+"""Called with a row of metrics, as in a line of ``metrics.jsonl``."""
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def unsaved_shown(console: Console) -> Iterator[None]:
         if "checkpoint save failed" in record.getMessage() and not messages:
             error = record.exc_info[1] if record.exc_info else None
             messages.append(redacted(f"a checkpoint was not saved: {error or record.getMessage()}"))
-            advice = "The run goes on. If it is stopped, it resumes from the last saved one."
+            advice = "The run continues. If stopped, it resumes from the last saved checkpoint."
             console.print(f"{messages[0]}\n{advice}", soft_wrap=True, markup=False)
         return True
 

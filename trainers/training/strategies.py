@@ -29,7 +29,7 @@ from evert.trainers.episodes.failures import Failure, failure_of
 from evert.trainers.training.failing_batches import BatchSummary, Tally
 
 LOGGED_GROUPS, LOGGED_CHARACTERS = 2, 6_000
-"""Groups of a batch whose first episode's text is logged, and how much text of each turn."""
+"""Groups per batch whose first episode's text is logged, and characters of each turn."""
 
 
 @dataclass(frozen=True)

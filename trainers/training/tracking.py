@@ -1,4 +1,4 @@
-"""Logs what the Cookbook logs to Weights & Biases and TensorBoard, too.
+"""Also logs to Weights & Biases and TensorBoard what the Cookbook logs.
 
     wandb_project=NAME   a run of that project; the folder's ``wandb.json`` has its id
     tensorboard=True     event files in RUN/tensorboard: ``tensorboard --logdir runs``

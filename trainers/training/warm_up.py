@@ -101,7 +101,7 @@ def data_of(
         conversation: The conversation. Names of control tokens in its texts stay texts.
         prompts: The model's renderer.
         place: Its name in messages.
-        limit: Most tokens; None: no limit.
+        limit: Maximum tokens; None: no limit.
 
     Raises:
         DemonstrationsError: It cannot be read or rendered, or is too long.
@@ -159,7 +159,7 @@ def _messages(row: Demonstration) -> list[Message]:
 
 @dataclass(frozen=True)
 class ConversationDataset(SupervisedDataset):
-    """Batches of conversations. A batch depends on its number alone, also in a resumed run."""
+    """Batches of conversations. A batch depends only on its number, even in a resumed run."""
 
     steps: int
     batch: Callable[[int], list[tinker.Datum]]
@@ -283,7 +283,7 @@ async def warm_up(
 
 
 def _counts(settings: TrainSettings) -> str:
-    """What a file of demonstrations holds, and how often it is learned."""
+    """What a file of demonstrations holds, and how many times it is learned."""
     rows = load_demonstrations(settings.demonstrations, settings.warm_up_min_reward)
     if not isinstance(rows, list):
         return ""

@@ -36,7 +36,7 @@ def check_workers(settings: "TrainSettings") -> None:
 def rollout_workers(
     settings: "TrainSettings",
 ) -> "AbstractContextManager[WorkerExecutor | None]":
-    """Return the context of the workers that the settings ask for; it yields None without any."""
+    """Return the context of the workers that the settings ask for; it yields None if none are."""
     number, room = settings.rollout_workers, settings.groups_per_worker
     timeout = settings.worker_timeout
     if settings.rollouts == "here":

@@ -3,7 +3,7 @@
 In reading order:
 
     lines.py    turns a line of a run's files into an entry of the index
-    index.py    the index, which finds episodes in the files fast
+    index.py    the index, which quickly finds episodes in the files
     asking.py   the page's queries to the index
     tokens.py   counts a run's tokens, and their cost
     runs.py     a run folder's figures

@@ -1,8 +1,8 @@
-"""``Index``: finds episodes in the files of runs fast, by a SQLite file in the user's cache.
+"""``Index``: quickly finds episodes in the files of runs, with a SQLite file in the user's cache.
 
 Each ``look`` reads a file from where the last one stopped. A file that was replaced, by a run that
-does a step again, is read from its beginning. Lines that cannot be read are counted. The index
-never writes to the files of runs.
+repeats a step, is read from the start. Lines that cannot be read are counted. The index never
+writes to the files of runs.
 """
 
 import os

@@ -1,6 +1,7 @@
 """Turns a line of a run's files into an ``IndexRow`` of the index, and into what the page shows.
 
-Lines are untrusted: a field of the wrong type makes one broken. Four kinds of files have episodes:
+Lines are untrusted: a line with a field of the wrong type counts as broken. Four kinds of files
+have episodes:
 
     rollouts/*.jsonl, rollouts.jsonl   "recorded": with all tokens (``bridge/records/rows.py``)
     000000.json, other programs' files "recorded": traces (``bridge/records/traces.py``)

@@ -38,7 +38,7 @@ def pieces(tokenizer: Any, turns: Iterable[Sequence[int]]) -> list[list[str]] | 
                 remaining -= len(texts[-1])
                 if time.monotonic() > end or remaining < 0:
                     return None
-    except BaseException:  # its panics are no Exceptions
+    except BaseException:  # its panics are not Exceptions
         return None
     return turn_texts
 
@@ -80,7 +80,7 @@ def load_tokenizer(file: Path) -> Any:
         if _may_grow(orjson.loads(file.read_bytes()).get("decoder")):
             return None
         return Tokenizer.from_file(str(file))
-    except BaseException:  # the parser's panics are no Exceptions
+    except BaseException:  # the parser's panics are not Exceptions
         return None
 
 

@@ -1,7 +1,7 @@
-"""``saved_page``: the viewer's page with its answers in it, as one file that needs nothing else.
+"""``saved_page``: the viewer's page with its answers in it, as one self-contained file.
 
 The page's scripts and styles are inline, and a content security policy in it allows these alone, by
-their hashes, and no request. The answers are data in it, which the page reads in place of the
+their hashes, and no request. The answers are data in it, which the page reads instead of the
 server's. They are untrusted: no text in them can end the data.
 """
 
@@ -135,6 +135,6 @@ def _page(about: Row, texts: dict[str, str]) -> bytes:
         "<title>": html.escape(redacted(about["title"])),
         "</main>": DATA.format(data),
     }
-    for place, text in parts.items():  # the data last: nothing is replaced in it
+    for place, text in parts.items():  # the data last, so that nothing is replaced in it
         page = page.replace(place, f"{place}\n{text}", 1)
     return page.encode("utf-8", "replace")

@@ -24,7 +24,7 @@ from evert.trainers.viewing.lines import Row
 from evert.trainers.viewing.tokens import Tokens, cost
 
 MOST_POINTS = 400
-"""Maximum points of a curve; more are averaged, as they would fall on the same pixels."""
+"""Maximum points of a curve; more are averaged: they would fall on the same pixels."""
 LONGEST, LONGEST_FACT = 160, 480
 """Maximum characters of a setting, and of a fact or an error."""
 WAYS = {"greedy": "greedy", "temperature_1": "temperature 1"}

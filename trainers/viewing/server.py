@@ -58,12 +58,12 @@ class Viewer:
         self._reader = ThreadPoolExecutor(1, "evert-view-reader")
 
     def start(self) -> None:
-        """Start to look at the files."""
+        """Start watching the files."""
         self._wake_up.set()
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop looking, and close the index."""
+        """Stop watching, and close the index."""
         self._stopped.set()
         self._wake_up.set()
         self._thread.join()

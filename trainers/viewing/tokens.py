@@ -41,7 +41,7 @@ def cost(tokens: Tokens, prices: Mapping[str, float]) -> float | None:
 
 
 def count_tokens(run: Run, index: Index, number: int) -> Tokens | None:
-    """Count the tokens of a run, which has a number in the index; None: they are no metrics."""
+    """Count the tokens of a run by its number in the index; None: the run has no such metrics."""
     if not any(f"{TRAIN}total_ac_tokens" in row for row in run.rows):
         return None
     prompt_tokens, sampled_tokens = (

@@ -48,12 +48,12 @@ class RayRollouts(WorkerExecutor):
         with RayRollouts(workers=64, groups_per_worker=8, address="auto") as rollouts:
             asyncio.run(rl.train.main(config, rollout_executor=rollouts))
 
-    If this process already uses Ray, the executor uses it, too; else the executor starts Ray or
-    joins a cluster, until its own end.
+    If this process already uses Ray, the executor uses it, too. Otherwise it starts Ray or joins a
+    cluster, and leaves when it ends.
 
     Args:
         workers: Number of actors; None: one per core that this process may use.
-        groups_per_worker: Most groups that an actor plays at a time, on its event loop.
+        groups_per_worker: Maximum groups that an actor plays at a time, on its event loop.
         address: A cluster's: "auto", "HOST:6379" or "ray://HOST:10001"; None: RAY_ADDRESS, or a
             new Ray on this machine.
         host: Address of this machine at which workers sample from its engine; None: loopback if

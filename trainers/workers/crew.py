@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 60.0
 """Seconds in which a worker has to answer."""
 WAITS = 4
-"""How many waits this time is divided into: if our own process was stopped, only one has passed."""
+"""Number of waits in that time: if our own process was stopped, only one of them has passed."""
 SILENT = (
     "gave no answer for {:g} s: it is stopped, its pipe is broken, or its event loop is blocked "
     "(its standard error says where)"
 )
 MOST_STARTS = 3
-"""How often in a row a worker may die before it is ready."""
+"""How many times in a row a worker may die before it is ready."""
 
 
 class WorkerLost(Exception):
@@ -157,7 +157,7 @@ class Crew:
         up = [place for place in self._places if place.worker is not None and not place.is_alone]
         while up and (alone := _next(self._alone)) is not None:
             target = min(up, key=lambda place: place.groups)
-            up.remove(target)  # it gets nothing else, so that it will be empty
+            up.remove(target)  # it gets no other group, so that it becomes empty
             if target.groups:
                 break
             self._alone.popleft()

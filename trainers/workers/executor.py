@@ -31,7 +31,7 @@ from evert.trainers.workers.travel import GroupOutcome, unpack
 logger = logging.getLogger(__name__)
 
 MOST_LOSSES = 3
-"""How often a group may be lost with its worker."""
+"""How many times a group may be lost with its worker."""
 ALONE_AFTER = 2
 """Losses after which a group is played alone on its worker."""
 

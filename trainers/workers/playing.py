@@ -31,7 +31,7 @@ async def play(data: bytes) -> bytes:
     outcome = GroupOutcome()
     _records.set(outcome.records)
     try:
-        async with _unpacking:  # imports may take long: the loop answers meanwhile
+        async with _unpacking:  # imports may take long, and the loop answers meanwhile
             parcel: Parcel = await asyncio.to_thread(unpack, data)
         _prepare(parcel)
         try:

@@ -25,11 +25,11 @@ from evert.trainers.workers.executor import WorkerExecutor
 from evert.trainers.workers.process import BOOT, END_SECONDS, HEAD, READY, frame
 
 START_SECONDS = 300.0
-"""How long a worker may take to be ready: it imports much, perhaps with many others at once."""
+"""How long a worker may take to be ready: many may be importing heavy modules at once."""
 REST_SECONDS = 2.0
 """How long the streams and the process may outlive each other."""
 SPARE_SECONDS = 5.0
-"""How long an ending worker may take beyond ``END_SECONDS``, the time for its groups."""
+"""How long a worker may take to end, beyond ``END_SECONDS`` for its groups."""
 
 
 class PoolRollouts(WorkerExecutor):
@@ -40,7 +40,7 @@ class PoolRollouts(WorkerExecutor):
 
     Args:
         workers: Number of processes; None: one per core that this process may use.
-        groups_per_worker: Most groups that a worker plays at a time, on its event loop.
+        groups_per_worker: Maximum groups that a worker plays at a time, on its event loop.
         worker_timeout: Seconds in which a worker's event loop has to answer; else the worker is
             killed. Blocking agents have threads, and do not block the loop; async agents that
             compute do, and C code that keeps the GIL. None: no limit.
@@ -72,7 +72,7 @@ class PoolRollouts(WorkerExecutor):
             if worker.lost is not None:
                 raise worker.lost
         except BaseException:
-            await worker.end("was not needed any more", signal.SIGTERM)
+            await worker.end("was no longer needed", signal.SIGTERM)
             raise
         return worker
 

@@ -23,7 +23,7 @@ BOOT = (
 """Code that starts a worker; its argument is the trainer's ``sys.path``."""
 READY = 0
 END_SECONDS = 10.0
-"""How long cancelled groups have to clean up."""
+"""How long cancelled groups may take to clean up."""
 HEAD = struct.Struct("<QQ")
 """The head of a frame: its number, and the size of its bytes."""
 

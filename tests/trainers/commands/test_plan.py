@@ -71,7 +71,7 @@ def test_a_model_is_planned_without_weights(qwen: str, monkeypatch: Patch, capsy
     shown = capsys.readouterr().out
     assert "4,022,468,096 parameters; trains an adapter of rank 32 on cpu" in shown
     assert "the base's weights      8.0 GB  bfloat16" in shown
-    assert "layers computed again in the backward pass" in shown
+    assert "layers recomputed in the backward pass" in shown
     assert "a datum may have about 16,081 tokens" in shown
     assert "rows at a time               7  of 2,048 tokens; others wait" in shown
 

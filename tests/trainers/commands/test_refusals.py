@@ -191,7 +191,7 @@ OTHERS = {
     "train env=identity log_path=mine.py/run": "cannot be written to",
     "train env=identity parse_error_policy.max_consecutive=x": "max_consecutive takes a whole",
     "train env=identity models.u=evert-tiny models.u.max_tokens=0": "max_tokens=0; expected",
-    f"{TINY} search=True": "no twin with a search tool",
+    f"{TINY} search=True": "no variant with a search tool",
     "evaluate env=my_game models=evert-tiny": "split=all: my_game has no such tasks.",
     f"{OWN} models.policy=evert-tiny": "has the policy's own name",
     f"{OWN} seats=one": "seats must be two or more different names",

@@ -286,5 +286,5 @@ def test_a_batch_of_constant_rewards_that_are_removed_ends_no_run_in_a_bare_erro
     fails = mode is STREAM and version("tinker-cookbook") < "0.6"
     error = run("always_earns_one", "steps=1", removing, *mode, status=int(fails))
     if fails:
-        assert "whole batch (each of its groups has one reward, and remove_constant_" in error
+        assert "whole batch (the rewards of each group are equal, and remove_constant_" in error
         assert "Train without stream_minibatch_config, or install tinker-cookbook 0.6" in error

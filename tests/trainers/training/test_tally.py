@@ -177,10 +177,10 @@ UNREAD = f"JSONDecodeError: Expecting value: line 1 column 1 (char 0). {CUT_REPL
         (exits, ERROR, "SystemExit: 2", f"{CORRECT} {{what_else}}"),
         (raises, ERROR, "LookupError: no such table", f"{CORRECT} {{what_else}}"),
         (loses_its_server, ERROR, "ConnectionError: the server died", f"{CORRECT} {{what_else}}"),
-        (reads_a_number, ERROR, "ValueError: ", "cannot read what the model said. {what_else}"),
+        (reads_a_number, ERROR, "ValueError: ", "cannot read the model's reply. {what_else}"),
         (reads_a_cut_reply, ERROR, UNREAD, "needs the whole reply, raise max_tokens."),
         (forgets_to_wait, ERROR, "AttributeError: 'coroutine'", "Put await before the call"),
-        (forgets_to_declare, ERROR, "TypeError: 'coroutine'", "a plain `def` takes a blocking"),
+        (forgets_to_declare, ERROR, "TypeError: 'coroutine'", "a plain `def` needs a blocking"),
         (awaits_in_vain, ERROR, "TypeError: ", "Declare the agent `async def`"),
         (own_judge_is_down, ERROR, "APIConnectionError: ", "A service that the agent itself calls"),
         (no_key, ERROR, "OpenAIError: ", "any value will do: set OPENAI_API_KEY=unused,"),
@@ -435,7 +435,7 @@ async def test_steps_in_a_row_of_which_nearly_all_episodes_fail_end_a_run(tmp_pa
         ({"failed_steps": 1}, [([TABLE] * 19, good)], "In one step nearly all episodes failed"),
         ({"failed_steps": 1}, [([TABLE] * 18, good * 2)], ""),
         ({"start": 8}, [bad], "the worst reward: on_agent_error=-1.0."),  # its last step
-        ({"failed_steps": 1}, [([], scored)], "Equal rewards teach nothing: take a model that"),
+        ({"failed_steps": 1}, [([], scored)], "Equal rewards teach nothing: use a model that"),
     ]
     for number, (options, batches, text) in enumerate(table):
         report = Report(tmp_path / str(number), **options)

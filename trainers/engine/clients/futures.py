@@ -1,9 +1,9 @@
 """Futures as the SDK's callers use them: awaited, by ``.result()``, or as the result itself.
 
 ``settled_future`` runs a call at once and returns the SDK's ``AwaitableConcurrentFuture``.
-``AcceptedCall`` is the future of a call that runs to its end, whoever waits for it. ``ReadyClient``
-is a client that is also its own future; ``client_future`` is the future of a client that the
-installed SDK's methods return. ``AnyFuture`` is both kinds of future.
+``AcceptedCall`` is the future of a call that runs to its end, even if nobody waits for it.
+``ReadyClient`` is a client that is also its own future; ``client_future`` is the future of a client
+that the installed SDK's methods return. ``AnyFuture`` is both kinds of future.
 """
 
 import asyncio

@@ -54,7 +54,7 @@ REFUSED = {
 
 REFUSED_OPTIONS = {
     "topk_sample_logprobs": "Ask for topk_prompt_logprobs of the prompt and its reply together",
-    "prompt_alt_tokens_k": "Sample one token after each beginning of the prompt",
+    "prompt_alt_tokens_k": "Sample one token after each prefix of the prompt",
 }
 """Options of ``sample`` that the engine lacks -> what to do instead."""
 

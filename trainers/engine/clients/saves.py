@@ -37,7 +37,7 @@ class Saves:
             if unwritten := self._unwritten():
                 logger.info("Before the engine closes, it writes %s.", ", ".join(unwritten))
             wait(self._paths.copy())
-        except BaseException:  # Ctrl-C, above all
+        except BaseException:  # mostly Ctrl-C
             self.interrupted = True
             wait(self._paths.copy())
             raise

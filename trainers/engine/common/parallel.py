@@ -1,7 +1,7 @@
 """Runs work on several cores: in our threads, each of which uses PyTorch's threads.
 
-Passes too short for PyTorch's threads run in parallel in ours. Results come in the order of the
-work, so sums are bitwise equal on any number of cores.
+Passes too short for PyTorch's threads run in parallel in ours. Results come in the order of
+the work, so sums are bitwise equal on any number of cores.
 """
 
 import ctypes

@@ -9,13 +9,13 @@ From a name to its logits:
     lean.py         our own forward pass for Llama-like models
     products.py     matrix products with weights
     logits.py       logits and log-probabilities, in slices
-    encoding.py     makes tokenizers safe for several threads
+    encoding.py     makes tokenizers thread-safe
     pictures.py     images among tokens
-    weights.py      checks that every weight is there and finite
+    weights.py      checks that every weight is present and finite
     importing.py    writes models from elsewhere into a folder
     exporting.py    writes trained weights for other programs
     gguf_writer.py  writes a GGUF file
     gguf_tokenizer.py  reads and writes a GGUF's tokenizer
-    gguf_files.py   reads GGUF files, and joins those in pieces
-    stand_ins.py    uses a model in the place of another
+    gguf_files.py   reads GGUF files, and joins split ones
+    stand_ins.py    uses one model in place of another
 """

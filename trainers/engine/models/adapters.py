@@ -1,4 +1,4 @@
-"""LoRA adapters beside an unchanged base: their additions to its layers' outputs.
+"""LoRA adapters beside an unchanged base: what they add to its layers' outputs.
 
 An adapter of rank r adds ``up @ down @ x``; ``down`` has r rows, ``up`` has r columns. Layers that
 are computed as one also have one adapter: their ``down`` are stacked, their ``up`` form a block
@@ -64,7 +64,7 @@ def batch_deltas(deltas: Sequence[Delta | None], indices: Tensor) -> Delta | Non
 
 
 def base_layer(linear: Any) -> Any:
-    """The layer inside of an adapter, or the layer itself."""
+    """The layer inside an adapter, or the layer itself."""
     return getattr(linear, "base_layer", linear)
 
 

@@ -42,7 +42,7 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _LAZY = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
-    "transformers.models.qwen3.modeling_qwen3",  # and with it the parts that all models share
+    "transformers.models.qwen3.modeling_qwen3",  # imports the parts that all models share, too
 )
 
 

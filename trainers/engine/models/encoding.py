@@ -1,4 +1,4 @@
-"""Makes tokenizers safe for several threads.
+"""Makes tokenizers thread-safe.
 
 Hugging Face tokenizers keep "split special tokens" as state, and the Cookbook's Qwen renderers
 change it temporarily, in several threads (``rl/message_env.py``). Concurrent threads raise

@@ -1,4 +1,4 @@
-"""Reads GGUF files, which are untrusted, and joins those that come in pieces.
+"""Reads GGUF files, which are untrusted, and joins those that are split.
 
 A model may come as shards, each a GGUF (``model-00001-of-00003.gguf``), or as parts of a file that
 was cut anywhere (``model.gguf.part00``).

@@ -1,8 +1,8 @@
 """Reads and writes the tokenizer in a GGUF file's metadata.
 
 It is built here because the one that transformers reads splits text like another model's. llama.cpp
-has a name, and its own code, for each way to split text into words. A tokenizer is written with the
-name whose way gives the same tokens for thousands of random texts.
+has a name, and its own code, for each way to split text into words. A tokenizer is written under
+the name whose splitting gives the same tokens for thousands of random texts.
 """
 
 import json

@@ -24,7 +24,7 @@ def write_gguf(model: Any, tokenizer: Any, out: Path, dtype: str, stops: list[in
 
     Raises:
         InvalidModelError: Its architecture is not in ``ARCHITECTURES``, or it has a scaled rotary
-            embedding; or llama.cpp has no name for the tokenizer's way to split text.
+            embedding; or llama.cpp has no name for how the tokenizer splits text.
     """
     import gguf
 

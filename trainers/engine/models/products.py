@@ -91,7 +91,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _gains(x: Tensor, weight: Tensor) -> bool:
     return (
-        x.numel() * weight.numel() >= _GAINS  # first, as the cheapest test
+        x.numel() * weight.numel() >= _GAINS  # first, because it is the cheapest test
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
         and _onednn_is_faster()

@@ -21,7 +21,7 @@ _SMALL = {"layers": 2**8, "weights": 2**24}  # allocated in a second, even if no
 
 
 def weight_files(name: str, folder: Path) -> list[Path]:
-    """The safetensors files of a folder's weights; empty if it has none, as with a Hub's name.
+    """The safetensors files of a folder's weights; empty if there are none, as for a Hub name.
 
     Raises:
         InvalidModelError: The index names a file that is not in the folder.

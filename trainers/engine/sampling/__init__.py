@@ -14,7 +14,7 @@ From the outside in:
     stem.py           the common prefix of its rows, held once
     graphs.py         its steps, captured as CUDA graphs
     generic_batch.py  a batch of any other model
-    prefill.py        orders rows so that common prefixes come first, and once
-    prefix_cache.py   keys and values, found by their tokens
+    prefill.py        orders rows so that common prefixes are computed first, and once
+    prefix_cache.py   keys and values, looked up by their tokens
     memory.py         how much memory is free, and how much a sampler gets
 """

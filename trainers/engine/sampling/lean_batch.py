@@ -236,7 +236,7 @@ class LeanBatch(DecodeBatch):
         return self._copy(row, self._starts[row], start, end)
 
     def _copy(self, row: int, stem: int, start: int, end: int) -> KeyValues:
-        """Keys and values of some tokens of a row, whose first ``stem`` tokens are the stem's."""
+        """Keys and values of a row's tokens from ``start`` to ``end``; ``stem`` are in the stem."""
         copy = self._cache.read(row, max(0, start - stem), max(0, end - stem))
         if self._stem and start < stem:
             copy = torch.cat([self._stem.key_values[:, :, start:end], copy], dim=2)

@@ -1,4 +1,4 @@
-"""The order of the tokens to compute: common prefixes of rows go first, and once.
+"""The order of the tokens to compute: common prefixes of rows go first, once.
 
 ``shared_prefixes`` finds common prefixes that are not cached yet, each before the longer ones that
 extend it. ``chunks`` puts rows of similar lengths into one pass.
@@ -62,7 +62,7 @@ def drop_short_prefixes(jobs: Sequence[Job], device: torch.device) -> None:
 
 
 def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
-    """Group jobs of similar lengths within a budget; uncached ones come first, in own groups."""
+    """Group jobs of similar lengths within a budget; uncached ones come first, in groups alone."""
     chunk: list[SomeJob] = []
     for job in sorted(jobs, key=lambda job: (job.start > 0, job.todo)):
         mixed = bool(chunk) and (chunk[0].start > 0) != (job.start > 0)

@@ -75,7 +75,7 @@ class RunningBatch:
         self.is_ahead = self._device.type == "cuda"
         """Whether to call ``step`` before ``read``: a GPU computes while the host looks at tokens.
 
-        Finished rows are then computed once in vain.
+        Finished rows are then computed once for nothing.
         """
         self._logits: Tensor | None = None  # [B, V] of the next tokens, until they are drawn
         self._tokens: Tensor | None = None  # [B] drawn, until they are run

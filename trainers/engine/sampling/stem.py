@@ -81,7 +81,7 @@ class Stem:
 
 
 def best_stem(rows: Sequence[np.ndarray], copies: Sequence[int]) -> np.ndarray | None:
-    """The prefix that saves the most token copies when rows join; None if it does not pay."""
+    """The prefix that saves the most token copies when rows join; None if none is worthwhile."""
     longest = max(map(len, rows))
     if longest <= _LEAST_LENGTH or sum(copies) * longest < _LEAST_SAVED:
         return None

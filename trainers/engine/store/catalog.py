@@ -1,6 +1,6 @@
 """Lists the runs and checkpoints of a store, as the SDK's types.
 
-Each call reads the store's folders anew, so it finds what other processes have saved. It reads
+Each call reads the store's folders again, so it finds what other processes have saved. It reads
 manifests only, no weights.
 """
 

@@ -17,7 +17,7 @@ With ``p`` the learner, ``q`` the sampler, ``A`` the advantage and ``r = p / q``
                           kl_coeff 0
 
 The service's formula of stable_reinforce is not public. This is REINFORCE. On-policy, every variant
-of it has the same gradient; off-policy they may differ, and the engine warns of that once.
+of it has the same gradient; off-policy they may differ, and the engine warns about that once.
 
 Settings come from ``loss_fn_config``. The thresholds low and high are bounds on the ratio itself,
 named ``clip_low_threshold`` and ``clip_high_threshold``; loss inputs of the same names set them

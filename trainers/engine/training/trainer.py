@@ -316,7 +316,7 @@ def _check_custom(loss: Any) -> None:
     detached = ", without a gradient" if shape and not loss.requires_grad else ""
     raise TrainingError(
         f"The custom loss is a {type(loss).__name__}{shape}{detached}; expected a tensor of one "
-        "number, computed from the log-probabilities. Sum it up, and detach nothing."
+        "number, computed from the log-probabilities. Sum it, and do not detach it."
     )
 
 

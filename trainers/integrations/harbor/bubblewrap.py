@@ -47,7 +47,7 @@ VARIABLES = {
 """Environment variables of each command. The task's and the agent's override them."""
 
 LONGEST_OUTPUT = 2**24
-"""How many bytes of the end of a command's output are read."""
+"""Bytes that are read from the end of a command's output."""
 
 MOVED = 600.0
 """Seconds for copying files in or out, as in Harbor's own environments."""

@@ -22,7 +22,7 @@ import threading
 NO_PROGRAM = 127
 
 LONGEST_FILE = 2**30
-"""The most bytes of a file that is written in the sandbox, or of a command's output."""
+"""Maximum bytes of a file that is written in the sandbox, or of a command's output."""
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ class Rollouts:
         test_tasks: The tasks of ``eval_dataset``; or their import path.
         renderer_name: The Cookbook renderer of the model's chat format. None: the one that the
             Cookbook recommends for a model of this name.
-        parallel: How many episodes play at a time, at most.
+        parallel: Maximum number of episodes at a time.
         **options: Options of ``ChatAgentEnv``.
 
     Attributes:

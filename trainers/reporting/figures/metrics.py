@@ -20,7 +20,7 @@ TIME_PARTS = {
 }
 """Part of a step's time -> the Cookbook's metric; the remaining time is "the rest"."""
 MOST_POINTS = 200
-"""Points of the raw line; more are averaged, as they would fall on the same pixels."""
+"""Maximum points of the raw line; more are averaged: they would fall on the same pixels."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ def curves(rows: Sequence[Mapping[str, Any]], after: float | None = None) -> tup
 
 
 def read_curve(rows: Sequence[Mapping[str, Any]], key: str, *, before_step: bool = False) -> Curve:
-    """Return a metric's curve, without rows in which it is missing or no finite number."""
+    """Return a metric's curve, without rows in which it is missing or not a finite number."""
     offset = 0 if before_step else 1
     times = clock(rows)[offset:]
     values = [(row["step"] + offset, t, row.get(key)) for row, t in zip(rows, times, strict=False)]

@@ -74,7 +74,7 @@ def name_ends(axes: Axes, ends: Sequence[End]) -> None:
 
 
 def apart(places: Sequence[float], least: float) -> list[float]:
-    """Move places to be ``least`` apart, as little as that takes; between 0 and 1 if they fit."""
+    """Move places as little as possible to be ``least`` apart; between 0 and 1 if they fit."""
     moved, low, high = sorted(places), -1.0, 1.0
     for number, place in enumerate(moved):
         low = moved[number] = max(place, low + least)
@@ -86,7 +86,7 @@ def apart(places: Sequence[float], least: float) -> list[float]:
 
 
 def plain(text: str, limit: int) -> str:
-    """Cut a long text in its middle, and escape what Matplotlib takes for a formula."""
+    """Cut a long text in the middle, and escape what Matplotlib would read as a formula."""
     if len(text) > limit:
         half = (limit - 1) // 2
         text = f"{text[: limit - 1 - half]}…{text[-half:]}"
@@ -111,10 +111,10 @@ def clock_unit(seconds: float) -> tuple[str, float]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, with few colours for a third of the size; whole, or not at all."""
+    """Write a figure as PNG atomically, with few colours, which makes the file a third as large."""
     png, small_png = io.BytesIO(), io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # no font may have a name's script
+        warnings.filterwarnings("ignore", message="Glyph")  # perhaps no font has a name's script
         figure.savefig(png, format="png")
     image = Image.open(png).convert("RGB").quantize(PNG_COLOURS, dither=Image.Dither.NONE)
     image.save(small_png, format="png", optimize=True)

@@ -125,7 +125,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"target_prompt_logprobs": targets_of(7)}, r"shape \[7\]; expected"),
     ({"target_prompt_logprobs": targets_of(7, 1, dtype=torch.float32)}, "is float32"),
     ({"topk_sample_logprobs": 2}, "is 2; .* Ask for topk_prompt_logprobs of the prompt and its"),
-    ({"prompt_alt_tokens_k": 2}, "k is 2; .* Sample one token after each beginning of the prompt"),
+    ({"prompt_alt_tokens_k": 2}, "k is 2; .* Sample one token after each prefix of the prompt"),
 ]
 
 

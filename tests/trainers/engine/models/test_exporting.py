@@ -111,9 +111,9 @@ def test_an_export_computes_what_the_run_does_and_says_how_it_is_used(
     shown = cli(f"model export {run} out={out} format={form}")
 
     assert_equal_weights(shown)
-    [(same, total)] = re.findall(r"\((\d+) of (\d+) tokens as the run's\)", shown)
+    [(same, total)] = re.findall(r"\((\d+) of (\d+) tokens as in the run\)", shown)
     assert same == total != "0"
-    assert "the exported template gives the run's prompts" in shown
+    assert "the exported template renders the run's prompts" in shown
     assert ("vllm serve" if form != "gguf" else "ollama create") in shown
     assert files <= {file.name for file in out.iterdir()}
     assert [*tmp_path.iterdir()] == [out]
