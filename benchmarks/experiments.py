@@ -80,9 +80,9 @@ EXPERIMENTS = {
         "prime-rl: Qwen3-1.7B, 0.2 to 1.5 (0 to 60 % won), SFT and 100 steps of 1,024, two GPUs",
     ),
     "multiply": Experiment(
-        f"{agent_of('multiply')} policy_names=gpt-4o-mini",
-        "model_name=../.models/qwen-coder threads=1 steps=6 batch_size=4 group_size=6 "
-        "learning_rate=2e-4 max_tokens=48",
+        agent_of("multiply"),
+        "model_name=../.models/qwen-coder threads=1 steps=8 batch_size=4 group_size=8 "
+        "learning_rate=1e-4 max_tokens=48",
         "TRL's issue 5366: Qwen3-0.6B, no figure, one GPU",
     ),
     "countdown": Experiment(

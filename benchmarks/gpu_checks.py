@@ -48,7 +48,7 @@ def parts(out: Path, device: str) -> dict[str, Part]:
     size = ("steps=2 batch_size=1 group_size=2", "steps=20 batch_size=16 group_size=8")
     multiply = (
         "agent=multiply:agent train_tasks=multiply:TRAIN test_tasks=multiply:TEST eval_every=0 "
-        f"learning_rate=3e-4 max_tokens=48 samples={1 if is_dry else 4} {size[not is_dry]}"
+        f"learning_rate=1e-4 max_tokens=48 samples={1 if is_dry else 4} {size[not is_dry]}"
     )
     size = ("groups_per_batch=2 group_size=2 max_steps=2", "groups_per_batch=64 max_steps=8")
     recipe = (

@@ -69,10 +69,10 @@ async def agent(client: AgentClient, secret: str) -> float:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:
-    """Yield games for a warm-up, by a player whose guesses fit all marks, on training words."""
+    """Yield games for a warm-up, by a player who guesses words that fit all marks."""
     draw = random.Random(seed)
     while True:
-        secret, fitting = draw.choice(TRAIN), TRAIN
+        secret, fitting = draw.choice(TRAIN), WORDS
         messages = [{"role": "user", "content": RULES}]
         for _ in range(GUESSES):
             guess = draw.choice(fitting)

@@ -66,7 +66,7 @@ class Budget:
     def _longest_prompt(self) -> PromptLimit:
         """The lower of the budget (``stop/max_tokens``) and the context.
 
-        ``stop/context_overflow`` is for the context alone, which the user did not choose.
+        ``stop/context_overflow`` is only for the context: the user did not choose it.
         """
         budget, context, response = self.limits.max_trajectory_tokens, self._context, self._response
         tightest_of_both = tightest(budget, context)

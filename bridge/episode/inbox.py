@@ -47,7 +47,7 @@ class ParkedCall:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the agent gave up the call, or ended first, and so never reads the reply."""
+        """Whether the agent abandoned the call or ended first, so it never reads the reply."""
         if self.refusal is not None:
             return isinstance(self.refusal, EpisodeEndedError)
         return self._is_dropped or self._future.cancelled() or not self.has_reader()

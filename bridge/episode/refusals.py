@@ -37,7 +37,7 @@ class Refusals:
         return f"Its latest requests were refused: {self._latest}"
 
     async def hold_back(self, refusal: object) -> None:
-        """Delay a caller's refusal, so that other tasks of this event loop run first."""
+        """Delay a refusal, so that other tasks on this event loop run first."""
         await asyncio.sleep(self._pause(refusal))
 
     def hold_back_blocking(self, refusal: object) -> None:

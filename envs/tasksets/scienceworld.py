@@ -81,7 +81,7 @@ def scienceworld(names: str, *, simplifications: str = "", steps: int = 100) -> 
 
 @dataclass(frozen=True)
 class ScienceWorld:
-    """An agent that acts in ScienceWorld. The task is "boil/3": a task's name and a variation.
+    """An agent that acts in ScienceWorld. A task, like "boil/3", is a name and a variation.
 
     The reward is the simulator's final score, from -1 (a wrong choice ended the episode) to 1. The
     action is the reply's last line.

@@ -57,7 +57,7 @@ class ModelExportSettings:
     """The weights to export, and the form."""
 
     model: str = chz.field(doc="runs/NAME, runs/NAME@STEP, tinker://..., a base or a folder")
-    out: str = chz.field(doc="the folder to write, which must not exist yet, or be empty")
+    out: str = chz.field(doc="the folder to write: a new or an empty one")
     format: str = setting("merged", f"one of {', '.join(FORMATS)}")
     dtype: str = setting(
         "", "; ".join(f"{key}: {', '.join(FORMATS[key])}" for key in FORMATS) + "; '': the first"

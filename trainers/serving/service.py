@@ -310,7 +310,7 @@ def _check_length(text: str, client: Any) -> None:
     longest = max(map(len, client.get_tokenizer().get_vocab()))
     if len(text) > context * longest:
         raise SamplingRequestError(
-            f"The prompt has {len(text):,} characters, and the model's context {context:,} tokens "
+            f"The prompt has {len(text):,} characters; the model's context has {context:,} tokens "
             f"of at most {longest} characters. Send a shorter prompt."
         )
 

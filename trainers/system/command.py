@@ -138,7 +138,7 @@ def _second_signal_leaves() -> Iterator[None]:
 
 @contextmanager
 def _dropped_interrupts_raised() -> Iterator[None]:
-    """Raise a Ctrl-C that Python drops inside the block, as in a finalizer, a moment later."""
+    """Soon re-raise a Ctrl-C that Python dropped inside the block, as in a finalizer."""
     before, over = sys.unraisablehook, threading.Event()
 
     def raise_later() -> None:

@@ -1,8 +1,8 @@
-"""The sampling clients of this process that groups in workers sample from.
+"""This process's sampling clients that groups in workers sample from.
 
 A policy service, started for the first client, offers those of the embedded engine. A client is
-withdrawn when no group in flight uses it and there is a newer one. Other clients are pickled: the
-Tinker SDK's reach their service from anywhere.
+withdrawn when no group in flight uses it and there is a newer one. Other clients are pickled:
+Tinker SDK clients reach their service from anywhere.
 """
 
 import logging

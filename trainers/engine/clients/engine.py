@@ -183,7 +183,7 @@ class Engine:
     def close(self) -> None:
         """Write the saves that were accepted, then stop all threads; further calls are refused.
 
-        A pass that no save waits for ends before its next micro-batch. An interrupt while saves
+        A pass that no save needs stops before its next micro-batch. An interrupt while saves
         are written drops those that have not begun. Saves that failed, and whose error was
         not read, are logged. In a fork of the engine's process this does nothing.
         """

@@ -73,7 +73,7 @@ def check_last_n(last_n: int | None, length: int) -> None:
     if last_n is not None and not 1 <= last_n <= max(1, length - 1):
         raise SamplingRequestError(
             f"prompt_logprobs_last_n is {last_n} for a prompt of {length} tokens; expected 1 to "
-            f"{length - 1}: nothing precedes the first. None scores all."
+            f"{max(1, length - 1)} (the first token has no log-probability), or None for all."
         )
 
 

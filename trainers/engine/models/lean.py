@@ -260,7 +260,7 @@ def can_be_lean(model: Any) -> bool:
 
 
 def lay_out(model: Any) -> None:
-    """Put the weights that ``LeanModel`` fuses side by side in memory, as frozen views."""
+    """Put weights side by side in memory, as frozen views, for ``LeanModel`` to fuse."""
     placed: set[int] = set()
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp

@@ -95,7 +95,7 @@ class PictureReader:
             else:
                 raise ValueError(
                     f"has a chunk of type {chunk.type!r}, neither text nor an image; the embedded "
-                    "engine takes images as bytes (ImageChunk), and no sound. Send only text and "
+                    "engine takes images as bytes (ImageChunk), but no audio. Send only text and "
                     "images."
                 )
         return PictureRow(ids, tuple(pictures))

@@ -74,7 +74,7 @@ def name_ends(axes: Axes, ends: Sequence[End]) -> None:
 
 
 def apart(places: Sequence[float], least: float) -> list[float]:
-    """Move places as little as possible to be ``least`` apart; between 0 and 1 if they fit."""
+    """Space places at least ``least`` apart with minimal moves; in [0, 1] if they fit."""
     moved, low, high = sorted(places), -1.0, 1.0
     for number, place in enumerate(moved):
         low = moved[number] = max(place, low + least)
