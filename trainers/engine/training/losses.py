@@ -9,6 +9,8 @@ With ``p`` the learner, ``q`` the sampler, ``A`` the advantage and ``r = p / q``
     ppo                   -sum(min(r A, clip(r, low, high) A))          low 0.8, high 1.2
     cispo                 -sum(stop_gradient(clip(r, low, high)) A log p)   low 0.8, high 1.2
     dro                   -sum(A log p - beta / 2 (log p - log q)^2)    beta 0.05
+                          without the second term where A and log q are 0: the Cookbook marks
+                          tokens of the prompt so, which are not to be learned
     gspo                  as ppo, with one ratio for all tokens of a datum: the geometric mean of r
                           where ``sequence_ratio_mask`` is not 0; each token keeps the gradient of
                           its own log p (GSPO-token, arXiv:2507.18071). Without that mask, which
@@ -149,14 +151,14 @@ def cispo(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
 
 def dro(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
     """Direct reward optimisation: the advantage, with a quadratic pull towards the sampler."""
-    distance = (logprobs - inputs["logprobs"]) ** 2
+    distance = (logprobs - inputs["logprobs"]) ** 2 * _is_sampled(inputs)
     return -(logprobs * inputs["advantages"] - 0.5 * settings["beta"] * distance).sum()
 
 
 def gspo(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
     """PPO's objective with one ratio for a datum: the geometric mean over its sampled tokens."""
-    mask = inputs.get("sequence_ratio_mask", inputs["advantages"].abs() + inputs["logprobs"].abs())
-    counted = mask != 0
+    mask = inputs.get("sequence_ratio_mask")
+    counted = _is_sampled(inputs) if mask is None else mask != 0
     distances = (logprobs.detach() - inputs["logprobs"])[counted]
     mean = distances.sum() / max(1, len(distances))
     return _pessimistic((mean + logprobs - logprobs.detach()).exp(), inputs, settings)
@@ -176,6 +178,11 @@ def warn_of_alpha() -> None:
         "stable_reinforce is in alpha, and the service's formula is not public: the embedded "
         "engine computes REINFORCE on the sampled tokens. On-policy their gradients agree."
     )
+
+
+def _is_sampled(inputs: Inputs) -> "Tensor":
+    """Whether a token was sampled: in the Cookbook's data, both are 0 for all others."""
+    return (inputs["advantages"] != 0) | (inputs["logprobs"] != 0)
 
 
 def _ratio(logprobs: "Tensor", inputs: Inputs) -> "Tensor":

@@ -79,6 +79,15 @@ def test_without_a_mask_a_sequence_s_ratio_is_that_of_its_tokens_with_an_advanta
     assert formula(logprobs, inputs, settings) == formula(logprobs, inputs | mask, settings)
 
 
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"cross_entropy"}))
+def test_no_loss_of_advantages_learns_a_prompt(name: str) -> None:
+    zeros = {"logprobs": torch.zeros(3), "advantages": torch.zeros(3), "sampled": torch.zeros(3)}
+    logprobs = torch.tensor([-0.5, -3.0, -1.0]).requires_grad_()
+    get_loss(name).formula(logprobs, zeros, resolve_settings(name, None)).backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [0.0] * 3
+
+
 TARGETS = ["target_tokens", "logprobs", "advantages"]
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: get_loss("mse"), r"no loss 'mse'.*cross_entropy, importance_samp.*async_config"),
