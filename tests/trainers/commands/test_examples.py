@@ -75,8 +75,8 @@ def in_examples(monkeypatch: Patch) -> None:
 
 NAMES = re.compile(r"\b(?!Sort|Add )[A-Z]\w+")
 FOUR = ("Tom", "Ann", "Zoe", "Ben")
-CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "12 * 34"}}</tool_call>'
-PRODUCT = {"question": "What is 12 * 34?", "answer": "408"}
+CALL = '<tool_call>{"name": "multiply", "arguments": {"a": 12, "b": 34}}</tool_call>'
+PRODUCT = (12, 34)
 
 
 @pytest.mark.usefixtures("in_examples")
@@ -91,16 +91,17 @@ PRODUCT = {"question": "What is 12 * 34?", "answer": "408"}
         ("wordle", "crane", ["c l o u d", "no", "c r a n e"], 1 + 1 / 3),
         ("wordle", "crane", ["c r a s h"] * 5 + ["c a r r y"], 0.2 + 0.1 + 0.1),
         ("wordle", "crane", ["c r a n e s"] * 6, 0.0),
-        ("multiply", PRODUCT, [CALL, "It is 408."], 1.0),
-        ("multiply", PRODUCT, [CALL, "It is 40."], 0.0),
-        ("multiply", PRODUCT, [CALL, CALL, CALL], 0.0),
+        ("multiply", PRODUCT, [CALL, "12 times 34 is 408."], 1.0),
+        ("multiply", PRODUCT, [CALL, "408 is 12 times 34."], 0.0),
+        ("multiply", PRODUCT, [CALL, CALL], 0.0),
+        ("multiply", PRODUCT, [CALL.replace("34", "[]"), "408"], 1.0),
     ],
 )  # fmt: skip
 async def test_a_public_experiment_plays_an_episode(
     name: str, task: Any, replies: list[str], earned: float
 ) -> None:
     agent = runpy.run_path(str(ROOT / f"examples/{name}.py"))["agent"]
-    episode = await play(agent, *replies, task=task, policy_names=["gpt-4o-mini"])
+    episode = await play(agent, *replies, task=task)
     assert reward(episode) == pytest.approx(earned)
 
 
