@@ -124,4 +124,4 @@ def test_a_checkpoint_that_the_cookbook_could_not_save_is_shown(
     shown = capfd.readouterr().out
     assert shown.count("a checkpoint was not saved: Could not write 000001: No space left") == 1
     assert "a checkpoint was not saved: Could not write 000002" not in shown
-    assert "it resumes from the last saved one" in shown
+    assert "resumes from the last saved checkpoint" in shown
