@@ -197,7 +197,8 @@ def data_of(
         with torch.no_grad():  # as sampled by a policy that was a little different
             noise = torch.randn(targets.shape, generator=generator) / 5
             inputs["logprobs"] = reference_logprobs(model, plain) + noise
-        fields = {name: inputs[name] for name in get_loss(loss).required}
+        mask = ["sequence_ratio_mask"] if loss == "gspo" else []
+        fields = {name: inputs[name] for name in [*get_loss(loss).required, *mask]}
         made = types.Datum(plain.model_input, {**plain.loss_fn_inputs, **fields})  # type: ignore[dict-item]
         prompts: Any = types.PromptProvenanceSpan
         replies: Any = types.SampledProvenanceSpan
