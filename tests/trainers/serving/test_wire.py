@@ -122,7 +122,7 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
         session.post(f"{service.url}/completions", json=long) as answer,
     ):
         assert answer.status == 400
-        assert "has 200,000 characters, and" in (await answer.json())["error"]["message"]
+        assert "has 200,000 characters;" in (await answer.json())["error"]["message"]
 
 
 ASKED = CompletionRequest("m", [1, 2], tinker.SamplingParams(max_tokens=5, stop=[9]))

@@ -160,7 +160,7 @@ async def test_what_is_not_learned_or_read_is_counted(tmp_path: Path) -> None:
     assert [text for row in rows[:2] for _, text in learned(row)] == ["Bye.<|im_end|>"] * 2
     assert describe(rows) == (
         "6 conversations; 3 with nothing to learn, left out; 1 repeated; 1 with messages after the "
-        "last learned reply; 1 with a call of a tool that is not among their tools; 1 with the "
+        "last learned reply; 1 with a call to a tool that is not among their tools; 1 with the "
         "field 'id', not read"
     )
     played = await records(tmp_path / "records", 0.5, 1.0)
