@@ -83,7 +83,7 @@ def test_without_a_mask_a_sequence_s_ratio_is_that_of_its_tokens_with_an_advanta
 def test_no_loss_of_advantages_learns_a_prompt(name: str) -> None:
     zeros = {"logprobs": torch.zeros(3), "advantages": torch.zeros(3), "sampled": torch.zeros(3)}
     logprobs = torch.tensor([-0.5, -3.0, -1.0]).requires_grad_()
-    get_loss(name).formula(logprobs, zeros, resolve_settings(name, None)).backward()
+    get_loss(name).formula(logprobs, zeros, resolve_settings(name, None)).backward()  # type: ignore[no-untyped-call]
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == [0.0] * 3
 
