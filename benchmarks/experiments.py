@@ -105,7 +105,7 @@ def evert(command: str, settings: str) -> dict[str, float]:
     subprocess.run(
         [sys.executable, "-m", "evert", command, *shlex.split(settings)],
         cwd=ROOT / "examples",
-        env={**os.environ, "OPENAI_API_KEY": "none", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=True,
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -180,12 +180,11 @@ def table(results: Mapping[str, Sequence[Mapping[str, Any]]], zeros: Mapping[str
 
 
 def plot(names: Sequence[str], seeds: Sequence[int], out: Path, path: Path) -> None:
-    """Plot the mean reward in training of each experiment, over those seeds that were trained."""
-    lines = []
-    for name in names:
-        folders = [out / f"{name}-{seed}" for seed in seeds]
-        steps = [RunFolder(folder).steps() for folder in folders if folder.exists()]
-        lines.append((name, mean([curves(rows)[0] for rows in steps])))
+    """Plot the mean reward in training of each experiment."""
+    lines = [
+        (name, mean([curves(RunFolder(out / f"{name}-{seed}").steps())[0] for seed in seeds]))
+        for name in names
+    ]
     title = "Public experiments with small models" if len(names) > 1 else names[0]
     save_figure(draw_panel(title, "mean reward in training, mean over the seeds", lines), path)
 

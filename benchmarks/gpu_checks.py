@@ -14,7 +14,6 @@ counts as failed. Each part's output is a file in the folder. Exits with 1 if a 
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import time
@@ -22,7 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the file beside this one
+
+from benchmarks.experiments import EXPERIMENTS, ROOT
+
 MODEL = ROOT / ".models/qwen-coder"
 RECIPE = """
 import runpy, sys
@@ -45,16 +47,14 @@ def parts(out: Path, device: str) -> dict[str, Part]:
     """Return the parts by name; on a CPU, their dry runs."""
     is_dry = device == "cpu"
     python, times = sys.executable, 10 if is_dry else 1
-    size = ("steps=2 batch_size=1 group_size=2", "steps=20 batch_size=16 group_size=8")
-    multiply = (
-        "agent=multiply:agent train_tasks=multiply:TRAIN test_tasks=multiply:TEST eval_every=0 "
-        f"learning_rate=1e-4 max_tokens=48 samples={1 if is_dry else 4} {size[not is_dry]}"
-    )
-    size = ("groups_per_batch=2 group_size=2 max_steps=2", "groups_per_batch=64 max_steps=8")
-    recipe = (
-        "env=arithmetic renderer_name=qwen3_instruct lora_rank=32 learning_rate=3e-4 max_tokens=8 "
-        f"{size[not is_dry]}"
-    )
+    multiply = EXPERIMENTS["multiply"].game + " eval_every=0 learning_rate=1e-4 max_tokens=48 "
+    recipe = "env=arithmetic renderer_name=qwen3_instruct learning_rate=3e-4 max_tokens=8 "
+    if is_dry:
+        multiply += "steps=2 batch_size=1 group_size=2 samples=1"
+        recipe += "max_steps=2 groups_per_batch=2 group_size=2"
+    else:
+        multiply += "steps=20 batch_size=16 group_size=8 samples=4"
+        recipe += "max_steps=8 groups_per_batch=64"
     tests = ("test_standin_device.py", "sampling/test_graphs.py")
     paths = [f"tests/trainers/engine/{test}" for test in tests]
     commands = {
@@ -75,13 +75,12 @@ def parts(out: Path, device: str) -> dict[str, Part]:
 
 def run(name: str, part: Part, out: Path) -> bool:
     """Run a part, with its output in a file; print the end of it, and return if it succeeded."""
-    environment = {**os.environ, "OPENAI_API_KEY": "none", "PYTHONPATH": str(ROOT)}
     log, began = out / f"{name}.log", time.monotonic()
     code: int | str
     with log.open("w") as file:
         try:
             code = subprocess.run(
-                part.command, cwd=part.folder, env=environment, timeout=part.seconds, check=False,
+                part.command, cwd=part.folder, timeout=part.seconds, check=False,
                 stdout=file, stderr=subprocess.STDOUT,
             ).returncode  # fmt: skip
         except subprocess.TimeoutExpired:

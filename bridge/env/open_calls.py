@@ -46,9 +46,9 @@ class OpenCalls:
         account = self._account
         return account.budget.calls(self.queue.max_calls, account.turns, account.sampled)
 
-    def expect_overlap(self, *, is_expected: bool) -> None:
-        """Submit every call from now on if ``is_expected``, even lone ones."""
-        self.overlap |= is_expected
+    def expect_overlap(self) -> None:
+        """Submit every call from now on, even lone ones."""
+        self.overlap = True
 
     def call_of(self, observation: Observation) -> ParkedCall | None:
         """Return the call of an observation that is being sampled; None: no call waits."""

@@ -31,7 +31,7 @@ FORM, FIELDS, TEXT = "form", "fields", "text"
 
 
 def form_of(record: RolloutRecord, turn: int) -> str:
-    """Return the noted form of a conversation, by default ``TEXTS``.
+    """Return the noted form of a conversation; ``TEXT`` if none is noted.
 
     Raises:
         RecordError: The messages were not kept, or neither form reproduces the sampled tokens.

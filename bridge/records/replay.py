@@ -58,8 +58,8 @@ class ReplayPolicy(TokenCompleter):
         self._unanswered = set(self.left)
         self._moved = asyncio.Condition()
         self._env = env
-        if env is not None:
-            env.open_calls.expect_overlap(is_expected=_has_met(record, 0))
+        if env is not None and _has_met(record, 0):
+            env.open_calls.expect_overlap()
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
@@ -81,8 +81,8 @@ class ReplayPolicy(TokenCompleter):
             raise
         self.left.remove(turn)
         if open_calls is not None:
-            # The next call must also wait for its turn.
-            open_calls.expect_overlap(is_expected=_has_met(self.record, turn, turn + 1))
+            if _has_met(self.record, turn, turn + 1):  # the next call must also wait for its turn
+                open_calls.expect_overlap()
             if open_calls.overlap:
                 await self._wait_for_turn(turn)
         self._unanswered.remove(turn)

@@ -118,10 +118,11 @@ def _check_model(settings: TrainSettings, engine: EngineChoice) -> None:
 
 def _check_loss(settings: TrainSettings) -> None:
     """Refuse a loss that reads what the installed Cookbook does not send."""
+    if settings.loss_fn != "stable_reinforce":
+        return
     from tinker_cookbook.rl.data_processing import trajectory_to_data
 
-    is_recorded = "include_provenance" in signature(trajectory_to_data).parameters
-    if settings.loss_fn == "stable_reinforce" and not is_recorded:
+    if "include_provenance" not in signature(trajectory_to_data).parameters:
         raise RecipeError(
             f"loss_fn=stable_reinforce: tinker-cookbook {version('tinker-cookbook')} does not "
             "record which tokens were sampled, which this loss reads; expected 0.6 or later. "

@@ -9,8 +9,8 @@ With ``p`` the learner, ``q`` the sampler, ``A`` the advantage and ``r = p / q``
     ppo                   -sum(min(r A, clip(r, low, high) A))          low 0.8, high 1.2
     cispo                 -sum(stop_gradient(clip(r, low, high)) A log p)   low 0.8, high 1.2
     dro                   -sum(A log p - beta / 2 (log p - log q)^2)    beta 0.05
-                          without the second term where A and log q are 0: the Cookbook marks
-                          tokens of the prompt so, which are not to be learned
+                          without the second term where A and log q are both 0, as they are for
+                          prompt tokens in the data of the Cookbook's loop
     gspo                  as ppo, with one ratio for all tokens of a datum: the geometric mean of r
                           where ``sequence_ratio_mask`` is not 0; each token keeps the gradient of
                           its own log p (GSPO-token, arXiv:2507.18071). Without that mask, which
@@ -73,7 +73,7 @@ class Loss:
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Inputs that override a setting token by token, and ``weights``, which is then ignored."""
+        """Inputs that override a setting or the sampled tokens; ``weights``, which is ignored."""
         mask = ("sequence_ratio_mask",) if self.by_datum else ()
         return ("weights", *mask, *(key for key in self.settings if key.startswith("clip_")))
 
@@ -181,7 +181,7 @@ def warn_of_alpha() -> None:
 
 
 def _is_sampled(inputs: Inputs) -> "Tensor":
-    """Whether a token was sampled: in the Cookbook's data, both are 0 for all others."""
+    """Whether each token was sampled; the Cookbook's loop sends 0 for both inputs of all others."""
     return (inputs["advantages"] != 0) | (inputs["logprobs"] != 0)
 
 

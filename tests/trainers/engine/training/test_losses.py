@@ -66,9 +66,7 @@ def test_the_ratio_of_a_sequence_of_which_nothing_was_sampled_is_1() -> None:
     assert float(loss) == pytest.approx(-3.0)
 
 
-def test_without_a_mask_a_sequence_s_ratio_is_that_of_its_tokens_with_an_advantage_or_logprob() -> (
-    None
-):
+def test_without_a_mask_tokens_with_an_advantage_or_a_logprob_make_the_ratio() -> None:
     inputs = {
         "logprobs": torch.tensor([0.0, -0.7, 0.0, -2.9]),
         "advantages": torch.tensor([0.0, 1.0, 2.0, 0.0]),
