@@ -1,8 +1,8 @@
 """A text that holds no control token is tokenised exactly as the renderer itself does it.
 
 1. Code, markup, tables, other scripts: token by token, in every slot of every request.
-2. So are random texts of pieces of control tokens. If the renderer would make a control token of one,
-   evert makes none, and the prompt still has the same text.
+2. So are random texts of pieces of control tokens. If the renderer would make a control token of
+one, evert makes none, and the prompt still has the same text.
 """
 
 import itertools

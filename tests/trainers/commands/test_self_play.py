@@ -34,8 +34,8 @@ def test_both_seats_have_metrics_and_the_league_plays_one_seat(run: RunFolder) -
     for step in (first, last):
         assert {"env/all/seat/x/reward", "env/all/seat/o/reward"} <= step.keys()
     assert first["env/all/total_episodes"] == 6 * 2 * 2  # an Env a seat
-    # One: the league plays the other seat. If the league moves first, and only that move is
-    # trained, there is nothing to learn, and the group is left out.
+    # One: the league plays the other seat. Only the first move of a game is trained, so a group
+    # in which the league moves first has nothing to learn, and is left out.
     assert 0 < last["env/all/total_episodes"] <= 6 * 2
 
 

@@ -1,8 +1,8 @@
 """A GPU for machines without one: numbers in the CPU's memory, under the rules of CUDA or MPS.
 
-    NumbersOnDevice   a tensor that says it is on the device and keeps its numbers on the CPU
-    StandIn           a device of such tensors, and the list of what the host waited for
-    stand_in          puts one in the place of CUDA or MPS, for all threads that start in its block
+    NumbersOnDevice   a tensor that claims to be on the device and keeps its numbers on the CPU
+    StandIn           a device of such tensors, and the list of the host's waits
+    stand_in          replaces CUDA or MPS by one, for all threads that start in its block
 
 Operations run on the CPU, so results can be compared with a CPU's.
 What PyTorch refuses on CUDA is refused here: tensors of two devices in
@@ -196,7 +196,7 @@ class Event:
     """A point in the device's work for which the host can wait."""
 
     def record(self, stream: Stream) -> None:
-        """Note the work under way. Without a stream, CUDA would take that of the thread's device."""
+        """Note the work under way. Without a stream, CUDA takes that of the thread's device."""
         self._copies = _current.pending.pop(threading.get_ident(), [])
 
     def synchronize(self) -> None:

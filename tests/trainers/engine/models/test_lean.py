@@ -1,4 +1,4 @@
-"""The lean forward pass: which models it supports. ``sampling/test_oracle.py`` tests its numbers."""
+"""The lean forward pass: what it supports. ``sampling/test_oracle.py`` tests its numbers."""
 
 from typing import Any
 

@@ -152,7 +152,7 @@ class World:
     def check(
         self, number: int, prompt: list[int], params: types.SamplingParams, key: int, reply: Any
     ) -> None:
-        """Assert that a reply is the stream's draw from transformers' distribution, up to its stop."""
+        """Assert that a reply is drawn from transformers' distribution, up to its stop."""
         whole, start = prompt + reply.tokens, len(prompt) - 1
         assert reply.logprobs == pytest.approx(self.scores(number, whole)[start:], abs=2e-4)
         rows = self.logprobs(number, whole)[start:]

@@ -16,7 +16,7 @@ from evert.trainers.engine.sampling.graphs import rounded
 
 
 def play(model: Any) -> list[np.ndarray]:
-    """Return the logits of a batch while rows join, leave and grow, with and without a shared prefix."""
+    """Return a batch's logits while rows join, leave and grow, with and without a shared prefix."""
     with torch.inference_mode():
         batch = FrozenLean(model).new_batch()
         logits: list[Any] = []

@@ -1,8 +1,8 @@
 """Random sampling requests give the replies and scores of transformers.
 
 Requests differ in shared prefixes, number of samples, lengths, temperatures, truncation, stops and
-seeds. They come in bursts and while others run, and are followed by a next turn and by scoring. Models
-of each family use the fused path or the generic one, and several adapters run at once.
+seeds. They come in bursts and while others run, and are followed by a next turn and by scoring.
+Models of each family use the fused path or the generic one, and several adapters run at once.
 """
 
 from collections import Counter

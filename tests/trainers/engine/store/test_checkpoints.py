@@ -1,4 +1,4 @@
-"""Checkpoints are complete or absent, are replaced atomically, and damage is named with its file."""
+"""Checkpoints are complete or absent, replaced atomically, and damage is named with its file."""
 
 import json
 import os
