@@ -1,4 +1,4 @@
-"""The page of ``evert report``, of real runs, in a headless Chromium; skipped without one."""
+"""The page of ``evert report`` on real runs, in a headless Chromium; skipped without one."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ STEP = "#step/1/train//2"
 
 @pytest.fixture(scope="session")
 def page(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page that compares them."""
+    """Return the page that compares the two real runs."""
     out = tmp_path_factory.mktemp("report")
     assert report.main([*map(str, real_runs), f"out={out}", "sample_price=2"]) == 0
     return out / "index.html"
@@ -30,14 +30,14 @@ def page(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def hostile_page(hostile_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a run whose agent, model and user wrote attacks."""
+    """Return the page of a run whose agent, model and user wrote attacks."""
     out = tmp_path_factory.mktemp("report")
     assert report.main([str(hostile_run), f"out={out}"]) == 0
     return out / "index.html"
 
 
 def show(browser: Browser, page: Path, view: str = "", *look: object) -> None:
-    """Open a view of the page; it asks for nothing but itself, and complains about nothing."""
+    """Open a view of the page; assert that it requests nothing else and logs no message."""
     address = page.as_uri() + view
     browser.open(address, *look)  # type: ignore[arg-type]
     until(lambda: browser.ask("document.querySelector('#view h1') !== null"))
@@ -48,7 +48,7 @@ def show(browser: Browser, page: Path, view: str = "", *look: object) -> None:
 
 
 def views_of(browser: Browser, page: Path) -> list[str]:
-    """The views that the page's links lead to, from one to the next."""
+    """Return the views that can be reached by the page's links."""
     views, ahead = [""], [""]
     while ahead:
         show(browser, page, ahead.pop())
@@ -63,7 +63,7 @@ def views_of(browser: Browser, page: Path) -> list[str]:
     return views
 
 
-def test_a_real_run_is_read_with_every_figure_it_can_have(finished: RunFolder) -> None:
+def test_a_real_run_is_read_with_all_of_its_figures(finished: RunFolder) -> None:
     run = read_run(finished.path)
     assert (run.finished, len(run.rows), run.name) == (True, 3, "identity")
     assert run.curve(TRAIN_REWARD).steps == [1, 2, 3]
@@ -73,14 +73,14 @@ def test_a_real_run_is_read_with_every_figure_it_can_have(finished: RunFolder) -
     assert set(run.before) == set(run.after) == {"greedy", "temperature_1"}
     with indexed([finished.path]) as index:
         tokens = count_tokens(run, index, 1)
-    # A game of one turn trains on all it was given and sampled.
+    # A game of one turn trains on all of its prompt and sampled tokens.
     assert tokens is not None
     of_training = run.total("env/all/total_ob_tokens") + run.total("env/all/total_ac_tokens")
     assert (tokens.train, tokens.is_estimate) == (of_training, False)
     assert tokens.prefill > run.total("env/all/total_ob_tokens")
 
 
-def test_the_page_shows_every_figure_and_asks_for_nothing(browser: Browser, page: Path) -> None:
+def test_the_page_shows_every_figure_and_makes_no_request(browser: Browser, page: Path) -> None:
     assert len(list(page.parent.glob("*.png"))) >= 12
     for size in (DESKTOP, PHONE):
         show(browser, page, "", size)
@@ -94,7 +94,7 @@ def test_the_page_shows_every_figure_and_asks_for_nothing(browser: Browser, page
         assert "the worst, the best" in browser.ask("document.querySelector('footer').innerText")
 
 
-def test_every_link_leads_to_a_view_that_fits_a_desk_and_a_phone(
+def test_every_link_leads_to_a_view_that_fits_a_desktop_and_a_phone(
     browser: Browser, page: Path, hostile_page: Path
 ) -> None:
     for shown in (page, hostile_page):
@@ -109,7 +109,7 @@ def test_every_link_leads_to_a_view_that_fits_a_desk_and_a_phone(
                 assert browser.ask(INSIDE) == 0, view
 
 
-def test_what_the_page_does_not_hold_is_no_link_and_says_so(browser: Browser, page: Path) -> None:
+def test_the_page_does_not_link_to_omitted_episodes(browser: Browser, page: Path) -> None:
     browser.open(page.as_uri() + "#step/1/train//999")
     said = "document.querySelector('main').innerText"
     until(lambda: "evert view shows all of a run" in browser.ask(said))
@@ -124,14 +124,14 @@ def test_what_the_page_does_not_hold_is_no_link_and_says_so(browser: Browser, pa
     assert browser.said() == []
 
 
-def test_the_worst_episode_of_the_last_step_is_a_click_away(browser: Browser, page: Path) -> None:
+def test_the_worst_episode_of_the_last_step_is_one_click_away(browser: Browser, page: Path) -> None:
     show(browser, page, "#run/1")
     browser.ask("document.querySelector('.tools a').click()")
     until(lambda: browser.ask("location.hash.startsWith('#episode/')"))
     until(lambda: browser.ask("document.querySelectorAll('.talk .said').length"))
 
 
-def test_hostile_text_is_read_as_it_was_written_and_scripts_are_forbidden(
+def test_hostile_text_is_shown_as_written_and_scripts_are_forbidden(
     browser: Browser, hostile_page: Path, tmp_path: Path
 ) -> None:
     views = views_of(browser, hostile_page)
@@ -149,7 +149,7 @@ def test_hostile_text_is_read_as_it_was_written_and_scripts_are_forbidden(
     assert any("Content Security Policy" in message for message in browser.said())
 
 
-def test_the_page_and_how_evert_works_are_light_or_dark_and_the_text_of_its_figure_fits(
+def test_the_page_and_the_docs_figure_follow_the_colour_scheme(
     browser: Browser, page: Path
 ) -> None:
     figure = Path(__file__).parents[3] / "docs" / "how-it-works.svg"

@@ -1,4 +1,4 @@
-"""``evert view``: its index, its answers, who gets them, and what it never does."""
+"""``evert view``: its index, its answers, access to them, and its safety."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ def indexed(*paths: Path, database: Path) -> Iterator[Index]:
 
 
 class Page:
-    """What a browser with the link gets."""
+    """A client with the link, as a browser would have it."""
 
     def __init__(self, client: TestClient[Any, Any], viewer: Viewer) -> None:
         self.client, self.viewer = client, viewer
@@ -70,7 +70,7 @@ async def opened(*paths: Path, database: Path) -> AsyncIterator[Page]:
     viewer.stop()
 
 
-async def test_a_run_has_the_rewards_of_its_metrics_and_the_episodes_on_record(
+async def test_a_run_is_shown_with_its_rewards_and_recorded_episodes(
     finished: RunFolder, tmp_path: Path
 ) -> None:
     run, records = read_run(finished.path), [*read_records(finished.path)]
@@ -95,7 +95,7 @@ async def test_a_run_has_the_rewards_of_its_metrics_and_the_episodes_on_record(
     assert found["episodes"]
 
 
-async def test_an_episode_comes_whole_with_its_tokens_as_texts(
+async def test_an_episode_is_served_complete_with_its_tokens_as_text(
     finished: RunFolder, tmp_path: Path
 ) -> None:
     async with opened(finished.path, database=tmp_path / "index") as page:
@@ -134,7 +134,7 @@ CHANGES = st.sampled_from(["whole", "half", "broken", "anew", "gone", "look"])
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(CHANGES, st.integers(0, 2), st.booleans()), max_size=12))
-def test_an_index_that_was_kept_up_knows_what_a_new_one_finds(
+def test_an_updated_index_equals_a_new_one(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, int, bool]]
 ) -> None:
     home = tmp_path_factory.mktemp("index")
@@ -177,7 +177,7 @@ def test_a_line_of_any_shape_is_an_episode_or_a_broken_line(data: Any) -> None:
     assert all(isinstance(each.reward, float) and isinstance(each.said, str) for each in found)
 
 
-async def test_what_is_damaged_or_gone_is_said_and_the_rest_is_shown(tmp_path: Path) -> None:
+async def test_damaged_or_missing_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "rollouts").mkdir(parents=True)
     file = run / "rollouts" / "000000.jsonl"
@@ -273,7 +273,7 @@ async def test_a_hostile_folder_hides_no_other_run(
     assert whole == ["before", "then"]
 
 
-def test_a_line_that_is_finished_while_its_file_is_read_is_read_whole(tmp_path: Path) -> None:
+def test_a_line_that_is_completed_during_reading_is_read_whole(tmp_path: Path) -> None:
     file, line = tmp_path / "rollouts.jsonl", json.dumps(row(2)) + "\n"
     file.write_text(json.dumps(row(1)) + "\n" + line[:40])
 
@@ -290,7 +290,7 @@ def test_a_line_that_is_finished_while_its_file_is_read_is_read_whole(tmp_path: 
         assert [each[0] for each in seen(index)[:2]] == [1, 2]
 
 
-def test_a_file_is_read_up_to_a_line_without_end_and_the_page_is_told(
+def test_a_file_is_read_up_to_an_endless_line_which_the_page_reports(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("evert.trainers.viewing.index.LONGEST_LINE", 1000)
@@ -305,7 +305,7 @@ def test_a_file_is_read_up_to_a_line_without_end_and_the_page_is_told(
         assert not index.troubles
 
 
-def test_an_index_is_for_its_user_alone(tmp_path: Path) -> None:
+def test_only_its_user_can_read_an_index(tmp_path: Path) -> None:
     with indexed(database=tmp_path / "index"):
         for file in tmp_path.glob("index*"):
             assert file.stat().st_mode & 0o077 == 0
@@ -320,7 +320,7 @@ def test_an_index_is_for_its_user_alone(tmp_path: Path) -> None:
         {"model": [[]]},
     ],
 )
-def test_a_hostile_tokenizer_reads_nothing(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_hostile_tokenizer_is_not_loaded(tmp_path: Path, change: dict[str, Any]) -> None:
     file = tokenizer_file("evert-tiny", tmp_path)
     assert file is not None
     whole = json.loads(file.read_text())
@@ -329,12 +329,14 @@ def test_a_hostile_tokenizer_reads_nothing(tmp_path: Path, change: dict[str, Any
         assert (load_tokenizer(tmp_path / name) is None) is (name == "mad")
 
 
-def test_a_tokenizer_of_any_name_is_looked_for(tmp_path: Path) -> None:
+def test_looking_for_a_tokenizer_survives_any_name(tmp_path: Path) -> None:
     for name in ("~no-such-user/model", "\0", "a" * 5000, "../" * 99, "no/such-model"):
         assert tokenizer_file(name, tmp_path) is None, name
 
 
-async def test_only_who_has_the_link_is_answered(finished: RunFolder, tmp_path: Path) -> None:
+async def test_requests_without_the_links_token_are_refused(
+    finished: RunFolder, tmp_path: Path
+) -> None:
     viewer = Viewer(Index([finished.path], tmp_path / "index"))
     allowed = f"Bearer {viewer.token}"
     async with TestClient(TestServer(viewer.app())) as client:
@@ -358,7 +360,7 @@ async def test_only_who_has_the_link_is_answered(finished: RunFolder, tmp_path: 
     viewer.stop()
 
 
-async def test_no_secret_passes_and_nothing_of_a_run_is_written(
+async def test_the_viewer_shows_no_secret_and_does_not_write_to_the_run(
     finished: RunFolder, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     run = copy_of(finished, tmp_path / "run").path
@@ -393,7 +395,7 @@ async def test_no_secret_passes_and_nothing_of_a_run_is_written(
     )
 
 
-def test_the_command_serves_until_ctrl_c_and_a_second_one_beside_it(
+def test_two_viewers_can_run_and_each_serves_until_ctrl_c(
     finished: RunFolder, tmp_path: Path
 ) -> None:
     (tmp_path / "evert").mkdir()
@@ -434,7 +436,7 @@ def test_the_command_serves_until_ctrl_c_and_a_second_one_beside_it(
     assert len([name for name in kept if name.endswith(".sqlite")]) == 1
 
 
-def test_a_mistyped_path_or_setting_is_answered_at_once(tmp_path: Path, capsys: Shown) -> None:
+def test_a_mistyped_path_or_setting_is_refused_at_once(tmp_path: Path, capsys: Shown) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "README.md").write_text("# Runs\n\nThese are they.")
     for words, said in (
@@ -448,7 +450,7 @@ def test_a_mistyped_path_or_setting_is_answered_at_once(tmp_path: Path, capsys: 
         assert said in capsys.readouterr().err
 
 
-def test_a_viewer_needs_no_pytorch_and_no_cookbook() -> None:
+def test_the_viewer_imports_neither_pytorch_nor_the_cookbook() -> None:
     code = "import sys, evert.trainers.commands.view, evert.trainers.viewing.server as server; "
     code += "print({'torch', 'tinker_cookbook', 'matplotlib', 'transformers'} & {*sys.modules})"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -462,7 +464,7 @@ def test_a_file_of_rollouts_may_be_empty_or_begin_with_a_broken_line(tmp_path: P
         assert holds_episodes(file) is holds, content
 
 
-def test_a_damaged_index_is_made_anew(finished: RunFolder, tmp_path: Path) -> None:
+def test_a_damaged_index_is_rebuilt(finished: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "index").write_bytes(b"no database" * 1000)
     with indexed(finished.path, database=tmp_path / "index") as index:
         assert asking.counts(index)[1]["recorded"] == 12
@@ -478,7 +480,7 @@ def damage(database: Path, table: str) -> None:
 
 
 @pytest.mark.parametrize("table", ["files", "by_step"])  # a look finds it, or a question
-async def test_an_index_with_a_damaged_page_is_made_anew_when_that_is_noticed(
+async def test_an_index_with_a_damaged_page_is_rebuilt_when_the_damage_is_noticed(
     finished: RunFolder, tmp_path: Path, table: str
 ) -> None:
     database = tmp_path / "index"
@@ -493,7 +495,7 @@ async def test_an_index_with_a_damaged_page_is_made_anew_when_that_is_noticed(
         assert (await page.get("state"))["trouble"] == ""
 
 
-def test_an_index_that_could_not_be_made_anew_is_at_the_next_look(
+def test_an_index_that_could_not_be_rebuilt_is_rebuilt_at_the_next_look(
     finished: RunFolder, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     database, opens = tmp_path / "index", Index._open
@@ -516,7 +518,7 @@ def test_an_index_that_could_not_be_made_anew_is_at_the_next_look(
     index.close()
 
 
-async def test_a_page_finds_what_a_run_writes_while_it_is_looked_at(tmp_path: Path) -> None:
+async def test_an_open_page_shows_new_episodes_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "run" / "rollouts").mkdir(parents=True)
     async with opened(tmp_path, database=tmp_path / "index") as page:
         version = (await page.get("state"))["version"]
@@ -528,7 +530,7 @@ async def test_a_page_finds_what_a_run_writes_while_it_is_looked_at(tmp_path: Pa
             await asyncio.sleep(0.05)
 
 
-def test_of_many_episodes_of_a_task_the_first_and_the_last_can_be_set_beside(
+def test_an_episode_can_be_compared_with_the_first_and_last_of_its_task(
     tmp_path: Path,
 ) -> None:
     rows = [row(1) | {"iteration": step} for step in range(300)]
@@ -547,7 +549,7 @@ REWARDS = st.lists(
 
 @settings(deadline=None, max_examples=30)
 @given(REWARDS)
-def test_the_viewer_shows_the_interval_that_a_table_of_scores_has(
+def test_the_viewer_shows_the_intervals_of_the_score_tables(
     tmp_path_factory: pytest.TempPathFactory, rewards: list[list[float]]
 ) -> None:
     folder = tmp_path_factory.mktemp("run")

@@ -1,4 +1,4 @@
-"""The page of ``evert view``, of real runs, in a headless Chromium; skipped without one."""
+"""The page of ``evert view`` on real runs, in a headless Chromium; skipped without one."""
 
 import asyncio
 import http.server
@@ -25,7 +25,7 @@ STEP = "step/{run}/train//2"
 
 @contextmanager
 def served(folder: Path, database: Path) -> Iterator[str]:
-    """Serve a folder from a thread; the link of the page."""
+    """Serve a folder from a thread; yield the page's link."""
     ready, over = Future[str](), threading.Event()
 
     async def serve() -> None:
@@ -50,7 +50,7 @@ def served(folder: Path, database: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def folder(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs, to be changed."""
+    """Return a folder of two runs, which a test may change."""
     folder = tmp_path_factory.mktemp("viewed") / "runs"
     for run in real_runs:
         shutil.copytree(run, folder / run.name, ignore=shutil.ignore_patterns("checkpoints"))
@@ -59,7 +59,7 @@ def folder(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def link(browser: Browser, folder: Path, tmp_path: Path) -> Iterator[str]:
-    """The page of them; the browser keeps its token."""
+    """Open the page of the two runs; yield its address, whose token the browser keeps."""
     with served(folder, tmp_path / "index") as link:
         browser.open(link)
         until(lambda: browser.ask("document.querySelectorAll('.wide tbody tr').length") == 2)
@@ -78,7 +78,7 @@ def episode_of(browser: Browser, link: str) -> str:
     return str(until(lambda: browser.ask("document.querySelector('.chips a').hash")))
 
 
-def test_every_view_fits_a_desk_and_a_phone_by_day_and_by_night(
+def test_every_view_fits_a_desktop_and_a_phone_in_light_and_dark(
     browser: Browser, link: str
 ) -> None:
     episode = episode_of(browser, link)
@@ -119,7 +119,7 @@ def test_the_worst_episode_of_the_last_step_is_two_clicks_away(
     assert browser.ask("document.querySelectorAll('.talk .said').length") >= 1
 
 
-def test_keys_search_and_go_from_episode_to_episode(browser: Browser, link: str) -> None:
+def test_keyboard_shortcuts_search_and_switch_episodes(browser: Browser, link: str) -> None:
     press = "dispatchEvent(new KeyboardEvent('keydown', {key: '%s', bubbles: true}))"
     first = episode_of(browser, link)
     show(browser, link + first)
@@ -137,7 +137,7 @@ def test_keys_search_and_go_from_episode_to_episode(browser: Browser, link: str)
     until(lambda: "No episode says that" in browser.ask("document.querySelector('main').innerText"))
 
 
-def test_tokens_are_coloured_by_what_they_were_worth(browser: Browser, link: str) -> None:
+def test_tokens_are_coloured_by_probability_or_advantage(browser: Browser, link: str) -> None:
     show(browser, link + episode_of(browser, link))
     spans = "[...document.querySelectorAll('.said span')]"
     assert browser.ask(f"{spans}.length") == 0
@@ -148,7 +148,7 @@ def test_tokens_are_coloured_by_what_they_were_worth(browser: Browser, link: str
     assert "probability 0." in browser.ask(f"{spans}.map(s => s.title).join()")
 
 
-def test_a_run_that_goes_on_is_seen_to_go_on(browser: Browser, link: str, folder: Path) -> None:
+def test_a_view_follows_a_running_run(browser: Browser, link: str, folder: Path) -> None:
     show(browser, link + "#run/1")
     [run, *_] = sorted(folder.iterdir())
     lines = (run / "metrics.jsonl").read_text().splitlines()
@@ -158,7 +158,7 @@ def test_a_run_that_goes_on_is_seen_to_go_on(browser: Browser, link: str, folder
     until(lambda: "steps 4" in browser.ask("document.querySelector('.about').textContent"))
 
 
-def test_hostile_text_is_text_in_every_view(
+def test_hostile_text_stays_text_in_every_view(
     browser: Browser, hostile_run: Path, tmp_path: Path
 ) -> None:
     with served(hostile_run.parent, tmp_path / "index") as link:
@@ -203,7 +203,9 @@ def test_no_other_server_of_this_machine_gets_the_links_token(browser: Browser, 
     assert all(token not in each and "Cookie" not in each for each in got)
 
 
-def test_token_sequences_are_those_that_are_trained_on(browser: Browser, link: str) -> None:
+def test_the_shown_token_sequences_are_those_that_are_trained_on(
+    browser: Browser, link: str
+) -> None:
     show(browser, link)
     turns = [  # the tokens after which a prompt goes on, its new ones, what was sampled, by whom
         (None, [1, 2], [3], "a"),
@@ -227,7 +229,7 @@ def test_token_sequences_are_those_that_are_trained_on(browser: Browser, link: s
     ]
 
 
-def test_a_run_that_is_opened_by_its_address_has_its_colours(browser: Browser, link: str) -> None:
+def test_a_run_opened_by_its_address_has_its_colours(browser: Browser, link: str) -> None:
     show(browser, link + "#run/1")
     parts = "[...document.querySelectorAll('.share div')].map(e => e.style.backgroundColor)"
     assert len(set(browser.ask(parts))) == 4

@@ -1,4 +1,4 @@
-"""A run's files, torn, odd, missing or unreadable: a command goes on, or says which file it is."""
+"""Torn, odd, missing or unreadable files of a run: a command continues, or names the file."""
 
 import itertools
 import json
@@ -40,7 +40,7 @@ def odd(value: Any) -> Any:
 
 
 def retyped(text: str) -> str:
-    """JSON, or JSON lines, with every value of another type."""
+    """Return JSON, or JSON lines, with every value replaced by one of another type."""
     return "\n".join(
         json.dumps({key: odd(value) for key, value in json.loads(part).items()})
         for part in ([text] if text.startswith("{\n") else text.splitlines())
@@ -58,7 +58,7 @@ DAMAGES: dict[str, Callable[[str], bytes]] = {
 
 @contextmanager
 def damaged(run: RunFolder, name: str, how: str) -> Iterator[Path]:
-    """A copy of the run, one of whose files is damaged."""
+    """Yield a copy of the run with one damaged file."""
     place, user = Path(tempfile.mkdtemp()), os.geteuid()  # pytest's own are for their owner alone
     try:
         path = copy_of(run, place / "run").path
@@ -80,7 +80,7 @@ def damaged(run: RunFolder, name: str, how: str) -> Iterator[Path]:
 
 
 def deny(path: Path, file: Path) -> None:
-    """Have nobody read a file; root gives the folder away and becomes somebody else."""
+    """Make a file unreadable; root gives the folder to another user and becomes that user."""
     file.chmod(0)
     if os.geteuid() == 0:
         for place in (path.parent, path, *path.rglob("*")):
@@ -90,7 +90,7 @@ def deny(path: Path, file: Path) -> None:
 
 
 def taken_up(path: Path) -> None:
-    """What training does with a folder before its first step."""
+    """Do what training does with a folder before its first step."""
     settings = train.parse([f"log_path={path}", "steps=4"])
     with open_run(settings, str) as folder:
         prepare_folder(folder, settings, (), "embedded", Console(quiet=True))
@@ -101,19 +101,19 @@ def taken_up(path: Path) -> None:
 
 
 def reported(path: Path) -> None:
-    """What a report reads."""
+    """Read what a report reads."""
     read_run(path)
     with indexed([path]) as index:
         assert saved_page(Answers(index, {}), "", 0.5)
 
 
 def named(path: Path) -> None:
-    """What naming its weights reads."""
+    """Read what naming the run's weights reads."""
     assert find_model(str(path)).digests
 
 
 def compared(path: Path) -> None:
-    """What a sweep reads of it."""
+    """Read what a sweep reads of a run."""
     objective_of(RunFolder(path), "held_out")
 
 
@@ -122,7 +122,7 @@ ROWS = [*itertools.product(FILES, (*DAMAGES, "a folder", "missing", "denied"), R
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_a_damaged_file_is_gone_behind_or_named(finished: RunFolder, part: int) -> None:
+def test_a_damaged_file_is_skipped_or_named(finished: RunFolder, part: int) -> None:
     with damaged(finished, "wandb.json", "missing") as path:
         READERS[part](path)  # which is no damage
     failed = []
@@ -150,7 +150,7 @@ def test_a_damaged_file_is_gone_behind_or_named(finished: RunFolder, part: int) 
         *(("run.json", how, 1) for how in ("half", "a list", "an empty object", "other types")),
     ],
 )
-def test_the_command_goes_on_or_names_the_file(
+def test_training_continues_or_names_the_damaged_file(
     name: str, how: str, status: int, finished: RunFolder, capsys: Shown
 ) -> None:
     with damaged(finished, name, how) as path:
@@ -160,7 +160,7 @@ def test_the_command_goes_on_or_names_the_file(
         assert not status or f"error: {path / name} cannot be " in shown
 
 
-def test_a_broken_line_is_taken_out_and_a_copy_keeps_it(tmp_path: Path) -> None:
+def test_a_broken_line_is_removed_and_kept_in_a_copy(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 0}\n{"step": 1\n{"step": "two"}\n\n{"step": 3}')
     assert drop_broken_lines(file) == 2
@@ -170,7 +170,9 @@ def test_a_broken_line_is_taken_out_and_a_copy_keeps_it(tmp_path: Path) -> None:
     assert drop_broken_lines(file) == drop_broken_lines(tmp_path / "missing.jsonl") == 0
 
 
-def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_file_is_written_completely_or_stays_unchanged(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     file = tmp_path / "before.json"
     write_whole(file, b"old")
 

@@ -57,7 +57,7 @@ FOREIGN: dict[str, Any] = {
 
 
 async def two_conversations(client: Any, task: str) -> float:
-    """Two calls of one conversation, and one of another."""
+    """Make two calls in one conversation, and one in another."""
     messages: list[Any] = [system("Add."), user(task)]
     completion = await call(client, *messages, tools=[tool("add")], max_tokens=64)
     reply = completion.choices[0].message
@@ -70,7 +70,7 @@ async def two_conversations(client: Any, task: str) -> float:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two groups of two rollouts on record, to read."""
+    """Return a folder with two recorded groups of two rollouts; never change it."""
     recorder = Recorder(tmp_path_factory.mktemp("run") / "rollouts.jsonl")
     policy = policy_of(lambda prompt: CALL if prompt.count("add") < 5 and "?" in prompt else "Two.")
     for task in ("1 + 1?", "2 + 2?"):
@@ -89,7 +89,7 @@ def export(run: Path, form: str, out: Path) -> list[Any]:
     return read_jsonl(out)
 
 
-def test_a_training_trace_is_read_back_as_the_record_that_was_written(
+def test_a_training_trace_is_read_back_as_the_original_record(
     run: Path, records: list[RolloutRecord], tmp_path: Path
 ) -> None:
     rows = export(run, "training_trace", tmp_path / "traces" / "out.jsonl")
@@ -147,7 +147,7 @@ def roles(messages: list[Any]) -> list[str]:
     return [message["role"] for message in messages]
 
 
-def test_spans_are_read_by_opentelemetry_with_the_records_tokens(
+def test_opentelemetry_reads_the_spans_with_the_records_tokens(
     run: Path, records: list[RolloutRecord], tmp_path: Path
 ) -> None:
     rows, again = (export(run, "otel", tmp_path / name) for name in ("a.jsonl", "again.jsonl"))
@@ -191,14 +191,14 @@ def test_no_known_secret_is_exported(run: Path, tmp_path: Path, monkeypatch: Pat
 
 
 @pytest.mark.parametrize("form", ["training_trace", "otel", "atif"])
-def test_rollouts_are_written_one_after_the_other(form: str, records: list[RolloutRecord]) -> None:
+def test_rollouts_are_exported_one_by_one(form: str, records: list[RolloutRecord]) -> None:
     rest = iter(records)
     next(FORMATS[form](rest, print))
     assert len([*rest]) == len(records) - 1
 
 
 @pytest.mark.parametrize("mask", [[0, 0], [0, 1]])
-def test_a_masked_turn_is_masked_again(mask: list[int]) -> None:
+def test_a_masked_turn_stays_masked_in_a_trace(mask: list[int]) -> None:
     assert traces.UNTRAINED == UNTRAINED
     turn = {"node_id": "a", "prompt_token_ids": [1, 2], "completion_token_ids": [3, 4],
         "per_token_logps": [-1.0, -1.0], "loss_mask": [0, 0, *mask]}  # fmt: skip
@@ -212,7 +212,7 @@ def test_a_masked_turn_is_masked_again(mask: list[int]) -> None:
         record.messages()
 
 
-async def test_a_trace_without_tokens_says_so_and_is_shown(tmp_path: Path, cli: Cli) -> None:
+async def test_a_trace_without_tokens_is_marked_and_can_be_viewed(tmp_path: Path, cli: Cli) -> None:
     file = tmp_path / "trajectory.json"
     file.write_text(json.dumps(FOREIGN, indent=2))
     record, helper = read_records(file)
@@ -299,7 +299,7 @@ def entries_of(line: bytes) -> list[Any]:
     return []
 
 
-def test_a_file_that_is_cut_off_or_too_large_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_truncated_or_oversized_trace_file_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
     file = tmp_path / "trajectory.json"
     file.write_text(json.dumps(FOREIGN)[:-9])
     with pytest.raises(RecordError, match="trajectory.json: The file is empty or cut off"):
@@ -327,7 +327,7 @@ def test_a_trace_file_that_is_rewritten_is_read_again(tmp_path: Path) -> None:
 
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_any_damage_of_a_trace_is_told_or_does_no_harm(
+def test_a_damaged_trace_is_reported_or_harmless(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     messages = [user("?"), {"role": "assistant", "content": None, "tool_calls": [

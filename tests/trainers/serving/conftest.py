@@ -1,4 +1,4 @@
-"""A sampling client, a policy service, and three vendors' clients of it."""
+"""Fixtures: a sampling client, a policy service, and three vendors' clients of it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from evert.trainers.serving.service import PolicyService
 
 @pytest.fixture
 def client(engine: Engine) -> SamplingClient:
-    """Samples the shipped base in this process."""
+    """Return a client that samples the shipped base in this process."""
     made: SamplingClient = sampler_of("evert-tiny")
     assert made.sampler  # loaded: transformers cannot be imported first by two threads at once
     return made
@@ -27,7 +27,7 @@ def client(engine: Engine) -> SamplingClient:
 
 @pytest.fixture
 def service() -> Iterator[PolicyService]:
-    """A policy service that offers nothing yet."""
+    """Yield a policy service without a model."""
     with PolicyService() as running:
         yield running
 
@@ -44,6 +44,6 @@ def sdks(service: PolicyService) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def prompt(text: str = "Hi") -> tinker.ModelInput:
-    """A user's message, with the beginning of the answer."""
+    """Return the prompt of a user message, up to the beginning of the reply."""
     written = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
     return tinker.ModelInput.from_ints(base_tokenizer().encode(written))

@@ -1,4 +1,4 @@
-"""Unchanged programs at a served model: their SDKs, exact tokens, streams, and what is kept."""
+"""A served model used by unchanged programs: SDKs, exact tokens, streams, kept conversations."""
 
 import asyncio
 import contextlib
@@ -37,13 +37,13 @@ def chat_model(service: PolicyService, client: Any, **options: Any) -> ChatModel
 
 @pytest.fixture
 def served(client: Any, service: PolicyService) -> PolicyService:
-    """A service of the shipped base, as a token-id route and as a chat model."""
+    """Return a service of the shipped base, as a token-id route and as a chat model."""
     service.offer(client, "tiny")
     service.chat({"tiny": chat_model(service, client)})
     return service
 
 
-def test_every_sdk_gets_the_same_greedy_reply_whole_and_as_a_stream(served: Any) -> None:
+def test_every_sdk_gets_the_same_greedy_reply_whole_and_streamed(served: Any) -> None:
     with sdks(served) as clients:
         texts, counts = _replies(*clients)
     assert set(texts.values()) == {"I am not 7."}, texts
@@ -51,7 +51,7 @@ def test_every_sdk_gets_the_same_greedy_reply_whole_and_as_a_stream(served: Any)
 
 
 def _replies(open_ai: Any, claude: Any, gemini: Any) -> tuple[dict[str, Any], set[int]]:
-    """The texts by API, and the counts of the prompt's tokens."""
+    """Return the reply texts by API, and the counts of the prompt's tokens."""
     greedy: dict[str, Any] = {"model": "tiny", "temperature": 0}
     text = SAY[0]["content"]
 
@@ -96,7 +96,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_cannot_be_served_is_refused_in_words_of_requests(
+async def test_an_unsupported_request_is_refused_with_its_field(
     client: Any, service: PolicyService, *, stream: bool
 ) -> None:
     model = chat_model(service, client)
@@ -112,7 +112,7 @@ async def test_what_cannot_be_served_is_refused_in_words_of_requests(
                 assert word not in raised.value.message
 
 
-def test_every_sdk_lists_the_models_with_the_fields_that_it_has(served: Any) -> None:
+def test_every_sdk_lists_the_models_in_its_own_format(served: Any) -> None:
     with sdks(served) as (open_ai, claude, gemini):
         for model in (*open_ai.models.list(), open_ai.models.retrieve("tiny")):
             assert (model.id, model.object, model.created) == ("tiny", "model", 0)
@@ -122,7 +122,9 @@ def test_every_sdk_lists_the_models_with_the_fields_that_it_has(served: Any) -> 
         assert [model.name for model in gemini.models.list()] == ["models/tiny"]
 
 
-async def test_one_model_answers_to_any_name_as_fixed(client: Any, service: PolicyService) -> None:
+async def test_a_single_model_answers_to_any_name_with_its_fixed_settings(
+    client: Any, service: PolicyService
+) -> None:
     service.chat({"tiny": chat_model(service, client, sampling={"temperature": 0})})
     async with openai.AsyncOpenAI(base_url=service.url, api_key=service.key) as sdk:
         asking: Any = {"model": "gpt-4o", "messages": SAY, "temperature": 2}
@@ -161,7 +163,7 @@ async def test_conversations_are_kept_up_to_a_limit(client: Any, service: Policy
     assert model.kept_tokens == sum(book.tokens for book in model._books.values())
 
 
-async def test_a_request_that_cannot_be_read_leaves_no_more_than_an_empty_book(
+async def test_an_unreadable_request_leaves_only_an_empty_conversation_book(
     client: Any, service: PolicyService
 ) -> None:
     model = chat_model(service, client, keep=4 * CONVERSATION)
@@ -173,7 +175,9 @@ async def test_a_request_that_cannot_be_read_leaves_no_more_than_an_empty_book(
     assert model.kept_tokens == sum(book.tokens for book in model._books.values())
 
 
-async def test_what_a_prompt_does_not_show_counts_too(client: Any, service: PolicyService) -> None:
+async def test_hidden_fields_of_messages_count_towards_the_limit(
+    client: Any, service: PolicyService
+) -> None:
     service.chat({"tiny": chat_model(service, client, keep=2**14)})
     assert service._chat is not None
     padding = "x" * (BYTES * 2**12)
@@ -184,7 +188,7 @@ async def test_what_a_prompt_does_not_show_counts_too(client: Any, service: Poli
     assert 0 < len(service._chat._models["tiny"]._books) <= 3
 
 
-async def test_a_long_prompt_whose_client_left_is_rendered_to_its_end_and_counted(
+async def test_a_long_prompt_is_rendered_and_counted_even_if_its_client_disconnects(
     client: Any, service: PolicyService
 ) -> None:
     model = chat_model(service, client, context=None)
@@ -202,7 +206,7 @@ async def test_a_long_prompt_whose_client_left_is_rendered_to_its_end_and_counte
     assert model.kept_tokens > 40_000
 
 
-async def test_a_long_opening_is_read_in_a_thread(
+async def test_the_first_messages_are_hashed_in_a_thread_if_they_are_long(
     client: Any, service: PolicyService, monkeypatch: Patch
 ) -> None:
     threads = spied(monkeypatch, chat, "blake2b", lambda *_: threading.current_thread())
@@ -220,7 +224,7 @@ async def model_reply(service: PolicyService, model: ChatModel, request: ChatReq
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_ends_its_sampling(
+async def test_a_client_that_disconnects_ends_its_sampling(
     client: Any, service: PolicyService, *, stream: bool
 ) -> None:
     sampling, left, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
@@ -264,7 +268,7 @@ def test_a_failing_stream_ends_with_a_numbered_error(client: Any, service: Polic
     assert [event.sequence_number for event in events] == [*range(len(events))]
 
 
-def test_the_tokens_of_a_reply_are_seen_as_they_are_sampled(client: Any) -> None:
+def test_the_tokens_of_a_reply_can_be_watched_during_sampling(client: Any) -> None:
     seen: list[list[int]] = []
     params = types.SamplingParams(max_tokens=6, temperature=0)
     response = client.watch(prompt("Say you are 7."), params, lambda so_far: seen.append([*so_far]))
@@ -289,7 +293,7 @@ PIECES = [
     st.sampled_from([(), ("END",), ("\n\n", "END")]),
     st.integers(0, 2**16),
 )
-def test_the_pieces_of_a_stream_are_the_reply(
+def test_the_pieces_of_a_stream_join_to_the_reply(
     name: str, pieces: list[str], with_tools: bool, stop: tuple[str, ...], seed: int
 ) -> None:
     renderer = prompt_renderer(model_renderer("evert-tiny", name))
@@ -301,7 +305,7 @@ def test_the_pieces_of_a_stream_are_the_reply(
 
     reasoning = reply.reasoning or ""
     begins_with_text = "".join(pieces).partition("<think>")[0].strip() != ""
-    # A thought that comes after the text has begun is left out.
+    # Thinking after the text has begun is left out.
     assert "".join(thoughts) in ({"", reasoning} if begins_with_text else {reasoning})
     assert "".join(text) == reply.text
 
@@ -309,7 +313,7 @@ def test_the_pieces_of_a_stream_are_the_reply(
 async def streamed(
     renderer: PromptRenderer, request: ChatRequest, tokens: list[int], order: random.Random
 ) -> tuple[list[str], list[str], Any]:
-    """The pieces of a reply whose tokens arrive in bursts, and the whole reply."""
+    """Stream a reply whose tokens arrive in bursts; return its pieces and the whole reply."""
 
     def read(so_far: list[int], *, is_cut: bool = True) -> Any:
         options: dict[str, Any] = {"call_ids": "c", "prompt_tokens": 1, "truncated": is_cut}

@@ -1,4 +1,4 @@
-"""``ServedPolicy`` plays with what a server samples, once it has seen that the server will do."""
+"""``ServedPolicy`` plays with a server's samples, after it has checked the server."""
 
 import asyncio
 import json
@@ -30,14 +30,14 @@ def policy(client: Any, service: PolicyService) -> ServedPolicy:
     return ServedPolicy(*named, api_key=key, max_tokens=12, seed=5, tokenizer=tokenizer)
 
 
-async def test_it_plays_an_agent_with_the_tokens_that_were_sampled(policy: ServedPolicy) -> None:
+async def test_a_served_policy_plays_an_agent_with_the_sampled_tokens(policy: ServedPolicy) -> None:
     trajectory = await do_single_rollout(policy, ChatAgentEnv(identity_agent, 7))
     [turn] = trajectory.transitions
     assert len(turn.ac.tokens) == len(turn.ac.logprobs)
     assert all(logprob <= 0 for logprob in turn.ac.logprobs)
 
 
-async def test_it_asks_the_server_about_itself_once(policy: Any, service: PolicyService) -> None:
+async def test_a_served_policy_checks_its_server_once(policy: Any, service: PolicyService) -> None:
     copy = pickle.loads(pickle.dumps(policy))
     await asyncio.gather(*[copy(prompt(f"{i}"), []) for i in range(8)])
     first = service.requests
@@ -66,7 +66,7 @@ def without(field: str) -> Change:
 
 
 def tempered(body: dict[str, Any]) -> None:
-    """Log-probabilities at the temperature of sampling, as vLLM can be told to report."""
+    """Change log-probabilities to those at the sampling temperature, which vLLM can report."""
     for choice in body.get("choices", []):
         logprobs = choice.get("logprobs", {}).get("token_logprobs")
         if logprobs:
@@ -81,7 +81,7 @@ UNFIT: list[tuple[Change, str]] = [
 
 
 @pytest.mark.parametrize(("change", "text"), UNFIT, ids=["no ids", "no scores", "tempered"])
-async def test_a_server_that_will_not_do_is_refused_at_the_first_call(
+async def test_an_unsuitable_server_is_refused_at_the_first_call(
     policy: ServedPolicy, service: PolicyService, change: Change, text: str
 ) -> None:
     answer = service._answer
@@ -103,7 +103,7 @@ async def test_a_server_with_another_tokenizer_is_refused(policy: ServedPolicy) 
 
 
 @pytest.mark.parametrize("tokenized", ["{}", "[1, 2]", "<html>"])
-async def test_llama_cpp_is_refused_if_it_returns_no_ids_of_a_text(tokenized: str) -> None:
+async def test_llama_cpp_is_refused_if_its_tokenize_route_returns_no_ids(tokenized: str) -> None:
     content = [{"id": 3, "logprob": -0.5}]
     choice = {"index": 0, "finish_reason": "stop", "logprobs": {"content": content}}
     answers = {
@@ -122,7 +122,9 @@ async def test_llama_cpp_is_refused_if_it_returns_no_ids_of_a_text(tokenized: st
             await ServedPolicy(str(server.make_url("/v1")), "m")(prompt(), [])
 
 
-async def test_what_is_not_there_is_said(client: Any, service: PolicyService) -> None:
+async def test_an_unknown_model_or_unreachable_server_is_named(
+    client: Any, service: PolicyService
+) -> None:
     service.offer(client, "mine")
     with pytest.raises(NotServedError, match="has no model 'yours'; it has 'mine'"):
         await ServedPolicy(service.url, "yours", api_key=service.key)(prompt(), [])

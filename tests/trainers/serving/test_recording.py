@@ -1,4 +1,4 @@
-"""Records of what is served, and the rewards that programs give later."""
+"""Records of served conversations, and the rewards that programs give later."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def post_feedback(service: PolicyService, content: str) -> httpx.Response:
 
 
 class Serving:
-    """The shipped base, served and recorded in a folder."""
+    """A service of the shipped base that records into a folder."""
 
     def __init__(self, client: Any, folder: Path, **options: Any) -> None:
         self.folder = folder
@@ -53,11 +53,11 @@ class Serving:
             part.close()
 
     def recorded(self) -> list[RolloutRecord]:
-        self.records._writer.submit(lambda: None).result()  # what was handed over is written
+        self.records._writer.submit(lambda: None).result()  # all submitted records are written
         return [*read_records(self.folder)]
 
 
-def test_a_conversation_is_a_record_with_its_exact_tokens_and_the_rewards_given_later(
+def test_a_served_conversation_is_recorded_with_exact_tokens_and_later_rewards(
     client: Any, tmp_path: Path
 ) -> None:
     with Serving(client, tmp_path) as serving:
@@ -135,9 +135,7 @@ def test_without_records_feedback_is_refused(client: Any, service: PolicyService
     assert "record=FOLDER" in answer.json()["error"]["message"]
 
 
-def test_an_idle_or_dropped_conversation_is_written_and_its_rest_is_a_record_of_its_own(
-    client: Any, tmp_path: Path
-) -> None:
+def test_the_rest_of_an_idle_conversation_is_a_separate_record(client: Any, tmp_path: Path) -> None:
     with Serving(client, tmp_path, idle=0.05) as serving:
         first = serving.ask(SAY)
         asyncio.run(until(serving.records._files))
@@ -154,7 +152,9 @@ def test_an_idle_or_dropped_conversation_is_written_and_its_rest_is_a_record_of_
         assert len(serving.recorded()) == 3
 
 
-def test_a_share_is_recorded_and_other_feedback_is_no_error(client: Any, tmp_path: Path) -> None:
+def test_a_share_is_recorded_and_feedback_on_the_rest_is_not_an_error(
+    client: Any, tmp_path: Path
+) -> None:
     with Serving(client, tmp_path, share=0.5) as serving:
         replies = [serving.ask([{"role": "user", "content": f"Say {n}."}]) for n in range(6)]
         answers = [serving.feedback(id=reply.id, reward=1) for reply in replies]
@@ -163,7 +163,7 @@ def test_a_share_is_recorded_and_other_feedback_is_no_error(client: Any, tmp_pat
     assert len([*read_records(tmp_path)]) == 3
 
 
-def test_full_files_are_followed_by_others_and_the_oldest_are_deleted(
+def test_record_files_are_rotated_and_the_oldest_are_deleted(
     client: Any, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(recording, "FILE", 4_000)

@@ -1,4 +1,4 @@
-"""Samples over HTTP are those of the process that serves them."""
+"""Samples over HTTP equal those in the process that serves them."""
 
 import asyncio
 import math
@@ -27,7 +27,7 @@ Sampled = list[tuple[list[int], list[float] | None, str]]
 
 
 async def sampled(client: Any, params: Sequence[tinker.SamplingParams]) -> Sampled:
-    """One reply for each of the parameters, asked for all at once."""
+    """Sample one reply for each of the parameters, concurrently."""
     requests = [client.sample_async(prompt(f"Hi {i}"), 1, way) for i, way in enumerate(params)]
     replies = [answer.sequences[0] for answer in await asyncio.gather(*requests)]
     return [(reply.tokens, reply.logprobs, reply.stop_reason) for reply in replies]
@@ -44,7 +44,7 @@ WAYS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-async def test_served_samples_are_those_in_process(client: Any, service: PolicyService) -> None:
+async def test_served_samples_equal_those_in_process(client: Any, service: PolicyService) -> None:
     ways = [how(index, **way) for index, way in enumerate(WAYS)]
     there = await sampled(service.offer(client), ways)
     here = await sampled(client, ways)
@@ -54,7 +54,9 @@ async def test_served_samples_are_those_in_process(client: Any, service: PolicyS
         assert logprobs == pytest.approx(expected[1], abs=1e-5)
 
 
-async def test_scores_are_the_same_and_change_no_draw(client: Any, service: PolicyService) -> None:
+async def test_served_scores_equal_those_in_process_and_change_no_sample(
+    client: Any, service: PolicyService
+) -> None:
     served, hot = service.offer(client), tinker.SamplingParams(max_tokens=8, temperature=5)
     scored = await served.compute_logprobs_async(prompt())
     there = await served.sample_async(prompt(), 1, hot)
@@ -65,7 +67,9 @@ async def test_scores_are_the_same_and_change_no_draw(client: Any, service: Poli
     assert there.sequences[0].tokens == first.sequences[0].tokens != second.sequences[0].tokens
 
 
-def test_a_served_client_works_in_any_loop_or_in_none(client: Any, service: PolicyService) -> None:
+def test_a_served_client_works_in_any_loop_or_without_one(
+    client: Any, service: PolicyService
+) -> None:
     served = pickle.loads(pickle.dumps(service.offer(client)))
     replies = served.sample(prompt(), 3, how(1)).result().sequences
     for index in range(3):
@@ -94,10 +98,10 @@ async def test_withdrawn_weights_are_refused_by_name(client: Any, service: Polic
     assert (await newer.sample_async(prompt(), 1, how(0))).sequences
 
 
-async def test_models_are_listed_while_others_are_offered(
+async def test_models_can_be_listed_while_others_are_offered(
     client: Any, service: PolicyService, monkeypatch: Patch
 ) -> None:
-    """As from a trainer's thread, which may offer new weights at any moment."""
+    """A trainer's thread may offer new weights at any moment."""
     served = service.offer(client)
     newer = sampler_of("evert-tiny")
 
@@ -109,7 +113,9 @@ async def test_models_are_listed_while_others_are_offered(
     assert [model["id"] for model in await served.models()] == [served.model]
 
 
-async def test_the_engine_refuses_in_its_words(client: Any, service: Any, engine: Engine) -> None:
+async def test_the_engines_refusals_keep_their_messages(
+    client: Any, service: Any, engine: Engine
+) -> None:
     served = service.offer(client)
     options: dict[str, Any]
     for options in ({"max_tokens": 10**6}, {"temperature": math.nan}, {"top_p": -1}, {"top_k": 0}):
@@ -124,7 +130,7 @@ async def test_the_engine_refuses_in_its_words(client: Any, service: Any, engine
         await served.sample_async(prompt(), 1, how(0))
 
 
-async def test_a_service_that_closes_lets_its_callers_go(client: Any) -> None:
+async def test_closing_a_service_ends_its_callers_requests(client: Any) -> None:
     with PolicyService() as service:
         served = service.offer(client)
         requests = [served.sample_async(prompt(f"{i}"), 1, LONG) for i in range(8)]
@@ -137,7 +143,9 @@ async def test_a_service_that_closes_lets_its_callers_go(client: Any) -> None:
         await served.sample_async(prompt(), 1, how(0))
 
 
-async def test_a_caller_who_leaves_gives_up_its_work(client: Any, service: PolicyService) -> None:
+async def test_a_caller_that_disconnects_cancels_its_request(
+    client: Any, service: PolicyService
+) -> None:
     served = service.offer(client)
     task = asyncio.create_task(served.sample_async(prompt(), 1, LONG))
     await until(lambda: client.sampler.scheduler._runs)
@@ -146,7 +154,7 @@ async def test_a_caller_who_leaves_gives_up_its_work(client: Any, service: Polic
     assert client.sampler.stats.sampled_tokens == 0  # of rows that were finished
 
 
-def test_a_service_that_is_closed_at_once_has_served_nobody_and_is_gone() -> None:
+def test_a_service_that_is_closed_at_once_leaves_no_thread_or_socket() -> None:
     for _ in range(20):
         service = PolicyService()
         service.close()
@@ -155,7 +163,7 @@ def test_a_service_that_is_closed_at_once_has_served_nobody_and_is_gone() -> Non
             socket.create_connection(("127.0.0.1", int(service.url.split(":")[2].split("/")[0])))
 
 
-async def test_another_key_samples_nothing(client: Any, service: PolicyService) -> None:
+async def test_a_wrong_key_samples_nothing(client: Any, service: PolicyService) -> None:
     served = service.offer(client)
     for key in (None, "", "another", service.key[:-1]):
         stranger = ServedSamplingClient(served.base_url, served.model, key)
@@ -180,7 +188,7 @@ STRANGE: list[tuple[bytes, int]] = [
 
 
 @pytest.mark.parametrize(("headers", "status"), STRANGE)
-async def test_a_request_needs_the_key_and_comes_from_no_page_of_another_host(
+async def test_a_request_needs_the_key_and_the_services_own_host_name(
     headers: bytes, status: int, service: PolicyService, caplog: Logs
 ) -> None:
     host, port = service.url.split("/")[2].split(":")
@@ -196,7 +204,7 @@ async def test_a_request_needs_the_key_and_comes_from_no_page_of_another_host(
     assert not caplog.records
 
 
-async def test_a_long_text_is_cut_into_tokens_beside_the_services_loop(
+async def test_a_long_text_is_tokenised_off_the_services_loop(
     client: Any, service: PolicyService, monkeypatch: Patch
 ) -> None:
     threads: set[str] = set()

@@ -1,4 +1,4 @@
-"""What goes over the wire: wrong bodies are refused in words, and none breaks the service."""
+"""Requests and answers over the wire: wrong bodies are refused, and do not break the service."""
 
 import json
 import re
@@ -36,13 +36,13 @@ def test_a_request_is_read_as_it_was_written(params: tinker.SamplingParams) -> N
     assert read_request(write_request(request)) == request
 
 
-def test_what_a_request_leaves_out_has_a_default() -> None:
+def test_missing_fields_of_a_request_have_defaults() -> None:
     params = tinker.SamplingParams(max_tokens=16)
     request = read_request(b'{"model": "m", "prompt": "Hi"}')
     assert request == CompletionRequest("m", "Hi", params, texts=True)
 
 
-def test_each_server_is_asked_for_the_whole_distribution_in_its_own_words() -> None:
+def test_each_kind_of_server_is_asked_for_untruncated_sampling() -> None:
     llama, vllm = (
         json.loads(write_request(CompletionRequest("m", [1], PARAMS[2]), dialect))
         for dialect in (ServerKind.LLAMA_CPP, ServerKind.VLLM)
@@ -87,7 +87,7 @@ WRONG: list[tuple[str, str]] = [
 ]
 
 
-async def test_a_body_that_is_wrong_is_refused_by_its_field_and_breaks_no_service(
+async def test_a_wrong_body_is_refused_by_its_field_and_does_not_break_the_service(
     client: SamplingClient, service: PolicyService
 ) -> None:
     served = service.offer(client)
@@ -132,7 +132,7 @@ def answer(**choice: Any) -> bytes:
     return json.dumps({"choices": [{"index": 0, "finish_reason": "stop", **choice}]}).encode()
 
 
-def test_an_entry_a_token_is_read_as_llama_cpp_writes_it() -> None:
+def test_llama_cpps_log_probabilities_are_read() -> None:
     entries = [{"id": token, "logprob": -token / 2, "token": "x"} for token in (3, 9, 4)]
     [sequence] = read_answer(answer(logprobs={"content": entries}), ASKED).sequences
     assert sequence.tokens == [3, 9]  # what comes after the stop was not asked for
@@ -155,7 +155,9 @@ UNFIT: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("content", "text"), UNFIT)
-def test_an_answer_without_what_is_needed_says_what_to_change(content: bytes, text: str) -> None:
+def test_an_answer_without_a_needed_field_is_an_error_with_what_to_change(
+    content: bytes, text: str
+) -> None:
     with pytest.raises(UnfitServerError, match=text) as error:
         read_answer(content, ASKED)
     remedy = "Expected vLLM 0.10.2 or newer, llama.cpp's server, or `evert serve`"

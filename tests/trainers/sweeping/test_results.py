@@ -1,4 +1,4 @@
-"""A run as a process of its own, its objective, and which values of a sweep are best."""
+"""Runs of a sweep: their processes, their objectives, and which values are best."""
 
 import json
 import os
@@ -21,14 +21,14 @@ from evert.trainers.system.machine import free_memory
 
 
 def of_mine(runs: float) -> int:
-    """Bytes that so many runs like this process need, and what other tests left it as children."""
+    """Return the bytes that as many runs like this process need, with children of other tests."""
     mine = psutil.Process()
     family = (mine, *mine.children(recursive=True))
     return int(runs * SPARE * sum(process.memory_of(each) for each in family))
 
 
 def room(path: Path, steps: int = 1, **engine: Any) -> int:
-    """How many fit like one that is this process, after so many steps."""
+    """Return how many runs fit if this process is one of them, after that many steps."""
     (path / RUN).write_text(json.dumps({"engine": {"device": "cpu", "threads": 1, **engine}}))
     if steps:
         record = {"name": "x", "state_path": "tinker://x", "batch": steps}
@@ -43,7 +43,7 @@ def room(path: Path, steps: int = 1, **engine: Any) -> int:
         ({"device": "cuda:0"}, 100, 1), ({"steps": 0}, 100, 0), ({}, 3.5, 4), ({}, 0.5, 1),
     ],
 )  # fmt: skip
-def test_as_many_fit_as_cores_and_memory_are_enough_for_and_nobody_knows_before_the_first_step(
+def test_the_number_of_parallel_runs_is_limited_by_cores_and_memory(
     tmp_path: Path, monkeypatch: Patch, engine: Any, beside: float, fit: int
 ) -> None:
     monkeypatch.setattr(process, "cores", lambda: 8)
@@ -72,7 +72,7 @@ MANY = "\n".join(f"line {n}" for n in range(9))
         (-signal.SIGKILL, "KeyboardInterrupt\n", True, "interrupted", ""),
     ],
 )
-def test_its_exit_code_and_its_last_error_or_last_lines_say_how_it_ended(
+def test_a_runs_exit_code_and_last_lines_determine_how_it_ended(
     tmp_path: Path, code: int, printed: str, stopped: bool, status: str, error: str
 ) -> None:
     (tmp_path / "output").write_text(printed)
@@ -84,18 +84,18 @@ FAILED = {"status": "failed", "seconds": 1.0, "error": "first\nerror: no luck"}
 
 
 def run(number: int, objective: float | None, *attempts: dict[str, Any], **values: Any) -> SweepRun:
-    """A run that was tried."""
+    """Return a run with its attempts."""
     return SweepRun(number, values, list(attempts or [COMPLETED]), objective)
 
 
 def runs(*scores: tuple[str, int, float]) -> list[SweepRun]:
-    """Completed runs: the loss, the seed and the objective of each."""
+    """Return completed runs, given the loss, seed and objective of each."""
     return [run(n, score, loss_fn=loss, seed=seed) for n, (loss, seed, score) in enumerate(scores)]
 
 
 @pytest.fixture
 def finished(tmp_path: Path) -> RunFolder:
-    """A run folder with a result and two steps."""
+    """Return a run folder with a result and two steps."""
     scores = {"greedy": {"reward": 0.5}, "temperature_1": {"reward": 0.25}}
     (tmp_path / RESULT).write_text(json.dumps({"held_out": {"after": scores}}))
     rows = [
@@ -126,7 +126,7 @@ def test_an_objective_that_is_missing_lists_the_others(finished: RunFolder, tmp_
             objective_of(run, objective)
 
 
-def test_values_that_were_drawn_most_often_are_not_the_best_for_that() -> None:
+def test_values_are_not_better_for_being_drawn_more_often() -> None:
     drawn = runs(
         ("ppo", 0, 0.10), ("ppo", 0, 0.10), ("ppo", 1, 0.12), ("cispo", 0, 0.95), ("cispo", 2, 0.97)
     )  # fmt: skip
@@ -145,7 +145,7 @@ def test_one_lucky_run_does_not_beat_a_mean_over_seeds() -> None:
     assert [choice.values["loss_fn"] for choice in rank(drawn)] == ["cispo", "ppo", "dro"]
 
 
-def test_the_same_mean_over_more_seeds_is_better_and_its_interval_narrower() -> None:
+def test_more_seeds_with_an_equal_mean_rank_higher_with_a_narrower_interval() -> None:
     scores = [("ppo", seed, 0.5 + 0.1 * (-1) ** seed) for seed in range(4)]
     best, other = rank(runs(("cispo", 0, 0.6), ("cispo", 1, 0.4), *scores))
     assert (best.values["loss_fn"], len(best.runs)) == ("ppo", 4)
@@ -172,7 +172,7 @@ def test_without_repeats_the_best_mean_is_first_and_has_no_interval() -> None:
     assert rank([run(0, None, FAILED)]) == []
 
 
-def test_the_best_is_said_with_how_it_was_chosen() -> None:
+def test_the_best_values_are_shown_with_how_they_were_chosen() -> None:
     ranked = rank(runs(("a", 0, 0.5), ("a", 1, 0.6), ("b", 0, 0.5), ("b", 1, 0.4), ("c", 0, -9.0)))
     assert praise(ranked) == (
         "best: 0.55 (0.1676 to 0.9324) over 2 seeds, by its lower end; 1 of 2 others may be as good"

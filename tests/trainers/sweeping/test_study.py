@@ -1,4 +1,4 @@
-"""What a sweep searches, and what it remembers."""
+"""What a sweep searches, and what its journal records."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ SEEDS = {"seed": "0,1,2"}
 
 
 def plan(**given: str) -> SweepPlan:
-    """A sweep of the game."""
+    """Return the plan of a sweep of the game."""
     return read_plan({**GAME, **given})
 
 
@@ -70,7 +70,7 @@ def test_lists_and_ranges_are_searched(
     assert found.search == ("grid" if is_grid else "random")
 
 
-def test_the_arguments_of_a_run_are_read_back_as_its_settings_the_cookbooks_too() -> None:
+def test_the_arguments_of_a_run_are_read_back_as_its_settings() -> None:
     found = plan(learning_rate="1e-5..1e-2", threads="None,2")
     chosen = parse(found.arguments({"learning_rate": 1.234567890123e-5, "threads": None}))
     assert (chosen.learning_rate, chosen.threads) == (1.234567890123e-5, None)
@@ -116,7 +116,7 @@ RANDOM = plan(**DRAWN, trials="12")
 
 
 def do(record: Record, *endings: str) -> list[SweepRun]:
-    """Try as many runs, which end like that; those that complete score their number."""
+    """Try one run per ending; a completed run scores its number."""
     tried = []
     for ending in endings:
         run = record.next()
@@ -129,7 +129,7 @@ def do(record: Record, *endings: str) -> list[SweepRun]:
     return tried
 
 
-def test_a_grid_has_every_point_once_whatever_happens_to_the_sweep(tmp_path: Path) -> None:
+def test_a_grid_has_every_point_once_even_if_the_sweep_is_interrupted(tmp_path: Path) -> None:
     do(Record(GRID, tmp_path), "completed", "failed", "completed", "running", "running")
     again = do(Record(GRID, tmp_path), "completed", "running", "failed")
     assert [run.number for run in again] == [1, 3, 4]
@@ -141,7 +141,7 @@ def test_a_grid_has_every_point_once_whatever_happens_to_the_sweep(tmp_path: Pat
     assert [len(run.attempts) for run in last.runs] == [1, 2, 1, 3, 3, *[1] * 7]
 
 
-def test_a_line_that_a_kill_cut_off_is_no_trap_and_a_journal_that_is_none_is_named(
+def test_a_torn_journal_line_is_skipped_and_an_invalid_journal_is_named(
     tmp_path: Path,
 ) -> None:
     do(Record(GRID, tmp_path), "completed", "failed")
@@ -173,7 +173,7 @@ def test_each_attempt_keeps_how_it_ended(tmp_path: Path) -> None:
     assert [attempt["status"] for attempt in third.attempts] == ["interrupted"]
 
 
-def test_a_random_search_draws_by_its_seed_interrupted_or_not(tmp_path: Path) -> None:
+def test_an_interrupted_random_search_draws_the_same_values(tmp_path: Path) -> None:
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
     whole = do(Record(RANDOM, tmp_path / "whole"), *["completed"] * 12)
@@ -187,12 +187,12 @@ def test_a_random_search_draws_by_its_seed_interrupted_or_not(tmp_path: Path) ->
 
 
 class Killed(BaseException):
-    """The process ends in the middle of a call."""
+    """Stands for a kill in the middle of a call."""
 
 
 @pytest.mark.parametrize("call", ["ask", "enqueue_trial"])
 @pytest.mark.parametrize("chosen", [GRID, RANDOM], ids=["grid", "random"])
-def test_a_sweep_that_is_killed_while_it_draws_a_run_loses_none(
+def test_a_sweep_that_is_killed_during_a_draw_loses_no_run(
     tmp_path: Path, monkeypatch: Patch, chosen: SweepPlan, call: str
 ) -> None:
     whole = tmp_path / "whole"
@@ -217,7 +217,7 @@ def test_a_sweep_that_is_killed_while_it_draws_a_run_loses_none(
 
 
 @pytest.mark.parametrize("search", ["random", "tpe"])
-def test_seeds_repeat_whatever_is_drawn(tmp_path: Path, search: str) -> None:
+def test_every_draw_of_values_gets_each_seed(tmp_path: Path, search: str) -> None:
     chosen = plan(learning_rate="1e-4..1e-2", search=search, trials="6", **SEEDS)
     do(Record(chosen, tmp_path), "completed", "failed")
     record = Record(chosen, tmp_path)
@@ -229,7 +229,7 @@ def test_seeds_repeat_whatever_is_drawn(tmp_path: Path, search: str) -> None:
     assert rates[0] != rates[3]
 
 
-def test_a_tpe_search_goes_where_the_scores_are(tmp_path: Path) -> None:
+def test_a_tpe_search_moves_towards_higher_scores(tmp_path: Path) -> None:
     record = Record(plan(learning_rate="1e-5..1e-1", search="tpe", trials="40"), tmp_path)
     rates = []
     while (run := record.next()) is not None:

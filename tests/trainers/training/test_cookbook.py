@@ -20,7 +20,7 @@ from evert.trainers.training.cookbook import SETTING_OF, cookbook_config, cookbo
 
 
 def config(*arguments: str, warm: CheckpointRecord | None = None) -> Any:
-    """The Config of a command line for the game identity."""
+    """Return the Config of a command line for the game identity."""
     settings = parse(["env=identity", *arguments])
     return cookbook_config(settings, Path("run"), embedded=True, warm=warm)
 
@@ -47,14 +47,14 @@ def test_a_field_is_set_by_its_path(name: str, given: str, value: object) -> Non
     assert attrgetter(name)(made) == value
 
 
-def test_from_python_values_are_given_as_they_are() -> None:
+def test_values_from_python_are_passed_unchanged() -> None:
     cookbook = {"async_config": LATE, "loss_fn_config": CLIPPED}
     settings = read_train_settings({"env": "identity", "cookbook": cookbook}, {})
     made = cookbook_config(settings, Path("run"), embedded=True)
     assert (made.async_config, made.loss_fn_config) == (LATE, CLIPPED)
 
 
-def test_a_resumed_run_keeps_what_was_set_and_takes_more(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_cookbook_fields_and_takes_more(tmp_path: Path) -> None:
     first = parse(["env=identity", "cookbook.temperature=0.8"])
     assert as_record(first)["cookbook"] == {"temperature": "0.8"}
     folder = RunFolder(tmp_path)
@@ -65,14 +65,14 @@ def test_a_resumed_run_keeps_what_was_set_and_takes_more(tmp_path: Path) -> None
     assert (made.temperature, made.compute_post_kl) == (0.8, True)
 
 
-def test_the_kl_penalty_is_from_the_weights_that_rl_starts_from_unless_said_otherwise() -> None:
+def test_the_kl_reference_is_the_starting_weights_by_default() -> None:
     assert config("kl_penalty=0.1").kl_reference_config.base_model == "evert-tiny"
     other = "cookbook.kl_reference_config.base_model=Qwen/Qwen3-8B"
     assert config("kl_penalty=0.1", other).kl_reference_config.base_model == "Qwen/Qwen3-8B"
     assert config().kl_reference_config is None
 
 
-def test_rl_starts_from_one_place() -> None:
+def test_rl_cannot_start_from_two_checkpoints() -> None:
     path = "tinker://run/weights/x"
     assert config(f"cookbook.load_checkpoint_path={path}").load_checkpoint_path == path
     warm = CheckpointRecord("final", state_path=path)
@@ -102,20 +102,20 @@ def test_rl_starts_from_one_place() -> None:
         ("cookbook=1", "cookbook takes a key after a dot, for example cookbook.temperature=0.8; g"),
     ],
 )
-def test_a_wrong_field_is_refused_by_the_name_it_was_given(argument: str, said: str) -> None:
+def test_a_wrong_field_is_refused_by_its_typed_name(argument: str, said: str) -> None:
     with pytest.raises(UsageError) as refused:
         config(argument)
     assert said in str(refused.value)
 
 
-def test_each_field_of_the_config_is_a_setting_of_everts_or_can_be_set() -> None:
+def test_every_field_of_the_config_can_be_set() -> None:
     listed = cookbook_help()
     for name in chz.chz_fields(Config):
         assert (name in SETTING_OF) != (f"cookbook.{name}=" in listed), name
     assert set(SETTING_OF.values()) <= set(chz.chz_fields(TrainSettings))
 
 
-def test_help_lists_the_fields_with_their_defaults_and_what_they_take() -> None:
+def test_help_lists_the_fields_with_their_defaults_and_types() -> None:
     shown = " ".join(usage(["cookbook"]).split())
     assert "cookbook.temperature=1.0 a number" in shown
     assert "cookbook.async_config.groups_per_batch= a whole number" in shown

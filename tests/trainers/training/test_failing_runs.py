@@ -1,4 +1,4 @@
-"""Runs in which episodes fail; how failures are told apart and counted: ``test_tally.py``."""
+"""Runs in which episodes fail. Their kinds and counts are tested in ``test_tally.py``."""
 
 import re
 import shlex
@@ -147,7 +147,7 @@ def test_a_first_batch_without_a_call_is_skipped_and_the_next_trained_on(run: Ru
     assert folder().checkpoints()[-1]["batch"] == 3
 
 
-def test_a_run_in_which_every_batch_is_skipped_can_be_had_and_ends_with_its_files(run: Run) -> None:
+def test_with_failed_steps_0_a_run_may_skip_every_batch(run: Run) -> None:
     run("no_call", "steps=2", "failed_steps=0", "test_tasks=failing_agents:TEST")
     assert result()["skipped_batches"] == 2
     assert result()["held_out"]["after"]["greedy"]["reward"] == 25.125  # what it returns
@@ -156,7 +156,7 @@ def test_a_run_in_which_every_batch_is_skipped_can_be_had_and_ends_with_its_file
     assert [row["step"] for row in folder().steps()] == [0, 1, 2]
 
 
-def test_a_skipped_batch_is_played_again_by_a_run_stopped_after_it(run: Run, cli: Cli) -> None:
+def test_a_resumed_run_plays_a_skipped_batch_again(run: Run, cli: Cli) -> None:
     error = run("raises_at_first", "steps=3", status=1)
     again = error.partition("To resume: evert train ")[2].splitlines()[0]
     Path("fixed").touch()
@@ -166,7 +166,7 @@ def test_a_skipped_batch_is_played_again_by_a_run_stopped_after_it(run: Run, cli
     assert result()["failures"]["kinds"] == {}
 
 
-async def test_a_batch_without_a_call_is_skipped_by_the_cookbooks_loop_too(tmp_path: Path) -> None:
+async def test_the_cookbooks_loop_skips_a_batch_without_a_call(tmp_path: Path) -> None:
     builder = AgentDatasetBuilder(
         agent="failing_agents:calls_from_the_second_batch_on",
         train_tasks="failing_agents:TASKS", batch_size=2, group_size=2,
@@ -191,7 +191,7 @@ TRACEBACK = """\
   LookupError: no table """
 
 
-def test_failures_are_said_once_and_three_steps_of_them_end_the_run(
+def test_failures_are_reported_once_and_three_failed_steps_end_the_run(
     run: Run, capsys: Shown
 ) -> None:
     tests = "test_tasks=failing_agents:TEST"
@@ -221,7 +221,7 @@ def test_failures_are_said_once_and_three_steps_of_them_end_the_run(
     run("raises", "steps=5", "failed_steps=0", tests)  # a resumed run may change it
 
 
-def test_where_few_fail_the_step_is_silent_and_the_end_says_it(run: Run) -> None:
+def test_a_few_failures_are_reported_only_at_the_end(run: Run) -> None:
     shown = run("some_raise", "steps=2")
     assert "Traceback" not in shown
     message = "2 of 8 episodes failed (2 agent errors); the commonest, 2x: LookupError: no table 0"
@@ -234,7 +234,7 @@ def test_where_few_fail_the_step_is_silent_and_the_end_says_it(run: Run) -> None
     assert failure["traceback"].startswith("Traceback")
 
 
-def test_scored_it_stays_in_under_the_cookbooks_fail_fast_too(run: Run) -> None:
+def test_a_scored_failure_stays_in_its_batch_even_with_fail_fast(run: Run) -> None:
     scored = ["on_agent_error=-1.0", "agent_timeout=2", "cookbook.rollout_error_tolerance=False"]
     run("one_hangs", "steps=2", *scored)
     assert result()["failures"]["kinds"] == {"agent_timeout": 1}
@@ -257,7 +257,7 @@ def test_failures_are_left_out_and_counted_in_every_mode(mode: list[str], run: R
     assert result()["failures"]["kinds"] == {"agent_error": 2}
 
 
-def test_side_by_side_batches_without_a_call_are_skipped_and_counted(run: Run) -> None:
+def test_overlapping_batches_without_a_call_are_skipped_and_counted(run: Run) -> None:
     # One at a time. On a busy machine groups of two batches may come together: then there are
     # too few for a third step, and no batch is skipped.
     shown = run("calls_from_the_second_batch_on", "steps=3", "parallel=1", *ASYNC)
@@ -267,7 +267,7 @@ def test_side_by_side_batches_without_a_call_are_skipped_and_counted(run: Run) -
 
 
 @pytest.mark.parametrize("mode", [STREAM, ASYNC, RETRY], ids=["stream", "async", "retry"])
-def test_nothing_but_failures_ends_every_mode(mode: list[str], run: Run) -> None:
+def test_only_failed_episodes_end_a_run_in_every_mode(mode: list[str], run: Run) -> None:
     error = run("raises", "steps=4", *mode, status=1)
     if mode is STREAM and version("tinker-cookbook") < "0.6":
         assert "error: Nothing could be learned from a whole batch" in error
@@ -279,7 +279,7 @@ def test_nothing_but_failures_ends_every_mode(mode: list[str], run: Run) -> None
 @pytest.mark.parametrize(
     "mode", [[], STREAM, ASYNC, [*STREAM, *ASYNC]], ids=["all", "stream", "async", "both"]
 )
-def test_a_batch_of_constant_rewards_that_are_removed_ends_no_run_in_a_bare_error(
+def test_removing_all_constant_groups_of_a_batch_gives_a_clear_error(
     mode: list[str], run: Run
 ) -> None:
     removing = "cookbook.remove_constant_reward_groups=True"

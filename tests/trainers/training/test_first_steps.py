@@ -1,4 +1,4 @@
-"""Warnings of settings that cannot learn, or are surely a slip."""
+"""Warnings about settings that cannot learn, or are surely a mistake."""
 
 import io
 import re
@@ -34,7 +34,7 @@ def settings(**values: Any) -> TrainSettings:
         ({}, {"test_tasks": "hello"}, "test_tasks is a string .'hello'."),
     ],
 )
-def test_a_slip_in_the_settings_is_found_before_the_first_step(
+def test_a_likely_mistake_in_the_settings_is_found_before_the_first_step(
     values: dict[str, Any], tasks: dict[str, Any], pattern: str | None
 ) -> None:
     texts = slips(settings(**values), {"train_tasks": range(100), **tasks})
@@ -56,7 +56,7 @@ def row(step: int, **metrics: float) -> dict[str, Any]:
         ({"group_size": 1, "max_tokens": 1}, 2 * [{CUT: 1.0, MIXED: 0.0}], []),  # warned of before
     ],
 )
-def test_the_first_two_steps_show_cut_replies_and_equal_rewards(
+def test_the_first_two_steps_warn_of_truncated_replies_and_equal_rewards(
     values: dict[str, Any], rows: list[dict[str, float]], patterns: list[str]
 ) -> None:
     texts = list[str]()

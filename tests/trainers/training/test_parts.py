@@ -45,18 +45,18 @@ OWN = {"agent": "my.module:my_agent", "train_tasks": "my.module:TASKS"}
 
 
 def settings(**values: Any) -> TrainSettings:
-    """Of the user's own agent, unless said otherwise."""
+    """Return settings, by default with a user's agent."""
     return TrainSettings(**{**OWN, **values})
 
 
-def test_every_recipe_is_complete_and_its_paths_lead_somewhere() -> None:
+def test_every_recipe_is_complete_and_its_import_paths_work() -> None:
     for env in games():
         chosen = parse([f"env={env}"])
         assert check_settings(chosen).warnings == []
         assert (chosen.env, bool(chosen.test_tasks)) == (env, True)
 
 
-def test_a_loss_that_reads_what_the_cookbook_does_not_send_is_refused(monkeypatch: Patch) -> None:
+def test_a_loss_whose_inputs_the_cookbook_does_not_send_is_refused(monkeypatch: Patch) -> None:
     chosen = parse(["env=identity", "loss_fn=stable_reinforce"])
     monkeypatch.setattr(data_processing, "trajectory_to_data", lambda *_, include_provenance=1: [])
     assert check_settings(chosen).settings.loss_fn == "stable_reinforce"
@@ -73,7 +73,7 @@ def test_the_command_line_overrides_every_value_of_a_recipe() -> None:
     assert parse(["env=identity", "wandb_name=inf"]).wandb_name == "inf"  # which is a text here
 
 
-def test_a_size_a_rate_a_time_or_a_device_that_there_cannot_be_is_refused() -> None:
+def test_an_impossible_size_rate_time_or_device_is_refused() -> None:
     for name in ("steps", "batch_size", "group_size", "max_tokens", "threads"):
         with pytest.raises(RecipeError, match=f"{name} must be at least 1, got 0"):
             settings(**{name: 0})
@@ -86,7 +86,7 @@ def test_a_size_a_rate_a_time_or_a_device_that_there_cannot_be_is_refused() -> N
             settings(device=device)
 
 
-def test_only_settings_that_matter_to_what_was_learned_count_as_differing() -> None:
+def test_only_settings_that_affect_learning_count_as_differences() -> None:
     before = as_record(settings(allow_hosts=("a", "b")))
     again = settings(allow_hosts=("a", "b"), steps=99, log_path="elsewhere", eval_every=1)
     assert not differences(before, again)
@@ -103,7 +103,7 @@ def test_only_settings_that_matter_to_what_was_learned_count_as_differing() -> N
     ]
 
 
-def test_the_engine_follows_from_the_key_and_the_model(monkeypatch: Patch, tmp_path: Path) -> None:
+def test_the_engine_is_chosen_by_the_key_and_the_model(monkeypatch: Patch, tmp_path: Path) -> None:
     qwen, is_set = {"model_name": "Qwen/Qwen3-8B"}, "TINKER_API_KEY is set"
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     for values in ({}, qwen):
@@ -126,7 +126,7 @@ def test_the_engine_follows_from_the_key_and_the_model(monkeypatch: Patch, tmp_p
     assert (threads_of(None, tiny), threads_of(4, tiny), threads_of(None, "Q")) == (1, 4, None)
 
 
-def test_the_engine_describes_itself_and_has_the_type_of_weights(
+def test_the_engine_describes_itself_and_has_the_requested_dtype(
     tiny_model: str, tmp_path: Path
 ) -> None:
     chosen = settings(
@@ -146,7 +146,7 @@ def test_the_engine_describes_itself_and_has_the_type_of_weights(
 
 
 @pytest.mark.parametrize("base_url", [None, "http://127.0.0.1:9"])
-def test_the_sdk_is_completed_for_a_service_of_ones_own_and_not_for_the_hosted_one(
+def test_the_sdk_is_patched_only_for_a_self_hosted_service(
     base_url: str | None, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     named: list[str | None] = []
@@ -158,14 +158,14 @@ def test_the_sdk_is_completed_for_a_service_of_ones_own_and_not_for_the_hosted_o
 
 
 def open_and_leave(made: TrainSettings) -> RunFolder:
-    """The folder of a run that reached its scores before training, and no more."""
+    """Open a run that only reached its scores before training; return its folder."""
     with open_run(made, str) as folder:
         folder.write_json(RUN, {"settings": as_record(made)})
         folder.write_json(BEFORE, {})
     return folder
 
 
-def test_a_new_run_gets_a_folder_of_its_own(monkeypatch: Patch, tmp_path: Path) -> None:
+def test_a_new_run_gets_its_own_folder(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     first, second = open_and_leave(settings()), open_and_leave(settings())
     assert first.path != second.path
@@ -188,7 +188,7 @@ def test_the_same_run_is_opened_again_and_another_is_refused(tmp_path: Path) -> 
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_run_that_reached_nothing_leaves_no_folder_or_makes_room(tmp_path: Path) -> None:
+def test_a_run_that_fails_before_its_first_scores_leaves_no_folder(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with suppress(KeyError), open_run(settings(log_path=str(path)), str) as folder:
         folder.write_json(RUN, {})
@@ -202,7 +202,7 @@ def test_a_run_that_reached_nothing_leaves_no_folder_or_makes_room(tmp_path: Pat
         assert not folder.resumed
 
 
-def test_a_process_that_comes_second_changes_nothing(tmp_path: Path) -> None:
+def test_a_second_process_in_a_run_folder_changes_nothing(tmp_path: Path) -> None:
     mine, log = settings(log_path=str(tmp_path)), tmp_path / "logs.log"
     with open_run(mine, str) as folder:
         log.write_text("at work")
@@ -213,14 +213,14 @@ def test_a_process_that_comes_second_changes_nothing(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["logs.log", RUN]
 
 
-def test_a_record_with_odd_values_is_refused_with_the_value(tmp_path: Path) -> None:
+def test_a_record_with_invalid_values_is_refused_with_the_value(tmp_path: Path) -> None:
     mine = settings(log_path=str(tmp_path))
     open_and_leave(mine).write_json(RUN, {"settings": {**as_record(mine), "steps": [3]}})
     with pytest.raises(UsageError, match=r"steps takes a whole number, got \(3,\)"):
         parse([f"log_path={tmp_path}"])
 
 
-def test_the_rows_of_a_step_are_one_row_and_what_comes_later_is_none(tmp_path: Path) -> None:
+def test_the_rows_of_a_step_are_merged_and_later_summaries_are_not_steps(tmp_path: Path) -> None:
     def of(step: int, **more: Any) -> dict[str, Any]:
         return {"step": step, "progress/done_frac": 0.5, **more}
 
@@ -250,7 +250,7 @@ def step_row(step: int, held_out: float | None = None) -> dict[str, Any]:
 
 
 def shown(path: Path, steps: int, *rows: Mapping[str, Any], **console: Any) -> str:
-    """What a run prints of rows."""
+    """Return what a run prints for these rows."""
     written = io.StringIO()
     with display(Console(file=written, **console), path, steps) as show:
         for row in rows:
@@ -258,7 +258,7 @@ def shown(path: Path, steps: int, *rows: Mapping[str, Any], **console: Any) -> s
     return written.getvalue()
 
 
-def test_a_long_run_prints_some_lines_with_each_held_out_score_once(tmp_path: Path) -> None:
+def test_a_long_run_prints_a_few_lines_with_each_held_out_score_once(tmp_path: Path) -> None:
     text = shown(tmp_path, 100, *map(step_row, range(100)))
     assert len(text.splitlines()) == 10
     assert "\x1b" not in text
@@ -272,7 +272,7 @@ def test_a_long_run_prints_some_lines_with_each_held_out_score_once(tmp_path: Pa
     assert "held-out 0.25" in bar
 
 
-def test_only_a_step_moves_what_is_shown(tmp_path: Path, capsys: Shown) -> None:
+def test_only_a_step_advances_the_display(tmp_path: Path, capsys: Shown) -> None:
     rows: list[Mapping[str, Any]] = [
         {"tokens/cumulative/sampled": 3},
         {"step": 0, "progress/done_frac": 1.0, TRAIN_REWARD: 0.5},
@@ -290,7 +290,7 @@ def test_only_a_step_moves_what_is_shown(tmp_path: Path, capsys: Shown) -> None:
     assert len(text.splitlines()) == 1
 
 
-def test_a_display_or_a_tracker_that_fails_ends_the_training_at_once(tmp_path: Path) -> None:
+def test_a_failing_display_or_tracker_ends_the_training_at_once(tmp_path: Path) -> None:
     def take(row: Mapping[str, Any]) -> None:
         raise OSError("no space")
 
@@ -307,7 +307,7 @@ def test_a_run_needs_no_git(monkeypatch: Patch) -> None:
         assert cookbook.code_state() == ""
 
 
-def test_changes_that_are_no_utf_8_are_left_out_of_code_diff(
+def test_changes_that_are_not_utf_8_are_left_out_of_code_diff(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -322,7 +322,7 @@ def test_changes_that_are_no_utf_8_are_left_out_of_code_diff(
 
 
 def test_a_run_has_one_score_of_its_untrained_weights(tmp_path: Path) -> None:
-    """The Cookbook's of step 0 is of other episodes than the one in the table."""
+    """The Cookbook's score of step 0 is of other episodes than the table's, so it is replaced."""
     rows = [step_row(0, -0.27), step_row(1, 0.1)]
     assert steps_of(tmp_path, rows) == rows
     scores = {"greedy": {"reward": -1.0}, "temperature_1": {"reward": -0.17}}

@@ -1,4 +1,4 @@
-"""A run that was stopped, wherever and however, goes on to the curve of one that nobody stopped."""
+"""A run that was stopped anywhere, in any way, resumes to the curve of an uninterrupted one."""
 
 import json
 import shlex
@@ -38,7 +38,7 @@ def steps_written(folder: RunFolder) -> list[int]:
 
 
 def saved(folder: RunFolder) -> set[str]:
-    """Names of what is in the store, by kind."""
+    """Return the names in the store, by kind."""
     paths = (folder.path / "checkpoints").glob("*/*weights/*")
     return {f"{path.parent.name}/{path.name}" for path in paths}
 
@@ -56,7 +56,7 @@ def forget(folder: RunFolder, name: str) -> None:
     files.keep_lines(listed, lambda record: record.get("name") != name)
 
 
-def test_a_killed_run_goes_on_to_the_same_figures(finished: RunFolder, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_with_the_same_figures(finished: RunFolder, tmp_path: Path) -> None:
     names = ["settings", "first checkpoint", "scores after"] if IS_NIGHT else ["first checkpoint"]
     stops = [kill9.Moment(name, 0.0, kill9.APPEARS[name]) for name in names]
     wanted = kill9.state(finished.path)
@@ -95,13 +95,13 @@ def test_sigterm_does_what_ctrl_c_does(tmp_path: Path, monkeypatch: Patch, cli: 
     assert steps_written(folder) == list(range(done + 1))
 
 
-def test_a_finished_run_keeps_the_checkpoints_that_were_asked_for(finished: RunFolder) -> None:
+def test_a_finished_run_keeps_the_requested_checkpoints(finished: RunFolder) -> None:
     names = ("000002", "final")
     assert saved(finished) == {f"{k}/{n}" for k in ("weights", "sampler_weights") for n in names}
     assert not [record for record in finished.checkpoints() if record.get("rolling")]
 
 
-def test_of_rolling_checkpoints_the_one_to_resume_from_is_kept(copied: RunFolder) -> None:
+def test_only_the_rolling_checkpoint_to_resume_from_is_kept(copied: RunFolder) -> None:
     (final,) = (copied.path / "checkpoints").glob("*/weights/final")
     for name in ("000004", "000005", "000007", ".draft-1", "unlisted"):
         shutil.copytree(final, final.with_name(name))
@@ -115,7 +115,7 @@ def test_of_rolling_checkpoints_the_one_to_resume_from_is_kept(copied: RunFolder
 @pytest.mark.parametrize(
     ("lost", "rows"), [("nothing", 2), ("final", 3)], ids=["too few rows", "a step done again"]
 )
-def test_a_kill_between_a_kept_checkpoint_and_its_metrics_costs_no_row(
+def test_a_kill_between_a_checkpoint_and_its_metrics_loses_no_row(
     copied: RunFolder, finished: RunFolder, lost: str, rows: int, cli: Cli
 ) -> None:
     forget(copied, lost)
@@ -132,7 +132,7 @@ def test_a_kill_between_a_kept_checkpoint_and_its_metrics_costs_no_row(
     assert not list(copied.path.glob("*.broken"))
 
 
-def test_a_run_killed_before_its_last_checkpoint_has_one_all_the_same(
+def test_a_run_killed_before_its_final_checkpoint_gets_it_on_resuming(
     copied: RunFolder, finished: RunFolder, cli: Cli
 ) -> None:
     (final,) = (copied.path / "checkpoints").glob("*/weights/final")
@@ -145,7 +145,9 @@ def test_a_run_killed_before_its_last_checkpoint_has_one_all_the_same(
     assert saved(copied) == saved(finished)
 
 
-def test_a_damaged_checkpoint_falls_back(copied: RunFolder, finished: RunFolder, cli: Cli) -> None:
+def test_a_run_with_a_damaged_checkpoint_resumes_from_an_earlier_one(
+    copied: RunFolder, finished: RunFolder, cli: Cli
+) -> None:
     for file in copied.path.glob("checkpoints/*/weights/final/*.safetensors"):
         part = file.read_bytes()[:1000]
         file.unlink()
@@ -155,7 +157,7 @@ def test_a_damaged_checkpoint_falls_back(copied: RunFolder, finished: RunFolder,
     assert rewards(copied) == rewards(finished)
 
 
-def test_a_lost_list_costs_no_checkpoint_and_lost_checkpoints_make_a_run_start_again(
+def test_a_lost_checkpoint_list_is_an_error_and_lost_checkpoints_restart_the_run(
     copied: RunFolder, finished: RunFolder, cli: Cli
 ) -> None:
     listed, before = copied.path / files.CHECKPOINTS, saved(copied)
@@ -171,7 +173,7 @@ def test_a_lost_list_costs_no_checkpoint_and_lost_checkpoints_make_a_run_start_a
     assert steps_written(copied) == [0, 1, 2]
 
 
-def test_a_run_does_not_go_on_with_another_engine(copied: RunFolder) -> None:
+def test_a_run_cannot_be_resumed_with_another_engine(copied: RunFolder) -> None:
     about = copied.read_json(files.RUN) or {}
     settings = train.parse([f"log_path={copied.path}"])
     copied.write_json(files.RUN, {**about, "engine": {"engine": "service"}})
@@ -180,7 +182,7 @@ def test_a_run_does_not_go_on_with_another_engine(copied: RunFolder) -> None:
         prepare_folder(folder, settings, (), "embedded", None)  # type: ignore[arg-type]
 
 
-def test_a_run_inherits_no_batches_of_one_that_was_killed_in_its_first_step(tmp_path: Path) -> None:
+def test_a_run_ignores_batches_of_one_killed_in_its_first_step(tmp_path: Path) -> None:
     (tmp_path / files.RUN).write_text("{}")
     (tmp_path / files.BATCHES).write_text('{"step": 0, "episodes": 8, "kinds": {"no_call": 8}}\n')
     settings = train.parse(["env=identity", f"log_path={tmp_path}"])
@@ -207,7 +209,7 @@ ls -A $2/run > $5/left
 
 
 def can_mount() -> bool:
-    """Whether this user may mount something for itself."""
+    """Return whether this user may mount a file system in its own namespace."""
     unshare = shutil.which("unshare")
     command = ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"]
     return unshare is not None and subprocess.run(command, capture_output=True).returncode == 0
@@ -221,7 +223,9 @@ def can_mount() -> bool:
         pytest.param("16m", "No space left on device", marks=pytest.mark.nightly),  # a checkpoint
     ],
 )
-def test_a_full_disk_is_a_message_and_the_run_goes_on(tmp_path: Path, size: str, text: str) -> None:
+def test_a_full_disk_is_a_clear_error_and_the_run_can_be_resumed(
+    tmp_path: Path, size: str, text: str
+) -> None:
     (disk := tmp_path / "disk").mkdir()
     arguments = [size, str(disk), sys.executable, SETTINGS, str(tmp_path)]
     subprocess.run(["unshare", "-rm", "sh", "-c", SCRIPT, "sh", *arguments], check=True)

@@ -70,7 +70,7 @@ def parquet(path: Path, *rows: Any) -> str:
 
 
 async def looks(client: AgentClient, task: float) -> float:
-    """Says what ``USED`` has, after a reply that it wrote itself; the task is the reward."""
+    """Make the calls of ``USED``, after a reply of the agent's own; the task is the reward."""
     messages: list[Any] = [SYSTEM, HI]
     tools = [LOOK]
     for sent in ({"role": "tool", "content": "a wall"}, AGAIN, None):
@@ -93,7 +93,7 @@ async def records(folder: Path, *tasks: float) -> str:
 
 
 def learned(shown: Any, renderer_name: str = "qwen3_instruct") -> list[tuple[list[int], str]]:
-    """Each datum of a conversation: all tokens, and the text of the learned ones."""
+    """Return each datum of a conversation: all tokens, and the text of the trained ones."""
     renderer = get_renderer(renderer_name, base_tokenizer())
     data = []
     for datum in data_of(shown, prompt_renderer(renderer)):
@@ -135,7 +135,7 @@ async def test_a_conversation_is_learned_alike_in_every_form(tmp_path: Path) -> 
     assert learned(read_demonstrations(texts, None)[0]) == learned([HI, BYE])
 
 
-def test_a_renderer_that_changes_history_learns_each_reply_after_its_own_prompt() -> None:
+def test_with_a_renderer_that_changes_history_each_reply_has_its_own_datum() -> None:
     prompts = prompt_renderer(get_renderer("qwen3", base_tokenizer()))
     thought = {**BYE, "reasoning_content": "Hm."}
     data = learned({"messages": [HI, thought, HI, BYE]}, "qwen3")
@@ -145,7 +145,7 @@ def test_a_renderer_that_changes_history_learns_each_reply_after_its_own_prompt(
     assert ["Hm." in text for _, text in data] == [True, False]
 
 
-async def test_what_is_not_learned_or_read_is_counted(tmp_path: Path) -> None:
+async def test_skipped_rows_and_replies_are_counted(tmp_path: Path) -> None:
     bad = {"role": "assistant", "content": "BAD", "weight": 0}
     path = lines(
         tmp_path / "rows.jsonl",
@@ -240,7 +240,7 @@ async def test_the_rows_of_a_file_are_tasks(tmp_path: Path) -> None:
         load_tasks(str(tmp_path / "c.jsonl"))
 
 
-def test_each_epoch_has_every_row_once_in_an_order_of_its_own(tmp_path: Path) -> None:
+def test_each_epoch_has_every_row_once_in_its_own_order(tmp_path: Path) -> None:
     rows = [{"prompt": "Hi", "completion": f"Number {n}."} for n in range(8)]
     path = lines(tmp_path / "rows.jsonl", *rows, {"messages": [HI]})
     made, _ = ConversationDatasetBuilder(
@@ -254,7 +254,7 @@ def test_each_epoch_has_every_row_once_in_an_order_of_its_own(tmp_path: Path) ->
     assert {*epochs[0]} == {*epochs[1]}
 
 
-def test_a_run_records_its_files_and_is_not_resumed_with_others(tmp_path: Path) -> None:
+def test_a_run_records_its_files_and_refuses_changed_ones_on_resuming(tmp_path: Path) -> None:
     tasks = Path(lines(tmp_path / "tasks.jsonl", "a", "b"))
     shown = Path(lines(tmp_path / "shown.jsonl", {"prompt": "Hi", "completion": "Bye."}))
     chosen = settings(tmp_path, train_tasks=str(tasks), demonstrations=str(shown))

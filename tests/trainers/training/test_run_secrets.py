@@ -1,11 +1,11 @@
-"""No secret of the trainer's is in what a run leaves: its folder, samples, report and logs.
+"""No secret of the trainer is in a run's folder, samples, report or logs.
 
-A run whose command prints all that it can see, a key that it was handed included, and one whose
-agent, inside of the trainer's process, logs its whole environment, asks the model about it and
+One run's command prints everything that it can see, including a key that it was given. The other
+run's agent, inside the trainer's process, logs its whole environment, sends it to the model and
 raises it. Everything under their folders is searched.
 
-And what a run from Python was given (a password in the URL of a model) is neither in its folder,
-nor shown, nor in an error.
+A secret passed from Python (a password in the URL of a model) is not in the run's folder, output or
+errors.
 """
 
 import asyncio
@@ -150,12 +150,12 @@ COMMANDS = (
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    """Every file in a folder's folders, by its name, but the program that Python compiled."""
+    """Return the content of every file in a folder's subfolders, except compiled Python files."""
     files = [path for path in folder.glob("*/**/*") if path.is_file() and path.suffix != ".pyc"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-async def test_what_a_run_was_given_from_python_is_on_no_way_out(tmp_path: Path) -> None:
+async def test_a_secret_passed_from_python_is_in_no_output(tmp_path: Path) -> None:
     (tmp_path / "given.py").write_text(FROM_PYTHON)
 
     async def ran(*words: str) -> bytes:

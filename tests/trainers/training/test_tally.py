@@ -137,7 +137,7 @@ async def reads_a_cut_reply(client: Any) -> float:
 
 
 async def loses_its_server(client: Any) -> None:
-    """As an MCP client does whose server dies: a task group in a task group."""
+    """Raise in nested task groups, like an MCP client whose server dies."""
 
     async def server() -> None:
         raise ConnectionError("the server died")
@@ -153,7 +153,7 @@ async def trajectory_of(agent: Callable[..., Any], **options: Any) -> Trajectory
 
 
 async def failures_of(agent: Any, **options: Any) -> list[Failure]:
-    """What an agent's failure is where it is left out, if it is raised, and where it is scored."""
+    """Return an agent's failure when it is scored, and when it is left out, if it raises."""
     failures = [failure_in(await trajectory_of(agent, on_agent_error=-1.0, **options))]
     try:
         await trajectory_of(agent, **options)
@@ -189,7 +189,7 @@ UNREAD = f"JSONDecodeError: Expecting value: line 1 column 1 (char 0). {CUT_REPL
         (ProcessAgent(["no-such-program"]), ERROR, "CommandError: ", "Run the agent's command by"),
     ],
 )
-async def test_what_is_scored_and_what_is_left_out_is_a_failure_of_its_kind_with_its_remedy(
+async def test_scored_and_left_out_failures_have_their_kind_and_remedy(
     agent: Any, kind: str, error: str, remedy: str, monkeypatch: Patch
 ) -> None:
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
@@ -206,7 +206,7 @@ async def test_what_is_scored_and_what_is_left_out_is_a_failure_of_its_kind_with
         assert agent not in (exits, raises) or f"in {agent.__name__}" in failure.traceback
 
 
-async def test_what_is_not_the_agents_and_what_ended_well_are_none() -> None:
+async def test_other_errors_and_successful_episodes_are_not_failures() -> None:
     for error in (EnvStateError("?"), ValueError("?"), InvalidAgentError("?")):
         assert failure_of(error) is None
     assert failure_in(await trajectory_of(kit.asks)) is None
@@ -215,7 +215,7 @@ async def test_what_is_not_the_agents_and_what_ended_well_are_none() -> None:
     assert (failure_of(raised.value) or TABLE).kind == "no_reward"
 
 
-async def test_a_failure_holds_no_secret_and_can_be_written() -> None:
+async def test_a_failure_contains_no_secret_and_can_be_written() -> None:
     def agent(client: Any) -> float:
         raise ValueError("at https://me:s3cret-word@h \ud800")
 
@@ -230,7 +230,7 @@ VALUE = Failure("agent_error", "ValueError: no")
 SLOW = Failure("agent_timeout", "too slow")
 
 
-def test_those_that_are_alike_are_counted_together() -> None:
+def test_equal_failures_are_counted_together() -> None:
     failures = Failures.of(8, [(VALUE, 1), (TABLE, 1), (OTHER_TABLE, 1), (SLOW, 1)])
     assert failures.kinds == {"agent_error": 3, "agent_timeout": 1}
     assert (failures.commonest, failures.count, failures.share) == (TABLE, 4, 0.5)
@@ -261,7 +261,7 @@ def test_those_that_are_alike_are_counted_together() -> None:
     assert merge([many, many]).count == 40
 
 
-def test_each_kind_has_words_for_one_and_for_many_and_a_long_message_is_cut() -> None:
+def test_each_kind_has_a_singular_and_a_plural_and_long_messages_are_cut() -> None:
     for kind, (word, *_) in KINDS.items():
         single, double = (Failures.of(n, [(Failure(kind, "x"), n)]) for n in (1, 2))
         assert f"(1 {word})" in single.summary()
@@ -290,7 +290,7 @@ def failing_once() -> Callable[..., Any]:
     return agent
 
 
-async def test_an_episode_that_fails_is_left_out_of_its_group_and_no_other_error() -> None:
+async def test_only_failed_episodes_are_left_out_of_a_group() -> None:
     group = await do_group_rollout(builder(failing_once()), POLICY, LeaveOut())
     assert sorted(group.get_total_rewards()) == [1.0, 2.0]
     (error,) = group.rollout_errors
@@ -308,7 +308,7 @@ async def test_an_episode_that_fails_is_left_out_of_its_group_and_no_other_error
 
 
 class Counting(ScriptedPolicy):
-    """Knows how many calls were sampled at a time."""
+    """A policy that records how many calls were sampled concurrently."""
 
     now = most = 0
 
@@ -321,7 +321,7 @@ class Counting(ScriptedPolicy):
 
 
 @pytest.mark.parametrize("strategy", [None, FailFast(), RetryOnFailure(max_retries=1)])
-async def test_a_run_samples_calls_together_that_an_agent_makes_at_once(strategy: Any) -> None:
+async def test_a_run_samples_concurrent_calls_of_an_agent_together(strategy: Any) -> None:
     async def gathers(client: Any) -> float:
         await asyncio.gather(*(kit.ask(client, f"{number}?") for number in range(8)))
         return 1.0
@@ -335,10 +335,10 @@ async def test_a_run_samples_calls_together_that_an_agent_makes_at_once(strategy
 
 
 @pytest.mark.parametrize(("batch", "most"), [(None, 2), (BatchPosition(0, 5), 5)])
-async def test_so_many_groups_of_held_out_tasks_are_played_at_a_time(
+async def test_only_groups_of_held_out_tasks_are_limited_in_number(
     batch: BatchPosition | None, most: int, tmp_path: Path
 ) -> None:
-    """Those of a batch are played together: the Cookbook waits for all of them."""
+    """Groups of a training batch are all played together, because the Cookbook waits for all."""
     groups, policy = [builder(kit.asks, 1) for _ in range(5)], Counting(lambda prompt: "Yes.")
     for group in groups:
         group.batch = batch
@@ -348,7 +348,7 @@ async def test_so_many_groups_of_held_out_tasks_are_played_at_a_time(
 
 
 class Report:
-    """A tally, what it said and what it wrote."""
+    """A tally, with its messages and records."""
 
     def __init__(self, path: Path, start: int = 0, steps: int = 9, failed_steps: int = 3) -> None:
         self.texts: list[str] = []
@@ -365,7 +365,7 @@ class Report:
         return read_jsonl(self.path / BATCHES)
 
 
-async def test_calls_that_nobody_reads_are_reported_at_the_first_step_only(tmp_path: Path) -> None:
+async def test_unparsed_tool_calls_are_reported_only_at_the_first_step(tmp_path: Path) -> None:
     good = await trajectory_of(kit.asks)
     counts = {"tools/offered": 2, "tools/calls": 0, "tools/markup_in_text": 1}
     for number, (changed, warned) in enumerate([({}, 1), ({"tools/calls": 1}, 0)]):
@@ -377,7 +377,7 @@ async def test_calls_that_nobody_reads_are_reported_at_the_first_step_only(tmp_p
         assert all("2 replies in 2 episodes hold the markup" in text for text in report.texts)
 
 
-async def test_a_batch_is_written_down_when_its_last_group_is_played(tmp_path: Path) -> None:
+async def test_a_batch_is_recorded_when_its_last_group_has_been_played(tmp_path: Path) -> None:
     report, good = Report(tmp_path, start=5), await trajectory_of(kit.asks)
     report.tally.count(BatchPosition(index=7, groups=2), BatchSummary.of([good, good], [TABLE]))
     assert not (tmp_path / BATCHES).exists()
@@ -391,7 +391,9 @@ async def test_a_batch_is_written_down_when_its_last_group_is_played(tmp_path: P
     assert read_batches(tmp_path)[0].kinds == {"agent_error": 1}
 
 
-async def test_an_overflow_to_be_learned_from_is_said_and_ends_nothing(tmp_path: Path) -> None:
+async def test_a_trained_context_overflow_is_reported_and_does_not_end_the_run(
+    tmp_path: Path,
+) -> None:
     report, grown = Report(tmp_path), await trajectory_of(rambles, limits=LIMITS)
     for _ in range(5):
         report.batch([], [grown])
@@ -403,7 +405,7 @@ async def test_an_overflow_to_be_learned_from_is_said_and_ends_nothing(tmp_path:
     assert report.tally.error is None
 
 
-def test_a_reason_is_explained_once_and_another_one_again(tmp_path: Path) -> None:
+def test_each_cause_of_failure_is_explained_once(tmp_path: Path) -> None:
     report = Report(tmp_path, failed_steps=0)
     report.tally.report("held-out tasks", Failures.of(1, [(TABLE, 1)]))
     for failure in (TABLE, OTHER_TABLE, SLOW, SLOW, TABLE):
@@ -415,7 +417,7 @@ def test_a_reason_is_explained_once_and_another_one_again(tmp_path: Path) -> Non
     assert third.endswith("Find what the agent waits for, or raise agent_timeout.")
 
 
-async def test_a_batch_of_masked_replies_is_skipped_though_none_failed(tmp_path: Path) -> None:
+async def test_a_batch_of_masked_replies_is_skipped_even_without_failures(tmp_path: Path) -> None:
     report, played = Report(tmp_path), await trajectory_of(kit.asks)
     played.transitions[-1].metrics["parse_error_masked"] = 1.0
     report.batch([], [played])
@@ -424,7 +426,9 @@ async def test_a_batch_of_masked_replies_is_skipped_though_none_failed(tmp_path:
     assert read_batches(tmp_path)[1] == 1
 
 
-async def test_steps_in_a_row_of_which_nearly_all_episodes_fail_end_a_run(tmp_path: Path) -> None:
+async def test_consecutive_steps_in_which_nearly_all_episodes_fail_end_a_run(
+    tmp_path: Path,
+) -> None:
     good = [await trajectory_of(kit.asks)]
     scored = [await trajectory_of(raises, on_agent_error=0.0)]
     bad: Any = ([TABLE], [])
@@ -446,7 +450,7 @@ async def test_steps_in_a_row_of_which_nearly_all_episodes_fail_end_a_run(tmp_pa
     assert "on_agent_error" not in str(report.tally.error)
 
 
-async def test_every_group_of_a_training_batch_is_counted_and_no_other(tmp_path: Path) -> None:
+async def test_only_groups_of_training_batches_are_counted(tmp_path: Path) -> None:
     report = Report(tmp_path)
     await do_group_rollout(builder(failing_once()), POLICY, Counted(LeaveOut(), report.tally))
     no_batch = ChatAgentGroupBuilder(kit.asks)
@@ -472,7 +476,7 @@ async def test_every_group_of_a_training_batch_is_counted_and_no_other(tmp_path:
         (FailFast(), AgentError),
     ],
 )
-async def test_a_group_that_is_given_up_has_failed_unless_it_ends_the_run(
+async def test_an_abandoned_group_counts_as_failed_unless_it_ends_the_run(
     inner: Any, error: type[Exception], tmp_path: Path
 ) -> None:
     report, ends = Report(tmp_path), isinstance(inner, FailFast)
@@ -482,7 +486,7 @@ async def test_a_group_that_is_given_up_has_failed_unless_it_ends_the_run(
     assert isinstance(report.tally.error, AgentError) is ends
 
 
-async def test_a_training_that_nobody_ends_is_cancelled_with_the_run(tmp_path: Path) -> None:
+async def test_a_training_task_that_never_ends_is_cancelled_with_the_run(tmp_path: Path) -> None:
     report, cleaned_up = Report(tmp_path, failed_steps=1), []
 
     async def waits_for_ever(failures: Sequence[Failure]) -> None:
@@ -506,7 +510,7 @@ async def test_a_training_that_nobody_ends_is_cancelled_with_the_run(tmp_path: P
     assert cleaned_up == [True, True]
 
 
-async def test_what_ended_the_run_is_what_is_raised(tmp_path: Path, caplog: Logs) -> None:
+async def test_the_error_that_ended_the_run_is_raised(tmp_path: Path, caplog: Logs) -> None:
     report = Report(tmp_path, failed_steps=1)
 
     async def raises_another() -> None:

@@ -1,4 +1,4 @@
-"""Runs in Weights & Biases, offline, and in TensorBoard, as their packages wrote them."""
+"""Runs in Weights & Biases, offline, and in TensorBoard, read from the files of their packages."""
 
 import io
 import json
@@ -34,7 +34,7 @@ QUIET = Console(quiet=True)
 
 @pytest.fixture(autouse=True, scope="module")
 def _offline() -> Iterator[None]:
-    """W&B keeps everything on this machine, and leaves no process or thread behind."""
+    """Keep W&B offline, and end its processes and threads."""
     import wandb
 
     with pytest.MonkeyPatch.context() as patch:
@@ -47,7 +47,7 @@ def _offline() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Two steps, then a third one: a run and its resumption, tracked by both."""
+    """Return a run of two steps, resumed for a third, tracked by both."""
     folder = tmp_path_factory.mktemp("tracked") / "identity-evert-tiny-today"
     trackers = ["wandb_project=games", "tags=night,try", "tensorboard=True"]
     with redirect_stderr(io.StringIO()) as errors:
@@ -60,12 +60,12 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture
 def first(tracked: RunFolder) -> RunFolder:
-    """The run as it was before its resumption."""
+    """Return the run as it was before it was resumed."""
     return RunFolder(tracked.path.with_name("first"))
 
 
 def wandb_records(folder: RunFolder) -> list[Any]:
-    """Everything W&B recorded of a run, in the order it was written."""
+    """Return all W&B records of a run, in the order of writing."""
     from wandb.proto import wandb_internal_pb2
 
     messages: Any = wandb_internal_pb2
@@ -75,7 +75,7 @@ def wandb_records(folder: RunFolder) -> list[Any]:
 
 
 def leveldb_records(log: bytes) -> Iterator[bytes]:
-    """The records of a log: each a header (checksum, length, kind) and its part of the content."""
+    """Yield the records of a log: each is a header (checksum, length, kind) and its content."""
     content, place = b"", 7  # after the file's own header
     while place + 7 <= len(log):
         if 0 < (left := -place % 2**15) < 7:  # of the block, which is too little for a header
@@ -101,7 +101,7 @@ def values(items: Any) -> dict[str, Any]:
     return {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in items}
 
 
-def test_a_run_has_a_name_tags_its_configuration_and_its_final_scores(tracked: RunFolder) -> None:
+def test_a_wandb_run_has_its_name_tags_configuration_and_final_scores(tracked: RunFolder) -> None:
     run = wandb_runs(tracked)[0]
     assert (run.project, run.display_name) == ("games", "identity-evert-tiny-today")
     assert list(run.tags) == ["identity", "evert-tiny", "night", "try"]
@@ -123,7 +123,9 @@ def test_a_run_has_a_name_tags_its_configuration_and_its_final_scores(tracked: R
             assert summary[f"held_out/{when}/{how}"] == scores[how]["reward"]
 
 
-def test_each_steps_metrics_are_in_it_once_resumed(first: RunFolder, tracked: RunFolder) -> None:
+def test_a_resumed_wandb_run_has_each_steps_metrics_once(
+    first: RunFolder, tracked: RunFolder
+) -> None:
     history, rows = wandb_history(first), first.steps()
     assert len(rows) == 2
     for row, logged in zip(rows, history[:2], strict=True):  # 0.6 adds what is of no step
@@ -137,7 +139,7 @@ def test_each_steps_metrics_are_in_it_once_resumed(first: RunFolder, tracked: Ru
     assert trained == [0, 1, 2]
 
 
-def test_a_run_that_fails_ends_as_failed(tmp_path: Path) -> None:
+def test_a_failed_run_ends_as_failed_in_wandb(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     with (
         pytest.raises(RuntimeError, match="the mistake"),
@@ -151,7 +153,7 @@ def settings(**values: Any) -> TrainSettings:
     return train.parse(["env=identity", *(f"{key}={value}" for key, value in values.items())])
 
 
-def test_a_run_is_named_and_tagged_by_what_it_trains_or_as_told(monkeypatch: Patch) -> None:
+def test_a_wandb_run_is_named_and_tagged_by_its_game_unless_set(monkeypatch: Patch) -> None:
     assert run_name(settings(), Path("runs/identity-evert-tiny-2026")) == "identity-evert-tiny-2026"
     assert run_name(settings(), Path("runs/007")) == "identity-evert-tiny-007"
     assert run_name(settings(wandb_name="mine"), Path("x")) == "mine"
@@ -161,7 +163,7 @@ def test_a_run_is_named_and_tagged_by_what_it_trains_or_as_told(monkeypatch: Pat
     assert run_tags(settings(tags="a")) == ["identity", "evert-tiny", "a", "late"]
 
 
-def test_only_wandb_online_opens_a_door(monkeypatch: Patch) -> None:
+def test_only_wandb_in_online_mode_allows_its_host(monkeypatch: Patch) -> None:
     import wandb
 
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example:8080/x")
@@ -199,7 +201,9 @@ def scalars(folder: Path, name: str) -> dict[int, float]:
     return dict(points)
 
 
-def test_every_number_and_setting_is_in_event_files(first: RunFolder, tracked: RunFolder) -> None:
+def test_tensorboards_event_files_have_every_number_and_setting(
+    first: RunFolder, tracked: RunFolder
+) -> None:
     rows, logged = tracked.steps(), events(tracked.path)
     assert [row["step"] for row in rows] == [0, 1, 2]
     for name in (TRAIN_REWARD, "time/total", "optim/lr"):
@@ -226,7 +230,7 @@ def log_rows(folder: RunFolder, rows: list[dict[str, Any]]) -> None:
 
 
 def checkpoint(folder: RunFolder, step: int) -> None:
-    """Steps below that are done."""
+    """Record a checkpoint after this many steps."""
     record = {"name": "x", "state_path": "tinker://x", "batch": step}
     (folder.path / "checkpoints.jsonl").write_text(json.dumps(record) + "\n")
 
@@ -237,7 +241,7 @@ def step_row(step: int, reward: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize("written", [1, 4], ids=["nobody wrote down", "done again"])
 @pytest.mark.parametrize("done", [2, 3])
-def test_a_resumed_run_replaces_steps_that_are_done_again_and_makes_up_for_those_that_are_missing(
+def test_a_resumed_run_replaces_repeated_steps_and_adds_missing_ones(
     tmp_path: Path, written: int, done: int
 ) -> None:
     folder = RunFolder(tmp_path)
@@ -250,7 +254,7 @@ def test_a_resumed_run_replaces_steps_that_are_done_again_and_makes_up_for_those
     assert scalars(tmp_path, TRAIN_REWARD) == wanted
 
 
-def test_the_final_score_comes_after_the_last_step_if_it_is_tracked(tmp_path: Path) -> None:
+def test_the_final_score_is_tracked_after_the_last_step(tmp_path: Path) -> None:
     (bare := tmp_path / "bare").mkdir()
     with tracking(settings(), RunFolder(bare), {}, QUIET) as logger:
         logger.log_metrics({"step": 0}, 0)

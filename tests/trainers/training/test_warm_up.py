@@ -1,4 +1,4 @@
-"""The supervised warm-up before RL; mistakes: ``test_refusals.py``."""
+"""The supervised warm-up before RL. User errors are in ``test_refusals.py``."""
 
 import sys
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ HELLO = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "H
 
 
 def greetings(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Conversations without end, the last word a number that seed and order decide."""
+    """Yield endless conversations; the last word is a number determined by seed and order."""
     number = 0
     while True:
         number += 1
@@ -66,7 +66,7 @@ def texts(made: SupervisedDataset, index: int) -> list[str]:
     return [base_tokenizer().decode(datum.model_input.to_ints()) for datum in made.get_batch(index)]
 
 
-def test_a_batch_is_decided_by_its_seed_and_number() -> None:
+def test_a_warm_up_batch_is_determined_by_the_seed_and_its_number() -> None:
     batch = texts(dataset(), 1)
     assert len(dataset()) == 4
     assert len(set(batch)) == 3
@@ -75,7 +75,7 @@ def test_a_batch_is_decided_by_its_seed_and_number() -> None:
     assert texts(dataset(seed=1), 1) != batch
 
 
-def test_what_the_assistant_says_is_learned_and_nothing_else() -> None:
+def test_only_the_assistants_messages_are_trained_on() -> None:
     (datum, *_) = dataset(demonstrations=lambda seed: iter([HELLO] * 3)).get_batch(0)
     targets, weights = (datum.loss_fn_inputs[key].data for key in ("target_tokens", "weights"))
     learned = [int(t) for t, weight in zip(targets, weights, strict=True) if weight > 0]
@@ -85,7 +85,7 @@ def test_what_the_assistant_says_is_learned_and_nothing_else() -> None:
     assert sum(weights) == pytest.approx(1.0)
 
 
-async def test_a_warm_up_is_done_once_and_learns_what_it_is_shown(tmp_path: Path) -> None:
+async def test_a_warm_up_is_done_once_and_learns_its_demonstrations(tmp_path: Path) -> None:
     wanted = settings(
         tmp_path, warm_up_steps=12, warm_up_batch=8, warm_up_learning_rate=3e-3,
         demonstrations="warm_up_games:greetings",
@@ -103,8 +103,10 @@ async def test_a_warm_up_is_done_once_and_learns_what_it_is_shown(tmp_path: Path
     assert nll[-1] < nll[0] - 0.5
 
 
-async def test_a_stopped_warm_up_ends_as_any_other(tmp_path: Path, monkeypatch: Patch) -> None:
-    """The Cookbook submits a batch ahead: the checkpoint has learned from more than its record."""
+async def test_a_resumed_warm_up_ends_like_an_uninterrupted_one(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The Cookbook submits a batch ahead, so the checkpoint has seen more than its record says."""
     done, stopped = tmp_path / "done", tmp_path / "stopped"
     console, batches = Console(quiet=True), list[int]()
 
@@ -152,7 +154,7 @@ def test_a_run_warms_up_and_then_trains_from_there(tmp_path: Path) -> None:
     assert (resumed.read_json("config.json") or {})["load_checkpoint_path"] == final["state_path"]
 
 
-def test_demonstrations_in_short_prompts_are_for_the_tiny_base_alone() -> None:
+def test_only_the_tiny_base_has_demonstrations_with_short_prompts() -> None:
     _, tiny = choose_recipe({"env": "twenty_questions"})
     _, large = choose_recipe({"env": "twenty_questions", "model_name": "Qwen/Qwen3-8B"})
     assert tiny["demonstrations"].endswith(":demonstrations")
@@ -163,7 +165,7 @@ def test_demonstrations_in_short_prompts_are_for_the_tiny_base_alone() -> None:
     assert large["train_tasks"] == tiny["train_tasks"]
 
 
-def test_on_a_service_checkpoints_of_the_warm_up_expire(tmp_path: Path) -> None:
+def test_warm_up_checkpoints_on_a_service_expire(tmp_path: Path) -> None:
     here = warm_up_config(settings(tmp_path), tmp_path, embedded=True)
     there = warm_up_config(settings(tmp_path), tmp_path, embedded=False)
     assert here.ttl_seconds is None

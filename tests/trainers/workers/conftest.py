@@ -1,6 +1,6 @@
 """A pool that most tests share, groups to play in it, and a model that only says yes.
 
-What travels is made inside functions, so that it goes by value: workers need not find the tests.
+Functions create what is sent to workers, so that it is pickled by value and needs no test module.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,13 +22,13 @@ from evert.trainers.workers.pool import PoolRollouts
 
 @pytest.fixture(scope="package")
 def pool() -> Iterator[PoolRollouts]:
-    """Two workers with room for four groups each."""
+    """Yield a pool of two workers with room for four groups each."""
     with PoolRollouts(workers=2, groups_per_worker=4) as running:
         yield running
 
 
 def yes_client() -> Any:
-    """A sampling client in which only the model is scripted; it travels by value."""
+    """Return a sampling client in which only the model is scripted; it is pickled by value."""
 
     class YesClient:
         async def sample_async(self, prompt: Any, num_samples: int, sampling_params: Any) -> Any:
@@ -53,7 +53,7 @@ def yes_client() -> Any:
 
 
 def after_a_call(then: Callable[[Any], Any]) -> Callable[..., Any]:
-    """An agent that calls the model, and then does that with its task."""
+    """Return an agent that calls the model, then applies the function to its task."""
 
     async def agent(client: Any, task: Any = None) -> Any:
         await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
@@ -67,7 +67,7 @@ def says_task() -> Callable[..., Any]:
 
 
 def lengths(dying: Path | None = None) -> Callable[..., Any]:
-    """A closure that earns the length of the reply; its worker is killed once in each step."""
+    """Return an agent that earns its reply's length; its worker is killed once in each step."""
 
     def die_once(task: float) -> None:
         import os
@@ -98,7 +98,7 @@ async def play(
     builder: ChatAgentGroupBuilder | None = None,
     **options: Any,
 ) -> TrajectoryGroup | None:
-    """A group, as the Cookbook's loop plays it: by the executor, or here."""
+    """Play a group as the Cookbook's loop does: in the executor, or in this process."""
     made = builder or ChatAgentGroupBuilder(agent, task, size, **options)
     if executor is not None:
         set_rollout_executor(executor)

@@ -1,10 +1,10 @@
 """A pool of processes plays the Cookbook's groups as this process would.
 
-1. Groups: agents of every kind, several at a time on a worker, results and errors as they are.
-2. Giving up, shutting down, dying: nothing is left.
-3. The engine: sampled from here, frozen models too; workers keep to this machine as we do.
+1. Groups: agents of every kind, several at a time on a worker, unchanged results and errors.
+2. Cancelling, shutting down and killing leave nothing behind.
+3. The engine: policy and frozen models are sampled in this process; workers reach no other machine.
 
-What becomes of groups whose workers die is in ``tests/faults/test_workers.py``.
+Groups whose workers die are tested in ``tests/faults/test_workers.py``.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ def said(groups: Any) -> list[Any]:
     return [t.transitions[0].ac for group in groups for t in group.trajectories_G]
 
 
-async def test_a_lambda_and_a_group_reward_that_is_one_travel(pool: PoolRollouts) -> None:
+async def test_lambdas_work_as_agent_and_group_reward_in_a_pool(pool: PoolRollouts) -> None:
     def blocking(client: Any) -> float:
         client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
         return float(os.getpid())
@@ -68,7 +68,9 @@ async def test_a_lambda_and_a_group_reward_that_is_one_travel(pool: PoolRollouts
     assert int(first) not in (0, os.getpid())
 
 
-async def test_a_sampler_is_told_here_what_came_of_groups_elsewhere(pool: PoolRollouts) -> None:
+async def test_the_task_sampler_in_this_process_gets_the_rewards_of_groups_in_workers(
+    pool: PoolRollouts,
+) -> None:
     def fails(task: float) -> None:
         raise ValueError("This agent fails.")
 
@@ -83,8 +85,10 @@ async def test_a_sampler_is_told_here_what_came_of_groups_elsewhere(pool: PoolRo
     assert reports == [[3.0, 3.0], []]
 
 
-async def test_a_judges_weights_are_sampled_from_here(pool: PoolRollouts, engine: Engine) -> None:
-    """Another process has no engine; a tiny judge ranks nothing, which is counted."""
+async def test_a_judges_weights_are_sampled_in_this_process(
+    pool: PoolRollouts, engine: Engine
+) -> None:
+    """A worker has no engine. The tiny judge gives no ranking, so the failure is counted."""
     judge = judge_group(TinkerModel("evert-tiny", max_tokens=4), "The longest.")
 
     async def draws(client: Any) -> float:
@@ -98,7 +102,7 @@ async def test_a_judges_weights_are_sampled_from_here(pool: PoolRollouts, engine
     assert [metrics["judge/failed"] for metrics in group.metrics_G] == [1.0, 1.0]
 
 
-async def test_an_agent_with_seats_plays_elsewhere(pool: PoolRollouts) -> None:
+async def test_an_agent_with_seats_plays_in_a_worker(pool: PoolRollouts) -> None:
     async def two_roles(client: Any) -> float:
         for role in ("asker", "answerer"):
             seat = client.seat(role)
@@ -115,7 +119,9 @@ async def test_an_agent_with_seats_plays_elsewhere(pool: PoolRollouts) -> None:
     assert {turn.metrics["process"] for (turn,) in turns}.isdisjoint({os.getpid()})
 
 
-async def test_what_a_worker_records_is_written_here(pool: PoolRollouts, tmp_path: Path) -> None:
+async def test_a_workers_records_are_written_in_this_process(
+    pool: PoolRollouts, tmp_path: Path
+) -> None:
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     agent = says_task()
     groups = [await play(pool, agent, task, record=recorder) for task in (1.0, 2.0)]
@@ -141,7 +147,7 @@ async def test_a_worker_plays_several_groups_at_a_time(pool: PoolRollouts, tmp_p
     assert 1 <= len({reward for group in groups for reward in rewards(group)}) <= 2  # workers
 
 
-async def test_an_agents_error_comes_back_as_it_is_with_its_cause(pool: PoolRollouts) -> None:
+async def test_an_agents_error_comes_back_unchanged_with_its_cause(pool: PoolRollouts) -> None:
     def fails(task: float) -> None:
         raise LookupError("no such table")
 
@@ -155,7 +161,9 @@ async def test_an_agents_error_comes_back_as_it_is_with_its_cause(pool: PoolRoll
     assert ", in fails" in note
 
 
-async def test_what_a_group_logs_is_logged_here(pool: PoolRollouts, caplog: Any) -> None:
+async def test_a_groups_log_messages_appear_in_this_process(
+    pool: PoolRollouts, caplog: Any
+) -> None:
     def logs(task: float) -> float:
         for name in ("mine", "quiet"):
             logging.getLogger(name).debug("task %d", 5)
@@ -175,19 +183,21 @@ async def test_what_a_group_logs_is_logged_here(pool: PoolRollouts, caplog: Any)
     ]
 
 
-async def test_what_cannot_be_pickled_is_refused_with_the_reason(pool: PoolRollouts) -> None:
+async def test_an_agent_that_cannot_be_pickled_is_refused_with_the_reason(
+    pool: PoolRollouts,
+) -> None:
     lock = asyncio.get_running_loop()
     with pytest.raises(WorkerError, match=r"cannot pickle .* open locks, clients, files"):
         await play(pool, after_a_call(lambda task: float(bool(lock))))
 
 
-def test_only_the_cookbooks_groups_are_played(pool: PoolRollouts) -> None:
+def test_a_pool_plays_only_the_cookbooks_groups(pool: PoolRollouts) -> None:
     with pytest.raises(WorkerError, match="was given <built-in function print>; it plays"):
         pool.submit(print, "Hi")
 
 
 @pytest.mark.parametrize("numbers", [(0, 1), (1, 0)])
-def test_there_is_at_least_one_worker_with_room_for_a_group(numbers: tuple[int, int]) -> None:
+def test_a_pool_needs_at_least_one_worker_and_one_group(numbers: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="must be at least 1, got 0"):
         PoolRollouts(*numbers)
 
@@ -205,7 +215,7 @@ class Slow:
         return wait_for_the_loop, ()
 
 
-async def test_the_event_loop_turns_while_a_groups_modules_are_imported() -> None:
+async def test_importing_a_groups_modules_does_not_block_the_loop() -> None:
     outcome = asyncio.create_task(playing.play(pack(Slow())))
     await asyncio.sleep(0.1)
     turned.set()
@@ -219,7 +229,9 @@ TEMPLATE = (
 )
 
 
-def test_a_models_template_travels_and_is_prepared_once(tiny_model: str, tmp_path: Path) -> None:
+def test_a_template_renderer_is_sent_to_a_worker_and_prepared_once(
+    tiny_model: str, tmp_path: Path
+) -> None:
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     renderer = model_renderer(str(folder), "template(mood='calm')")
@@ -237,7 +249,7 @@ def children() -> set[int]:
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a worker, and not yet the fork that becomes it, has a handler of a signal."""
+    """Return whether a worker (not the fork that becomes one) has a handler of a signal."""
     if BOOT not in psutil.Process(pid).cmdline():
         return False
     status = Path(f"/proc/{pid}/status").read_text()
@@ -246,7 +258,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 def waits(folder: Path) -> Callable[..., Any]:
-    """An agent that does not end, unless it is given up."""
+    """Return an agent that ends only when it is cancelled."""
 
     async def agent(client: Any, task: float) -> float:
         (folder / "began").touch()
@@ -259,7 +271,7 @@ def waits(folder: Path) -> Callable[..., Any]:
     return agent
 
 
-async def test_a_group_that_is_given_up_ends_there(pool: PoolRollouts, tmp_path: Path) -> None:
+async def test_a_cancelled_group_ends_in_its_worker(pool: PoolRollouts, tmp_path: Path) -> None:
     playing = asyncio.create_task(play(pool, waits(tmp_path)))
     await until((tmp_path / "began").exists)
     playing.cancel()
@@ -267,7 +279,7 @@ async def test_a_group_that_is_given_up_ends_there(pool: PoolRollouts, tmp_path:
     assert rewards(await play(pool, says_task())) == [1.0, 1.0]
 
 
-async def test_shutting_down_waits_for_what_is_played_and_may_be_done_twice() -> None:
+async def test_shutdown_waits_for_running_groups_and_may_be_called_twice() -> None:
     before = children()
     executor = PoolRollouts(1, 2)
     playing = asyncio.create_task(play(executor, says_task()))
@@ -281,7 +293,7 @@ async def test_shutting_down_waits_for_what_is_played_and_may_be_done_twice() ->
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-async def test_a_worker_that_is_not_needed_any_more_ends_without_stacks(capfd: Any) -> None:
+async def test_a_worker_that_is_no_longer_needed_ends_without_a_stack_trace(capfd: Any) -> None:
     before = children()
     starting = asyncio.create_task(PoolRollouts(workers=1).start_worker())
     await until(lambda: any(catches(pid, signal.SIGABRT) for pid in children() - before))
@@ -291,7 +303,7 @@ async def test_a_worker_that_is_not_needed_any_more_ends_without_stacks(capfd: A
     assert capfd.readouterr().err == ""
 
 
-async def test_an_error_gives_up_what_is_being_played(tmp_path: Path) -> None:
+async def test_an_error_cancels_the_running_groups(tmp_path: Path) -> None:
     before, executor = children(), PoolRollouts(1, 2)
     playing = asyncio.create_task(play(executor, waits(tmp_path), agent_timeout=None))
     await until((tmp_path / "began").exists)
@@ -349,7 +361,9 @@ def greeted() -> Callable[..., Any]:
     return agent
 
 
-async def test_groups_draw_and_earn_as_here(pool: PoolRollouts, engine: Engine) -> None:
+async def test_groups_in_workers_have_the_samples_and_rewards_of_this_process(
+    pool: PoolRollouts, engine: Engine
+) -> None:
     there, here = [
         [await play(executor, says_task(), task, client=base_client()) for task in (0.0, 3.0)]
         for executor in (pool, None)
@@ -358,7 +372,7 @@ async def test_groups_draw_and_earn_as_here(pool: PoolRollouts, engine: Engine) 
     assert [action.tokens for action in said(there)] == [action.tokens for action in said(here)]
 
 
-async def test_frozen_weights_are_sampled_from_the_engine_that_runs(tmp_path: Path) -> None:
+async def test_frozen_weights_are_sampled_from_the_current_engine(tmp_path: Path) -> None:
     models = {"judge": TinkerModel("evert-tiny", seed=3, max_tokens=20)}
     with PoolRollouts(1, 2) as executor:  # its worker outlives the first engine
         for name in ("first", "second"):
@@ -369,7 +383,7 @@ async def test_frozen_weights_are_sampled_from_the_engine_that_runs(tmp_path: Pa
             assert rewards(there) == rewards(here)
 
 
-async def test_weights_are_offered_while_they_are_the_newest_or_in_use(engine: Engine) -> None:
+async def test_weights_are_served_while_they_are_the_newest_or_in_use(engine: Engine) -> None:
     with PoolRollouts(1, 2) as executor:
         for client in (base_client(), base_client()):
             await play(executor, says_task(), client=client)
@@ -378,7 +392,7 @@ async def test_weights_are_offered_while_they_are_the_newest_or_in_use(engine: E
     assert not service._thread.is_alive()
 
 
-async def test_workers_keep_to_this_machine(pool: PoolRollouts, engine: Engine) -> None:
+async def test_workers_cannot_reach_other_machines(pool: PoolRollouts, engine: Engine) -> None:
     def calls_out(task: float) -> None:
         socket.create_connection(("192.0.2.1", 80), timeout=1)
 

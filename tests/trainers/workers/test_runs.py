@@ -1,8 +1,8 @@
 """Whole runs with their rollouts in a pool.
 
-1. ``rl.train.main``, unchanged, does what it does in one process; also when a worker is killed.
-2. ``evert train rollouts=pool`` counts and says what it would without workers, and what was lost.
-3. A Ray that there cannot be is said; settings that ask for two things: ``test_refusals.py``.
+1. The unchanged ``rl.train.main`` gives the run of one process, even when a worker is killed.
+2. ``evert train rollouts=pool`` counts and prints what it would without workers, and lost groups.
+3. A missing or failing Ray is an error. Conflicting settings are in ``test_refusals.py``.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ OWN: dict[str, Any] = {
 
 
 def trained(folder: Path, agent: Any, executor: Executor | None) -> list[dict[str, Any]]:
-    """What a run's metrics say of its episodes and of what was learned from them."""
+    """Train, and return the metrics of the run's episodes and optimizer steps."""
     settings = TrainSettings(**{**OWN, "agent": agent})
     config = cookbook_config(settings, folder / "log", embedded=False)
     with evert.embedded_engine(folder / "store", device="cpu", threads=1):
@@ -51,7 +51,7 @@ def trained(folder: Path, agent: Any, executor: Executor | None) -> list[dict[st
 
 
 def check_the_loop(make: Callable[[int, int], Any], folder: Path) -> None:
-    """That runs are the same with workers, without, and with workers that die; Ray's, too."""
+    """Assert that runs are equal with workers, without, and with dying workers; also for Ray."""
     dying = folder / "dying"
     dying.mkdir()
     here = trained(folder / "here", lengths(), None)
@@ -70,7 +70,9 @@ def check_the_loop(make: Callable[[int, int], Any], folder: Path) -> None:
     assert not [*dying.iterdir()]
 
 
-def test_the_cookbooks_loop_is_the_same_in_a_pool_and_survives_its_workers(tmp_path: Path) -> None:
+def test_the_cookbooks_loop_gives_the_same_run_in_a_pool_even_if_workers_die(
+    tmp_path: Path,
+) -> None:
     check_the_loop(PoolRollouts, tmp_path)
 
 
@@ -98,7 +100,9 @@ def sometimes_fails() -> Callable[..., Any]:
     return agent
 
 
-def test_a_run_counts_failures_as_without_workers_and_goes_on_without_them(tmp_path: Path) -> None:
+def test_a_run_counts_failures_as_without_workers_and_can_be_resumed_without_them(
+    tmp_path: Path,
+) -> None:
     here, _ = run(tmp_path / "here", agent=sometimes_fails())
     workers = {"rollouts": "pool", "rollout_workers": 2, "groups_per_worker": 2}
     there, shown = run(tmp_path / "there", agent=sometimes_fails(), steps=1, **workers)
@@ -114,7 +118,7 @@ def test_a_run_counts_failures_as_without_workers_and_goes_on_without_them(tmp_p
 
 
 @pytest.mark.nightly
-def test_lost_groups_are_in_the_metrics_and_said_once(tmp_path: Path) -> None:
+def test_lost_groups_are_in_the_metrics_and_reported_once(tmp_path: Path) -> None:
     (tmp_path / "0.0").touch()
     agent = lengths(dying=tmp_path)
     folder, shown = run(tmp_path / "run", agent=agent, rollouts="pool", rollout_workers=1)
@@ -128,14 +132,14 @@ def test_lost_groups_are_in_the_metrics_and_said_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("nodes", "near"), [("1", "127.0.0.1"), ("2", "10.0.0.1"), ("12", "10.0.0.1")]
 )
-def test_workers_of_another_machine_sample_at_this_ones_address(nodes: str, near: str) -> None:
+def test_workers_on_another_machine_sample_at_this_machines_address(nodes: str, near: str) -> None:
     assert _near([f"10.0.0.{node}" for node in nodes], host="10.0.0.1") == near
 
 
 # -- 3. what cannot be ----------------------------------------------------------------------------
 
 
-def test_a_ray_that_cannot_be_started_is_said_with_what_to_do() -> None:
+def test_a_ray_that_cannot_be_started_is_an_error_with_what_to_do() -> None:
     class Busy:
         shut = 0
 
@@ -152,7 +156,7 @@ def test_a_ray_that_cannot_be_started_is_said_with_what_to_do() -> None:
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
-def test_ray_that_is_not_installed_is_named_before_the_run() -> None:
+def test_a_missing_ray_is_named_before_the_run() -> None:
     with pytest.raises(MissingPackageError, match=r"pip install 'evert\[ray\]'"):
         check_workers(TrainSettings(**OWN, rollouts="ray"))
     from evert.ray import RayRollouts
