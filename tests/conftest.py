@@ -1,7 +1,7 @@
-"""What all tests rely on; ``leftovers.py`` sees to it that a failing test fails alone.
+"""Configuration of all tests; with ``leftovers.py``, a failing test does not affect others.
 
-Some need packages that are not in .venv; they are collected with ``--environment`` alone, in the
-environment of that name (``frameworks/make_environment.py``).
+Some tests need packages that are not in .venv; they are collected only with ``--environment``, in
+the environment of that name (``frameworks/make_environment.py``).
 """
 
 from pathlib import Path
@@ -68,24 +68,24 @@ GROUPS = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """One option for all folders whose tests need an environment of their own."""
+    """Add the option for all folders whose tests need their own environment."""
     parser.addoption("--environment", help="the environment that this is: openai3, trainers, ...")
 
 
 def in_group(path: Path, group: str) -> bool:
-    """Whether a module's tests have a marker of ``GROUPS``."""
+    """Return whether a module's tests have this marker of ``GROUPS``."""
     return any(path.is_relative_to(TESTS / part) for part in GROUPS[group])
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no other module where one group alone is run: that takes a minute."""
+    """Ignore other modules when only one group is run, because importing all takes a minute."""
     group = config.getoption("markexpr")
     is_other = group in GROUPS and collection_path.is_file()
     return True if is_other and not in_group(collection_path, group) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the groups; by day, deselect the tests that are marked ``nightly``."""
+    """Mark the groups; outside of nightly runs, deselect the tests that are marked ``nightly``."""
     for item in items:
         for group in GROUPS:
             if in_group(item.path, group):

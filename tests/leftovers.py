@@ -1,10 +1,9 @@
-"""A failing test fails alone: what it leaves behind is named, ended, and nobody else's.
+"""A pytest plugin: what a test leaves behind is named and ended, and cannot affect other tests.
 
-A pytest plugin. A test that leaves a child process or a thread running fails for that alone, and
-its children are killed, whether it passed, failed or timed out. What was there before it, and what
-its fixtures made, is not counted.
+A test that leaves a child process or a thread running fails, and its children are killed, whether
+it passed, failed or timed out. What existed before it, and what its fixtures made, does not count.
 
-Signals that our starter ignores (``nohup``, a shell's background job) stay without effect on us,
+Signals that our parent ignores (``nohup``, a shell's background job) have no effect on this process,
 but children get them as usual: a handler, unlike ``SIG_IGN``, is not inherited by a new program.
 """
 
@@ -31,12 +30,12 @@ BEFORE = pytest.StashKey[tuple[set[psutil.Process], set[threading.Thread]]]()
 
 
 def children() -> set[psutil.Process]:
-    """This process's own children; those of a child that was left behind are its affair."""
+    """Return this process's direct children, without their descendants."""
     return set(psutil.Process().children())
 
 
 def pytest_configure() -> None:
-    """Replace ignored signals by handlers: see above. Ctrl-C reaches tests in any case."""
+    """Replace ignored signals by handlers (see above). Ctrl-C always reaches tests."""
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda number, frame: None)
@@ -46,14 +45,14 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Note what is there when a test's fixtures are ready."""
+    """Record children and threads when a test's fixtures are ready."""
     item.stash[BEFORE] = children(), set(threading.enumerate())
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Once a test's fixtures are gone, end what it left, and fail it for that."""
+    """After the teardown of a test's fixtures, end what the test left, and fail it."""
     result = yield
     if BEFORE in item.stash:
         processes, threads = item.stash[BEFORE]
@@ -64,7 +63,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 
 def _end(strays: set[psutil.Process]) -> list[str]:
-    """Kill processes that do not end by themselves, and theirs; return their command lines."""
+    """Kill processes that do not end, and their children; return their command lines."""
     commands = {process: _command(process) for process in strays}
     strays = {p for p, command in commands.items() if not any(part in command for part in LASTING)}
     _, alive = psutil.wait_procs(strays, PATIENCE)
@@ -93,11 +92,11 @@ def _kill(process: psutil.Process) -> None:
         process.kill()
         process.wait(PATIENCE)
     except psutil.Error:
-        pass  # it has ended, or is another's
+        pass  # it has ended, or belongs to another user
 
 
 def _join(threads: set[threading.Thread]) -> list[str]:
-    """The names of threads that keep running and would keep the process alive."""
+    """Return the names of threads that keep running and would keep the process alive."""
     strays = [one for one in threads if not one.daemon and not one.name.startswith(POOLS)]
     for thread in strays:
         thread.join(PATIENCE)

@@ -1,4 +1,4 @@
-"""The README and ``docs/``: what they show runs, what they name is there."""
+"""The README and ``docs/``: their snippets run, and what they name exists."""
 
 import ast
 import importlib
@@ -83,7 +83,7 @@ def test_every_python_snippet_of_a_page_runs(
         example.evaluate()
 
 
-def test_the_readmes_file_trains_by_its_command(
+def test_the_readmes_file_trains_with_the_readmes_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, (_, file), (_, command) = FENCE.findall(TEXTS[README])[:3]
@@ -102,7 +102,7 @@ def test_the_readmes_file_trains_by_its_command(
     assert len((tmp_path / "run" / "batches.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_snippet_that_does_not_run_here_is_a_whole_example_that_runs_elsewhere() -> None:
+def test_a_skipped_snippet_is_a_whole_example_file() -> None:
     examples = [path.read_text() for path in (ROOT / "examples").rglob("*.py")]
     skipped = [(page_name(p), s) for p, text in TEXTS.items() for s in SKIPPED.findall(text)]
 
@@ -114,7 +114,7 @@ def test_a_snippet_that_does_not_run_here_is_a_whole_example_that_runs_elsewhere
 
 
 def commands(*programs: str) -> Iterator[list[str]]:
-    """Every line of the pages' plain blocks that calls one of these programs."""
+    """Yield every line of the pages' plain blocks that calls one of these programs."""
     for text in TEXTS.values():
         for language, block in FENCE.findall(text):
             if language in ("python", "html", "toml"):
@@ -153,7 +153,7 @@ VALUES = {"env": "identity", "models": "evert-tiny", "steps": "1,2"}
 
 
 def is_read(words: list[str]) -> bool:
-    """Whether its command reads a line of ``evert``."""
+    """Return whether the command accepts a line of ``evert``."""
     command, *arguments = ["env=identity" if w == "tasks=all-offline" else w for w in words[1:]]
     given = as_pairs([each for each in arguments if "=" in each])
     if "env" in given and find_game(given["env"]) is None:
@@ -173,11 +173,11 @@ ELSEWHERE = (
 
 
 def is_elsewhere(words: list[str]) -> bool:
-    """Whether a line needs a package that is not in this environment."""
+    """Return whether a line needs a package that is not in this environment."""
     return any(re.match(ELSEWHERE, word) for word in words)
 
 
-def test_every_evert_line_is_one_that_its_command_reads() -> None:
+def test_every_evert_command_line_in_the_pages_is_valid() -> None:
     lines = [words for words in commands("evert") if not is_elsewhere(words)]
 
     assert len(lines) > 30
@@ -185,7 +185,7 @@ def test_every_evert_line_is_one_that_its_command_reads() -> None:
     assert not is_read(["evert", "train", "env=identity", "stpes=1"])
 
 
-def test_what_make_real_trains_is_read() -> None:
+def test_the_command_lines_of_make_real_are_valid() -> None:
     plain = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = ["make", "-n", "real", "SETTINGS="]
     printed = subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True)
@@ -196,7 +196,7 @@ def test_what_make_real_trains_is_read() -> None:
     assert all(train.parse(arguments) for arguments in trained)
 
 
-def test_every_make_line_names_a_target_that_there_is() -> None:
+def test_every_make_line_names_an_existing_target() -> None:
     [phony] = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     text = "\n".join(TEXTS.values())
     named = set(re.findall(r"(?:^|`)make ([a-z0-9-]+)", text, re.MULTILINE))
@@ -208,7 +208,7 @@ def test_every_make_line_names_a_target_that_there_is() -> None:
 # -- links, size ---------------------------------------------------------------------------------
 
 
-def test_every_relative_link_leads_somewhere_and_to_a_heading_that_is_there() -> None:
+def test_every_relative_link_leads_to_an_existing_file_and_heading() -> None:
     found = [(page, *link) for page, text in TEXTS.items() for link in LINK.findall(text)]
     inner = [(page, file, name) for page, file, name in found if "://" not in file]
     links = [(page, page.parent / file if file else page, name) for page, file, name in inner]
@@ -220,12 +220,12 @@ def test_every_relative_link_leads_somewhere_and_to_a_heading_that_is_there() ->
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors of a page's headings."""
+    """Return the anchors of a page's headings."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\s-]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
-def test_every_test_that_a_page_names_is_there() -> None:
+def test_every_test_that_a_page_names_exists() -> None:
     missing = [
         f"{page_name(page)}: {file}::{name}"
         for page, text in TEXTS.items()
@@ -236,7 +236,7 @@ def test_every_test_that_a_page_names_is_there() -> None:
     assert missing == []
 
 
-def test_a_figure_stands_on_one_page() -> None:
+def test_a_figure_is_on_one_page() -> None:
     found: set[tuple[str, str, str]] = set()
     for page, text in TEXTS.items():
         for line in text.splitlines():
@@ -264,7 +264,7 @@ def test_the_pages_are_few_and_short_and_all_in_the_navigation() -> None:
     ("function", "argument"),
     sorted({found for page in DOCS.rglob("*.md") for found in MACRO.findall(page.read_text())}),
 )
-def test_what_a_page_takes_from_the_source_is_there(function: str, argument: str) -> None:
+def test_generated_parts_of_pages_are_not_empty(function: str, argument: str) -> None:
     made = getattr(generate, function)(*[argument][: bool(argument)])
 
     assert len(made.splitlines()) > 2
@@ -277,7 +277,7 @@ def test_every_guarantee_has_tests() -> None:
     assert all("{{ sentences(" in section for section in sections[:-1])
 
 
-def test_every_field_of_every_api_is_made_into_a_row() -> None:
+def test_every_field_of_every_api_has_a_row() -> None:
     page = (DOCS / "requests.md").read_text()
     apis = {argument for function, argument in MACRO.findall(page) if function == "request_fields"}
 
@@ -318,7 +318,7 @@ PACKAGES_ELSEWHERE = ("bfcl_eval", "harbor", "omegaconf", "ray", "trl", "verifie
 
 
 def all_errors() -> set[type[EvertError]]:
-    """Every class of error in the package."""
+    """Return every error class of the package."""
     for module in pkgutil.walk_packages(evert.__path__, "evert."):
         if ".making" not in module.name and not module.name.endswith("__main__"):
             try:
@@ -333,7 +333,7 @@ def all_errors() -> set[type[EvertError]]:
     return {error for error in ours if "." not in error.__name__}  # AgentError.KeyError
 
 
-def test_every_error_is_listed_and_every_message_on_the_page_is_one_of_ours() -> None:
+def test_every_error_is_listed_and_every_quoted_message_exists() -> None:
     text = generate.errors()
     nodes = [node for _, tree in generate.trees() for node in ast.walk(tree)]
     ours = "\n".join(map(generate.as_text, nodes))
@@ -350,7 +350,7 @@ def test_every_error_is_listed_and_every_message_on_the_page_is_one_of_ours() ->
 
 
 def rows_of(title: str) -> list[str]:
-    """The last cells of the table of a section of peers.md."""
+    """Return the last cells of the table in a section of peers.md."""
     section = (DOCS / "peers.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     return re.findall(r"^\|.*\| (`.*`) \|$", section, re.MULTILINE)
 

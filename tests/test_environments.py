@@ -1,4 +1,4 @@
-"""``frameworks``: with which Python an environment is made, and from where it is installed."""
+"""``frameworks``: the Python of an environment, and the indexes that it is installed from."""
 
 import runpy
 import sys
@@ -15,7 +15,7 @@ OTHER = "3.99"
 
 @pytest.fixture
 def python_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], str]:
-    """The function, on a machine with an empty PATH and an empty pyenv in ``tmp_path``."""
+    """Return the function, with an empty PATH and an empty pyenv in ``tmp_path``."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
     monkeypatch.syspath_prepend(FRAMEWORKS)
@@ -32,7 +32,7 @@ def write_python(path: Path, *, works: bool) -> str:
     return str(path)
 
 
-def test_it_is_the_one_that_runs_this_or_the_paths_or_pyenvs_behind_its_stand_in(
+def test_the_python_of_an_environment_is_this_one_the_paths_or_pyenvs(
     python_for: Callable[[str], str], tmp_path: Path
 ) -> None:
     pyenvs = tmp_path / "pyenv/versions" / f"{OTHER}.1" / "bin/python"
@@ -49,7 +49,7 @@ def test_it_is_the_one_that_runs_this_or_the_paths_or_pyenvs_behind_its_stand_in
     assert write_python(pyenvs, works=True) == python_for("other")
 
 
-def test_uv_installs_from_where_pip_does_and_variables_override_files(
+def test_uv_uses_pips_indexes_and_variables_override_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config = tmp_path / "pip.conf"

@@ -1,4 +1,4 @@
-"""How the project is laid out. (Which room may import which, ``make lint`` holds.)"""
+"""The layout of the project. (``make lint`` checks which room may import which.)"""
 
 import ast
 import importlib
@@ -53,7 +53,7 @@ def module_name(path: Path) -> str:
 
 
 def python(code: str, cwd: Path) -> str:
-    """What a fresh interpreter, away from the checkout, prints."""
+    """Return what a fresh interpreter outside the checkout prints."""
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False
     )
@@ -62,7 +62,7 @@ def python(code: str, cwd: Path) -> str:
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Every module and member that a file imports, at its top or inside of a function."""
+    """Yield every module and member that a file imports, at its top or in a function."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -80,7 +80,7 @@ def test_our_folders_are_never_imported_as_top_level_packages() -> None:
     assert [found for found in imports if found[1].partition(".")[0] in FOLDERS] == []
 
 
-def test_the_packages_the_links_and_the_folders_are_the_same_and_flat() -> None:
+def test_packages_links_and_folders_agree_and_are_flat() -> None:
     links = {path.name: path for path in FACE.iterdir() if path.is_symlink()}
     rooms = [folder for folder in (*FOLDERS, *SUBFOLDERS) if not folder.startswith("envs/")]
 
@@ -94,7 +94,7 @@ def test_the_packages_the_links_and_the_folders_are_the_same_and_flat() -> None:
         assert inside <= {f"{folder}/__pycache__", *SUBFOLDERS}
 
 
-def test_every_public_name_is_what_type_checkers_see_and_loads_from_its_home() -> None:
+def test_every_public_name_is_visible_to_type_checkers_and_loads_from_its_module() -> None:
     assert dir(evert) == sorted(vars(evert)["__all__"]) == sorted([*HOMES, "__version__"])
     for name, home_module in HOMES.items():
         value = getattr(evert, name)
@@ -126,7 +126,7 @@ def test_importing_evert_is_cheap(tmp_path: Path) -> None:
     assert not loaded & {"torch", "tinker", "tinker_cookbook", "transformers", "openai", "rich"}
 
 
-def test_the_distribution_claims_the_name_evert_and_no_other() -> None:
+def test_the_distribution_claims_only_the_name_evert() -> None:
     owned = importlib.metadata.packages_distributions()
     ours = {name for name, owners in owned.items() if "evert" in owners}
 
@@ -150,8 +150,8 @@ def test_a_users_own_folder_of_the_same_name_is_found(tmp_path: Path) -> None:
 MAP_LINE = re.compile(r"^    (\w+(?:\.py|/))\s+\S", re.MULTILINE)
 
 
-def test_every_module_is_on_its_packages_map_and_the_map_names_no_other() -> None:
-    """But for games: adding one touches nothing else."""
+def test_every_packages_map_lists_exactly_its_modules() -> None:
+    """Games are exempt, because adding one changes no other file."""
     found = {f"envs/{name}{end}" for name in games() for end in (".py", "/")}
     for folder in PACKAGES:
         told = ast.get_docstring(TREES[ROOT / folder / "__init__.py"], clean=False) or ""

@@ -1,4 +1,4 @@
-"""A test that leaves something behind fails, alone, and nothing of it stays."""
+"""A test that leaves something behind fails alone, and its leftovers are ended."""
 
 import os
 import subprocess
@@ -54,7 +54,7 @@ timeout = 60
 """
 
 
-def test_what_a_test_leaves_fails_that_test_alone_and_is_ended(tmp_path: Path) -> None:
+def test_leftovers_of_a_test_fail_only_that_test_and_are_ended(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text(SETTINGS)
     (tmp_path / "conftest.py").write_text("from tests import leftovers\n\nleftovers.PATIENCE = 1.0")

@@ -1,4 +1,4 @@
-"""What is published: packages, their description, texts for agents, and the workflows that do it.
+"""What is published: packages, their description, texts for agents, and the workflows.
 
 (``make wheel`` builds the packages and installs them.)
 """
@@ -25,14 +25,14 @@ REPOSITORY = "https://github.com/evert-rl/evert"
 
 
 def setup_arguments(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the ``setup.py`` of a checkout gives to setuptools."""
+    """Return the arguments that a checkout's ``setup.py`` passes to setuptools."""
     arguments: dict[str, Any] = {}
     monkeypatch.setattr(setuptools, "setup", lambda **keywords: arguments.update(keywords))
     runpy.run_path(str(checkout / "setup.py"))
     return arguments
 
 
-def test_the_wheel_holds_every_file_of_the_folders_and_the_bases_without_their_scripts(
+def test_the_wheel_has_all_files_except_the_scripts_of_the_bases(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arguments = setup_arguments(ROOT, monkeypatch)
@@ -52,7 +52,7 @@ def test_the_wheel_holds_every_file_of_the_folders_and_the_bases_without_their_s
     assert {path.split("/")[2] for path in built if path.startswith("evert/bases/")} == {*BASES}
 
 
-def test_an_editable_install_is_one_path_and_a_checkout_without_links_is_mapped(
+def test_an_editable_install_is_one_path_or_a_mapping_without_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "src/evert").mkdir(parents=True)
@@ -66,7 +66,7 @@ def test_an_editable_install_is_one_path_and_a_checkout_without_links_is_mapped(
     assert setup_arguments(tmp_path, monkeypatch)["package_dir"] == mapped
 
 
-def test_the_description_has_the_readmes_links_as_addresses_of_this_version(
+def test_the_description_has_the_readmes_links_as_urls_of_this_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = setup_arguments(ROOT, monkeypatch)["long_description"]
@@ -78,7 +78,7 @@ def test_the_description_has_the_readmes_links_as_addresses_of_this_version(
     assert text.count(f"{REPOSITORY}/blob/{version}/docs/") > 20
 
 
-def test_agents_md_and_llms_txt_are_what_the_project_says_and_short() -> None:
+def test_agents_md_and_llms_txt_are_up_to_date_and_short() -> None:
     texts = runpy.run_path(str(ROOT / "docs/for_agents.py"))["texts"]()
 
     stale = [name for name, text in texts.items() if (ROOT / name).read_text() != text]
@@ -97,7 +97,7 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_runs_targets_that_there_are_pins_actions_and_may_do_little(path: Path) -> None:
+def test_a_workflow_runs_existing_targets_pins_actions_and_has_few_permissions(path: Path) -> None:
     workflow = yaml.safe_load(path.read_text())
     [phony] = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]

@@ -1,6 +1,6 @@
-"""The private parts of other packages that evert uses where no public way exists.
+"""The private parts of other packages that evert uses because no public way exists.
 
-Each has a comment beside its use. If one of them goes, its test here fails and names it.
+Each has a comment beside its use. If one of them is removed, its test here fails and names it.
 """
 
 import ast
@@ -43,7 +43,7 @@ SERVICE_LOAD = "_create_training_client_via_load_weights_submit"
 
 
 def chz_field() -> Any:
-    """A field of a settings class, with a default."""
+    """Return a field of a settings class, with a default."""
 
     @chz.chz
     class Settings:
@@ -82,7 +82,7 @@ OTHER_ENVIRONMENTS = {
 
 
 @pytest.mark.parametrize("name", PRIVATE_PARTS)
-def test_a_private_part_of_another_package_is_still_there(name: str) -> None:
+def test_a_private_part_of_another_package_still_exists(name: str) -> None:
     PRIVATE_PARTS[name]()
 
 
@@ -91,7 +91,7 @@ def private(name: str) -> bool:
 
 
 def used(tree: ast.AST) -> Iterator[str]:
-    """Private names that a module reads of other objects."""
+    """Yield private names that a module reads from other objects."""
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(attr=name) if private(name):
@@ -103,7 +103,7 @@ def used(tree: ast.AST) -> Iterator[str]:
 
 
 def defined(tree: ast.AST) -> Iterator[str]:
-    """Names that a module defines: functions, classes, fields, attributes of ``self``, slots."""
+    """Yield names that a module defines: functions, classes, fields, attributes of ``self``, slots."""
     for node in ast.walk(tree):
         match node:
             case (

@@ -1,4 +1,4 @@
-"""An MCP server, by the package's own class: ``python mcp_server.py [PORT]``; stdio without one."""
+"""An MCP server of the package's own class: ``python mcp_server.py [PORT]``; stdio without PORT."""
 
 import os
 import sys

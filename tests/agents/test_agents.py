@@ -1,4 +1,4 @@
-"""The ready agents: what they hand to a ``ProcessAgent``. tests/frameworks runs the programs."""
+"""The ready agents: the ``ProcessAgent`` that each makes. tests/frameworks runs the programs."""
 
 import json
 import pickle
@@ -32,7 +32,9 @@ fix_bug = evert.agents.claude_code(
 
 
 @every_program
-def test_it_is_a_portable_agent_with_or_without_a_task(ready: Callable[..., ProcessAgent]) -> None:
+def test_a_ready_agent_pickles_and_works_with_or_without_a_task(
+    ready: Callable[..., ProcessAgent],
+) -> None:
     ChatAgentEnv(ready(), "a task")
     ChatAgentEnv(ready("Fix it."))
     options: dict[str, Any] = {"setup": ["git", "init"], "env": {"A": "b"}}
@@ -42,7 +44,7 @@ def test_it_is_a_portable_agent_with_or_without_a_task(ready: Callable[..., Proc
     assert resolve(f"evert.agents:{ready.__name__}", "agent", InvalidAgentError) is ready
 
 
-def test_one_line_of_a_module_makes_what_the_commands_train() -> None:
+def test_an_agent_made_in_one_line_of_a_module_can_be_trained_by_its_path() -> None:
     builder = ChatAgentGroupBuilder("tests.agents.test_agents:fix_bug", "a task", 2)
 
     assert builder.agent is fix_bug
@@ -50,7 +52,7 @@ def test_one_line_of_a_module_makes_what_the_commands_train() -> None:
 
 
 @every_program
-def test_a_task_is_no_command_of_the_program(ready: Callable[..., ProcessAgent]) -> None:
+def test_a_task_is_never_read_as_an_option_or_command(ready: Callable[..., ProcessAgent]) -> None:
     command = ready("--help me").command
     within = {"--message=--help me", "--prompt=--help me"} & {*command}
     assert within or command[-2:] == ["--", "--help me"]
@@ -73,7 +75,7 @@ def test_options_of_a_process_are_passed_on_or_refused(ready: Callable[..., Proc
         ready(rewards="exit")
 
 
-def test_codex_makes_no_sandbox_in_the_sandbox_and_its_own_where_that_is_asked_for() -> None:
+def test_codex_uses_its_own_sandbox_only_if_requested() -> None:
     rows: list[tuple[Any, Any, str]] = [
         (None, None, "workspace-write"),
         (True, True, "workspace-write"),
@@ -87,13 +89,13 @@ def test_codex_makes_no_sandbox_in_the_sandbox_and_its_own_where_that_is_asked_f
             assert command[command.index("--sandbox") + 1] == mode
 
 
-def test_the_ready_agents_take_a_sandbox_where_there_is_one_and_a_users_command_does_not() -> None:
+def test_only_ready_agents_use_an_available_sandbox_by_default() -> None:
     ready = [evert.agents.claude_code(), evert.agents.gemini_cli(), evert.agents.aider()]
     assert [agent.sandbox for agent in ready] == [None] * 3
     assert ProcessAgent(["ls"]).sandbox is False
 
 
-def test_what_a_user_gives_comes_before_what_the_program_needs() -> None:
+def test_a_users_files_and_variables_override_the_programs() -> None:
     files = {"a": "b", "{home}/.codex/config.toml": "mine"}
     agent = evert.agents.codex(files=files, env={"HOME": "elsewhere", "A": "b"})
 
@@ -101,7 +103,7 @@ def test_what_a_user_gives_comes_before_what_the_program_needs() -> None:
 
 
 @pytest.mark.parametrize("lean", [False, True])
-def test_the_configuration_of_codex_is_toml_that_leads_to_the_rollout(lean: bool) -> None:
+def test_codexs_configuration_is_toml_with_the_rollouts_address(lean: bool) -> None:
     files = evert.agents.codex(lean=lean).files
     config = tomllib.loads(str(files["{home}/.codex/config.toml"]))
     assert config["model_providers"]["evert"]["base_url"] == "{base_url}"
@@ -111,7 +113,7 @@ def test_the_configuration_of_codex_is_toml_that_leads_to_the_rollout(lean: bool
     assert ("{home}/.codex/instructions.md" in files) is lean
 
 
-def test_gemini_cli_signs_in_by_its_key_and_offers_the_tools_that_it_is_given() -> None:
+def test_gemini_cli_signs_in_with_its_key_and_offers_the_selected_tools() -> None:
     def settings(**options: Any) -> Any:
         agent = evert.agents.gemini_cli(**options)
         return json.loads(str(agent.files["{home}/.gemini/settings.json"]))
@@ -124,7 +126,7 @@ def test_gemini_cli_signs_in_by_its_key_and_offers_the_tools_that_it_is_given() 
     assert evert.agents.gemini_cli(lean=True).env["GEMINI_SYSTEM_MD"] == "{home}/.gemini/system.md"
 
 
-def test_claude_code_may_use_the_tools_that_it_is_given_and_completes_arguments() -> None:
+def test_claude_code_may_use_the_selected_tools_and_completes_arguments() -> None:
     agent = evert.agents.claude_code(tools=["Read", "Bash(git *)", "Bash(ls)"])
 
     assert "--tools=Read,Bash" in agent.command
@@ -134,7 +136,7 @@ def test_claude_code_may_use_the_tools_that_it_is_given_and_completes_arguments(
     assert not without._settings.keep_completed_arguments
 
 
-def test_they_are_quiet_and_read_nothing_of_the_users() -> None:
+def test_ready_agents_send_no_telemetry_and_ignore_the_users_settings() -> None:
     aider, claude, codex, gemini = (ready() for ready in READY)
 
     assert claude.env["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] == "1"  # titles, telemetry
@@ -147,7 +149,7 @@ def test_they_are_quiet_and_read_nothing_of_the_users() -> None:
 
 
 @every_program
-async def test_a_program_that_is_not_there_is_an_error_that_says_how_to_get_it(
+async def test_a_missing_program_is_an_error_that_says_how_to_install_it(
     ready: Callable[..., ProcessAgent], tmp_path: Path
 ) -> None:
     install = {

@@ -1,4 +1,4 @@
-"""Environments of the Cookbook's as agents: both give the same, token for token."""
+"""The Cookbook's environments as agents give the same rollouts, token for token."""
 
 import asyncio
 import pickle
@@ -45,14 +45,14 @@ from evert.bridge.tokens.bases import default_renderer
 
 
 class Answerer(MessageCompleter):
-    """Says yes to whatever holds an "i"."""
+    """A model that says yes to every text with an "i"."""
 
     async def __call__(self, messages: list[Message]) -> Message:
         return Message(role="assistant", content="yes" if "i" in messages[-1]["content"] else "no")
 
 
 class Opponent(MessageCompleter):
-    """Plays the first fields one after the other."""
+    """A model that plays the first free fields in order."""
 
     def __init__(self) -> None:
         self._fields = iter(range(9))
@@ -69,7 +69,7 @@ def tic_tac_toe(renderer: Any) -> Env:
 
 @tool
 async def times_two(number: int) -> Any:
-    """Doubles a number."""
+    """Double a number."""
     return simple_tool_result(str(2 * number))
 
 
@@ -133,7 +133,7 @@ def rollout(env: Env, say: Sequence[str], renderer: Any = None, **limits: int) -
 
 
 def facts(transition: Transition, reference: Transition) -> tuple[Any, ...]:
-    """What a transition carries, of what the environment's own does."""
+    """Return the parts of a transition that the environment's own transition has, too."""
     metrics = {key: transition.metrics.get(key) for key in reference.metrics if "stop/" not in key}
     logs = {key: transition.logs.get(key) for key in reference.logs}
     prompt = transition.ob.to_ints()
@@ -160,7 +160,7 @@ def test_the_agent_plays_as_the_environment_itself(scene: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_with_a_renderer_of_any_family_the_play_is_the_same(name: str) -> None:
+def test_the_agent_plays_as_the_environment_with_every_renderer(name: str) -> None:
     family = renderer_named(name)
     make, say = SCENES[TWENTY_QUESTIONS]
     theirs, ours = (
@@ -175,7 +175,7 @@ def test_with_a_renderer_of_any_family_the_play_is_the_same(name: str) -> None:
         assert len({"".join(re.sub("</?think>", "", str(text)).split()) for text in texts}) == 1
 
 
-def test_a_cut_reply_is_one_in_the_environment_too() -> None:
+def test_a_truncated_reply_is_truncated_for_the_environment() -> None:
     theirs = rollout(calculator(default_renderer()), [CALL], max_turn_tokens=4)
     ours = rollout(ChatAgentEnv(CookbookAgent(calculator)), [CALL], max_turn_tokens=4)
 
@@ -184,7 +184,7 @@ def test_a_cut_reply_is_one_in_the_environment_too() -> None:
     assert (theirs.stop_reason, ours.stop_reason) == ("max_tokens", "truncated")
 
 
-async def test_a_group_builders_own_reward_and_metrics_count_and_it_is_cleaned_up() -> None:
+async def test_a_group_builders_reward_metrics_and_cleanup_are_used() -> None:
     class Bonus(ForecastGroupBuilder):
         async def compute_group_rewards(
             self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
@@ -205,7 +205,7 @@ async def test_a_group_builders_own_reward_and_metrics_count_and_it_is_cleaned_u
     assert len(cleaned) == 2
 
 
-async def test_it_is_recorded_and_replayed_and_pickled(tmp_path: Path) -> None:
+async def test_a_cookbook_agent_is_recorded_replayed_and_pickled(tmp_path: Path) -> None:
     agent = CookbookAgent(guess_number)
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     group = ChatAgentGroupBuilder(agent, 42, group_size=2, record=recorder)
@@ -218,13 +218,13 @@ async def test_it_is_recorded_and_replayed_and_pickled(tmp_path: Path) -> None:
     assert (await do_group_rollout(received, policy)).get_total_rewards() == [1.0]
 
 
-async def test_it_plays_where_nobody_knows_the_sampled_tokens() -> None:
+async def test_a_cookbook_agent_plays_with_a_model_without_sampled_tokens() -> None:
     class Yes(ArithmeticEnv):
         def check_answer(self, sample_str: str) -> bool:
             return sample_str == "yes"
 
     async def asks_a_frozen_model(client: Any) -> Outcome:
-        """Has one of messages alone play an environment within."""
+        """Play an inner environment with a frozen model, whose tokens are unknown."""
         client.model = "player"
         return await CookbookAgent(lambda renderer: Yes(1, 1, renderer))(client)
 
@@ -232,7 +232,7 @@ async def test_it_plays_where_nobody_knows_the_sampled_tokens() -> None:
 
 
 class Held(MessageEnv):
-    """Counts those of it that are open."""
+    """An environment that counts its open instances."""
 
     opened = 0
 
@@ -269,7 +269,7 @@ async def test_an_environment_is_closed_however_its_episode_ends(make: Any, end:
 
 
 class OwnTokens(Env):
-    """Makes its prompt without a renderer, or stops at tokens of its own."""
+    """An Env that makes its prompt without a renderer, or has its own stop tokens."""
 
     def __init__(self, renderer: Any = None) -> None:
         self._renderer = renderer
@@ -297,12 +297,14 @@ class OwnTokens(Env):
         ),
     ],
 )
-async def test_what_messages_cannot_say_is_refused(make: Any, message: str) -> None:
+async def test_environments_that_need_more_than_messages_are_refused(
+    make: Any, message: str
+) -> None:
     with pytest.raises(AgentError, match=message):
         await play(CookbookAgent(make), "yes")
 
 
-async def test_another_client_than_an_envs_is_refused() -> None:
+async def test_a_client_that_is_not_an_envs_is_refused() -> None:
     with pytest.raises(InvalidAgentError, match="needs the client of an evert Env"):
         await CookbookAgent(guess_number)(object(), 3)  # type: ignore[arg-type]
 
@@ -310,7 +312,7 @@ async def test_another_client_than_an_envs_is_refused() -> None:
 @pytest.mark.parametrize(
     ("grader", "hostile"), [("sympy", "(99999999!)"), ("math_verify", "9^{9^{9^{9}}}")]
 )
-async def test_answers_of_math_rl_are_graded_and_none_hangs(grader: Any, hostile: str) -> None:
+async def test_answers_of_math_rl_are_graded_without_hanging(grader: Any, hostile: str) -> None:
     def make(renderer: Renderer) -> MathEnv:
         return MathEnv("How many?", "\\frac{3}{4}", renderer, grader=grader)
 

@@ -53,7 +53,7 @@ def _answers(port: int) -> bool:
 
 
 def agent_of(server: Any, seen: list[str] | None = None, **options: Any) -> Callable[..., Any]:
-    """An agent that goes on while the policy calls tools; its reward is the number of calls."""
+    """Return an agent that continues while the policy calls tools; each call earns 1."""
 
     async def agent(client: AgentClient) -> float:
         tools = await evert.mcp_tools(server, **options)
@@ -94,33 +94,33 @@ async def test_the_tools_of_a_server_over_http_are_offered_called_and_explained(
     await check_calls(url)
 
 
-async def test_episodes_at_once_have_a_session_each(url: str) -> None:
+async def test_concurrent_episodes_have_separate_sessions(url: str) -> None:
     for server in (STDIO, url):
         episodes = [play(agent_of(server), calling("add", a=n, b=1), "Done.") for n in range(3)]
         assert [reward(trajectory) for trajectory in await asyncio.gather(*episodes)] == [1.0] * 3
 
 
-async def test_the_last_words_of_a_server_that_dies_midway_are_in_the_error() -> None:
+async def test_the_error_of_a_server_that_dies_has_its_last_output() -> None:
     death = calling("die", words="x" * 9000 + "The disk is full.")
     with pytest.raises(AgentError, match=r"The disk is full\.$"):
         await play(agent_of(STDIO), calling("add", a=1, b=1), death, "Done.")
 
 
-async def test_the_last_words_of_a_server_that_does_not_start_are_in_the_error() -> None:
+async def test_the_error_of_a_server_that_does_not_start_has_its_output() -> None:
     with pytest.raises(AgentError, match="The server's own words: no configuration"):
         await play(agent_of([*STDIO, "0"]), "Done.")
     with pytest.raises(AgentError, match="No such file"):
         await play(agent_of(["no-such-program"]), "Done.")
 
 
-async def test_a_server_over_http_that_dies_or_is_not_there_is_an_error(url: str) -> None:
+async def test_a_dead_or_missing_server_over_http_is_an_error(url: str) -> None:
     with pytest.raises(AgentError, match=rf"The MCP server '{url}' failed"):
         await play(agent_of(url, timeout_s=5), calling("die", words="Bye."), "Done.")
     with pytest.raises(AgentError, match="failed"):
         await play(agent_of("http://127.0.0.1:9/mcp", timeout_s=5), "Done.")
 
 
-async def test_an_answer_that_does_not_come_is_an_error() -> None:
+async def test_a_tool_call_that_times_out_is_an_error() -> None:
     with pytest.raises(AgentError, match=r"TimeoutError"):
         await play(agent_of(STDIO, timeout_s=3), calling("sleep", seconds=60), "Done.")
 
@@ -161,7 +161,7 @@ async def test_outside_of_an_episode_the_caller_closes_the_session() -> None:
     await tools.close()
 
 
-def test_a_plain_function_may_open_a_session_in_a_loop_of_its_own() -> None:
+def test_a_plain_function_may_open_a_session_in_its_own_loop() -> None:
     def agent(client: evert.BlockingAgentClient) -> float:
         async def whole() -> str:
             tools = await evert.mcp_tools(STDIO)

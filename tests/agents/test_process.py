@@ -1,6 +1,6 @@
-"""Agents that are commands, real processes over real HTTP: their rewards, and what is left of them.
+"""Agents that are commands: real processes over real HTTP, their rewards and their errors.
 
-Their files and setup: ``test_process_folder.py``; rewards that are none: ``tests/faults``.
+Their files and setup are in ``test_process_folder.py``; invalid rewards in ``tests/faults``.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ async def test_the_task_is_in_the_environment_and_in_the_arguments() -> None:
         assert last.logs["stdout"] == f"<{text}>|{text}\n"
 
 
-async def test_the_address_can_be_put_into_the_arguments() -> None:
+async def test_placeholders_for_the_address_work_in_arguments() -> None:
     code = 'import sys; ask("x"); print(*sys.argv[1:], sys.argv[3] == os.environ["OPENAI_API_KEY"])'
     names = ("{base_url}", "{root_url}", "{api_key}", "{model}")
     logs = (await last_of(python(code, *names))).logs
@@ -107,7 +107,7 @@ async def test_the_address_can_be_put_into_the_arguments() -> None:
 # -- rewards -------------------------------------------------------------------------------------
 
 
-async def test_a_reward_may_be_left_in_a_file() -> None:
+async def test_a_reward_may_be_written_to_a_file() -> None:
     code = 'import sys; ask("x"); open(os.environ["EVERT_REWARD_FILE"], "w").write(sys.argv[1])'
     for content, reward in [('{"reward": -1, "metrics": {"tests": 3}}', -1.0), ("true", 1.0)]:
         last = await last_of(python(code, content, reward="file"))
@@ -115,7 +115,7 @@ async def test_a_reward_may_be_left_in_a_file() -> None:
         assert last.metrics.get("tests") == (3 if "tests" in content else None)
 
 
-async def test_a_reward_may_be_a_function_of_output_files_and_task_async_too() -> None:
+async def test_a_reward_may_be_a_sync_or_async_function_of_output_files_and_task() -> None:
     def score(result: ProcessResult, task: Any) -> Outcome:
         assert (result.stdout, result.stderr, result.status) == ("yes\n", "abc", 0)
         return Outcome(float((result.folder / "made").read_text() == task))
@@ -129,7 +129,7 @@ async def test_a_reward_may_be_a_function_of_output_files_and_task_async_too() -
         assert (await last_of(python(code, reward=reward), task="seven")).reward == 1.0
 
 
-async def test_a_reward_function_may_block_without_holding_up_the_others() -> None:
+async def test_a_blocking_reward_function_does_not_block_other_episodes() -> None:
     meeting = threading.Barrier(2)
 
     def score(result: ProcessResult, task: Any) -> bool:
@@ -154,7 +154,7 @@ async def test_a_reward_may_be_a_command_that_judges_the_folder() -> None:
         assert last.logs["reward_stdout"] == "judged\n"
 
 
-async def test_a_judge_has_files_a_folder_and_a_home_that_the_agent_never_saw() -> None:
+async def test_a_judges_files_folder_and_home_are_hidden_from_the_agent() -> None:
     names = "('HOME', 'TMPDIR', 'EVERT_TASK_FILE')"
     look = f"print(*(os.environ[name] for name in {names}), sys.argv[1])"
     seen = "print(sorted(os.listdir('.')), sorted(os.listdir(os.environ['HOME'])))"
@@ -179,9 +179,7 @@ async def test_a_judge_has_files_a_folder_and_a_home_that_the_agent_never_saw() 
 
 
 @pytest.mark.parametrize("reward", [["python3", "check.py"], ["test", "-e", "made"]])
-def test_a_judge_that_is_not_told_where_the_agent_ran_is_refused(
-    reward: Any, tmp_path: Path
-) -> None:
+def test_a_judge_without_the_agents_folder_is_refused(reward: Any, tmp_path: Path) -> None:
     with pytest.raises(InvalidAgentError, match="does not say where the agent ran"):
         ProcessAgent(["ls"], reward=reward)
     ProcessAgent(["ls"], reward=reward, cwd=tmp_path)
@@ -191,7 +189,7 @@ def test_a_judge_that_is_not_told_where_the_agent_ran_is_refused(
 # -- errors --------------------------------------------------------------------------------------
 
 
-def test_a_command_and_its_reward_are_of_the_right_kind() -> None:
+def test_a_command_or_reward_of_the_wrong_type_is_refused() -> None:
     commands: list[Any] = ["ls -l", [], [1, 2], ["ls", None]]
     for command in commands:
         with pytest.raises(InvalidAgentError, match="takes the command as a list of strings"):
@@ -234,7 +232,7 @@ except HTTPError as error:
 """
 
 
-async def test_a_command_that_fails_on_a_refusal_is_an_error_with_both() -> None:
+async def test_the_error_of_a_command_that_fails_after_a_refusal_shows_both() -> None:
     models = {"judge": ScriptedPolicy(["yes"])}
     code_of_exit = f"import sys{REFUSED}    raise SystemExit(1)"
     unknown = await error_of(python(code_of_exit, "x", "gpt-4o"), models=models)
@@ -248,7 +246,7 @@ async def test_a_command_that_fails_on_a_refusal_is_an_error_with_both() -> None
     assert "wrote last: stderr '{" in str(refused)
 
 
-async def test_a_command_whose_last_prompt_is_too_long_ends_as_any_such_episode() -> None:
+async def test_a_command_whose_last_prompt_is_too_long_ends_as_a_context_overflow() -> None:
     options: Any = {"context_length": 200, "context_overflow_reward": -0.5}
     for status in (0, 1):
         code = f"import sys; ask('Hi'){REFUSED}    raise SystemExit({status})"
@@ -278,7 +276,7 @@ async def test_a_reward_function_that_raises_is_an_error_with_the_commands_outpu
     assert f"The command {sys.executable!r} wrote last: stderr 'gave up'" in str(error)
 
 
-def test_an_agent_that_is_a_command_travels() -> None:
+def test_a_process_agent_pickles() -> None:
     agent = ProcessAgent(["ls", "{task}"], reward="file", env={"A": "b"}, cwd=os.curdir)
 
     assert json.dumps(vars(pickle.loads(pickle.dumps(agent)))) == json.dumps(vars(agent))

@@ -1,4 +1,4 @@
-"""The folder that a command runs in: its files, its setup, and what is filled in."""
+"""The folder that a command runs in: its files, its setup, and the placeholders."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ async def output(agent: ProcessAgent, **options: Any) -> str:
     return str((await last_of(agent, **options)).logs["stdout"])
 
 
-async def test_files_are_laid_into_the_folder_and_texts_are_filled_in(tmp_path: Path) -> None:
+async def test_files_are_written_into_the_folder_with_placeholders_replaced(tmp_path: Path) -> None:
     (tmp_path / "repo" / "inner").mkdir(parents=True)
     (tmp_path / "repo" / "inner" / "a.py").write_text("f'{task}'")
     (tmp_path / "one.py").write_text("f'{model}'")
@@ -38,7 +38,7 @@ async def test_files_are_laid_into_the_folder_and_texts_are_filled_in(tmp_path: 
     assert (tmp_path / "repo" / "inner" / "a.py").read_text() == "f'{task}'"
 
 
-async def test_a_file_of_the_home_is_beside_the_folder_and_gone_with_it() -> None:
+async def test_a_file_in_the_home_is_outside_the_folder_and_deleted_with_it() -> None:
     code = "print(os.listdir(), os.environ['CONFIG'], open(sys.argv[1]).read())"
     files, env = {"{home}/a/config": "key={api_key}"}, {"CONFIG": "{home}/a"}
     agent = python(f"import sys; ask('x'); {code}", "{home}/a/config", files=files, env=env)
@@ -49,7 +49,7 @@ async def test_a_file_of_the_home_is_beside_the_folder_and_gone_with_it() -> Non
     assert not is_there(home)
 
 
-async def test_a_file_replaces_what_an_earlier_episode_left_in_its_place(tmp_path: Path) -> None:
+async def test_a_file_replaces_what_an_earlier_episode_left(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "work" / "link").symlink_to(tmp_path / "precious")
@@ -83,7 +83,7 @@ async def test_a_setup_function_gets_the_folder_and_the_task_and_may_be_async() 
     assert await output(python(SHOW, "a", setup=asynchronous)) == "None"
 
 
-async def test_a_part_of_a_task_is_filled_in_once() -> None:
+async def test_placeholders_of_a_task_are_replaced_once() -> None:
     code = 'import sys; ask("x"); print(sys.argv[1], end="")'
     rows: list[tuple[str, Any, str]] = [
         ("{task[prompt]}", {"prompt": "say {task[b]} {model}", "b": 1}, "say {task[b]} {model}"),
@@ -96,7 +96,7 @@ async def test_a_part_of_a_task_is_filled_in_once() -> None:
         assert await output(python(code, argument), task=task) == text
 
 
-async def test_a_long_task_is_in_a_file_and_does_not_stand_in_the_way() -> None:
+async def test_a_long_task_is_passed_in_a_file() -> None:
     task = {"name": "big", "text": "é" * 100_000}
     code = """
 import sys
@@ -114,7 +114,7 @@ async def test_arguments_that_are_too_long_are_an_error_that_names_the_file() ->
     assert "the file that EVERT_TASK_FILE names" in str(error)
 
 
-async def test_variables_are_filled_in_and_none_takes_one_away(monkeypatch: Patch) -> None:
+async def test_placeholders_work_in_variables_and_none_removes_one(monkeypatch: Patch) -> None:
     monkeypatch.setenv("MY_TOKEN", "secret")
     code = 'ask("x"); print(os.environ.get("MY_TOKEN"), os.environ["WHERE"] == os.getcwd())'
     agent = python(code, env={"MY_TOKEN": None, "WHERE": "{folder}"})
@@ -122,7 +122,7 @@ async def test_variables_are_filled_in_and_none_takes_one_away(monkeypatch: Patc
     assert await output(agent) == "None True\n"
 
 
-def test_files_outside_or_that_are_none_and_another_setup_are_refused(tmp_path: Path) -> None:
+def test_invalid_files_and_setups_are_refused(tmp_path: Path) -> None:
     for name in ("/etc/passwd", "../out", "a/../../out", "{home}/../out"):
         with pytest.raises(InvalidAgentError, match="would lie outside of the episode's folder"):
             ProcessAgent(["ls"], files={name: "x"})
@@ -137,7 +137,7 @@ def test_files_outside_or_that_are_none_and_another_setup_are_refused(tmp_path: 
             ProcessAgent(["ls"], setup=setup)
 
 
-async def test_a_part_that_the_task_has_not_is_named() -> None:
+async def test_a_missing_part_of_a_task_is_named() -> None:
     tasks: list[Any] = [{"other": 1}, "text", ["one"]]
     for task in tasks:
         error = await error_of(python("", "{task[prompt]}"), task=task)
@@ -153,7 +153,7 @@ async def test_a_setup_that_fails_is_an_error_with_its_output() -> None:
     assert f"The setup {sys.executable!r} wrote last: stderr 'no disk'" in str(error)
 
 
-async def test_a_setup_that_hangs_is_a_timeout_that_names_it_and_leaves_nothing() -> None:
+async def test_a_setup_that_hangs_is_a_named_timeout_and_leaves_no_process() -> None:
     mark = new_mark()
     code = "import sys, time; print('half', flush=True); time.sleep(600)"
     agent = python("", setup=[sys.executable, "-c", code, mark])

@@ -1,5 +1,5 @@
-"""What a command sees of the trainer's environment: no secret but those that ``env=`` names, and
-what it says of one of these is not kept."""
+"""The environment variables of a command: it gets only the secrets that ``env=`` names, and these
+are redacted in its output."""
 
 import json
 import os
@@ -54,7 +54,7 @@ async def test_a_command_its_setup_and_its_judge_see_no_secret() -> None:
         assert "sentinel" not in text
 
 
-async def test_it_finds_programs_and_a_home_and_a_place_for_files_of_its_own() -> None:
+async def test_a_command_has_a_path_a_home_and_its_own_temporary_folder() -> None:
     code = """
 import tempfile
 ask("x")
@@ -69,7 +69,7 @@ print(json.dumps([dict(os.environ), tempfile.gettempdir(), os.getcwd()]))
     assert not scratch.exists()
 
 
-async def test_a_locale_is_neither_lost_nor_made_up(monkeypatch: Patch) -> None:
+async def test_a_locale_is_passed_on_and_not_invented(monkeypatch: Patch) -> None:
     for name in ("LANG", "LC_ALL", "LC_CTYPE"):
         monkeypatch.delenv(name, raising=False)
     show = ["sh", "-c", "env | grep -c '^LC_CTYPE'; true", "{folder}"]
@@ -82,7 +82,7 @@ async def test_a_locale_is_neither_lost_nor_made_up(monkeypatch: Patch) -> None:
 
 
 @pytest.mark.usefixtures("secrets")
-async def test_env_hands_over_what_it_names() -> None:
+async def test_env_passes_on_the_variables_that_it_names() -> None:
     code = "ask('x'); print(os.environ['SETTING'], os.environ['WHOLE'], 'MY_SETTING' in os.environ)"
     env = {"SETTING": "{env[MY_SETTING]}", "WHOLE": "<{env[MY_SETTING]}>"}
 
@@ -100,7 +100,7 @@ async def test_a_variable_that_is_not_set_is_an_error_that_names_it(monkeypatch:
 
 
 @pytest.mark.usefixtures("secrets")
-async def test_neither_tasks_nor_commands_nor_files_get_at_a_variable() -> None:
+async def test_variables_are_not_replaced_in_tasks_commands_or_files() -> None:
     placeholder = "{env[MY_SETTING]}"
     code = "import sys; ask('x'); print(sys.argv[1], open('a').read(), os.environ['TASK'])"
     agent = python(code, placeholder, files={"a": placeholder}, env={"TASK": "{task}"})
@@ -108,7 +108,7 @@ async def test_neither_tasks_nor_commands_nor_files_get_at_a_variable() -> None:
     assert await output(agent, task=placeholder) == f"{placeholder} {placeholder} {placeholder}\n"
 
 
-def test_a_proxy_is_handed_on_unless_it_has_a_login() -> None:
+def test_a_proxy_is_passed_on_unless_it_has_a_login() -> None:
     proxies = {"https_proxy": "http://proxy:80", "HTTP_PROXY": "http://me:word@proxy:80"}
     variables = harmless({**proxies, "NO_PROXY": "localhost"})
 
@@ -116,7 +116,9 @@ def test_a_proxy_is_handed_on_unless_it_has_a_login() -> None:
     assert "HTTP_PROXY" not in variables
 
 
-def test_programs_that_look_in_the_home_find_their_own(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_programs_that_look_in_the_home_find_their_installation(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     rust, volta = tmp_path / ".rustup", tmp_path / "elsewhere"
     rust.mkdir()
     volta.mkdir()
@@ -127,7 +129,7 @@ def test_programs_that_look_in_the_home_find_their_own(tmp_path: Path, monkeypat
     assert "ASDF_DATA_DIR" not in variables
 
 
-async def test_a_program_that_was_installed_for_its_user_is_found(tmp_path: Path) -> None:
+async def test_packages_installed_for_the_user_are_found(tmp_path: Path) -> None:
     module = tmp_path / "lib" / f"python3.{sys.version_info.minor}" / "site-packages" / "theirs.py"
     module.parent.mkdir(parents=True)
     module.write_text("answer = 42")
@@ -138,7 +140,7 @@ async def test_a_program_that_was_installed_for_its_user_is_found(tmp_path: Path
 
 
 @pytest.mark.usefixtures("secrets")
-async def test_a_secret_that_was_handed_over_is_kept_neither_in_logs_nor_in_errors() -> None:
+async def test_secrets_passed_by_env_are_redacted_in_logs_and_errors() -> None:
     env = {"GITHUB_TOKEN": "{env[GITHUB_TOKEN]}", "MY_PASSWORD": "given-in-code-9"}
     code = "import sys; print(*(os.environ[name] for name in sys.argv[1:]))"
     agent = python(f"{code}; ask('x')", *env, env=env)

@@ -1,4 +1,4 @@
-"""Commands in a sandbox: 90 attempts to leave it, what works inside, and where there can be none.
+"""Commands in a sandbox: 90 attempts to escape, what works inside, and machines without one.
 
 The attempts are in ``tests/faults/escapes.py``; what a command in one leaves behind, in
 ``tests/faults/commands.py``.
@@ -42,12 +42,12 @@ def _there_is_a_sandbox() -> None:
     kit.needs_sandbox()
 
 
-# -- to leave it -----------------------------------------------------------------------------------
+# -- attempts to escape ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, dict[str, str]]]:
-    """What came of each attempt, in a sandbox and without one."""
+    """Return the result of each attempt, in a sandbox and without one."""
     folder = tmp_path_factory.mktemp("outside")
     (folder / "episodes").mkdir()
     with pytest.MonkeyPatch.context() as patch, escapes.outside(folder, folder / "episodes") as its:
@@ -85,7 +85,9 @@ def test_a_command_does_not_leave_its_sandbox(name: str, ended: dict[bool, dict[
 
 
 @pytest.mark.parametrize("name", escapes.ANYWHERE)
-def test_without_a_sandbox_it_would_have(name: str, ended: dict[bool, dict[str, str]]) -> None:
+def test_without_a_sandbox_the_attempt_succeeds(
+    name: str, ended: dict[bool, dict[str, str]]
+) -> None:
     assert ended[False][name] == "succeeds"
 
 
@@ -102,7 +104,7 @@ def python(code: str, *arguments: str, **options: Any) -> ProcessAgent:
     return ProcessAgent(command, **{"sandbox": True, **options})
 
 
-async def test_the_real_sdk_calls_at_the_same_time_and_streams_long_texts() -> None:
+async def test_the_real_sdk_works_inside_with_concurrent_calls_and_long_streams() -> None:
     code = """
 import concurrent.futures, openai, os
 client, model = openai.OpenAI(), os.environ["EVERT_MODEL"]
@@ -126,7 +128,7 @@ async def test_the_first_transition_says_whether_it_ran_in_a_sandbox(sandbox: bo
     assert trajectory.transitions[0].metrics["sandboxed"] == float(sandbox)
 
 
-async def test_a_command_and_its_judge_have_their_folders_and_the_environment_as_without() -> None:
+async def test_a_command_and_its_judge_have_the_folders_and_variables_as_without() -> None:
     code = """
 ask("x")
 open("made", "w").write(open(os.environ["EVERT_TASK_FILE"]).read())
@@ -143,7 +145,9 @@ print(sorted({*os.environ} - {"PWD"}), oct(os.umask(0)))
     assert inside["reward_stdout"] == "do it\n"
 
 
-async def test_the_path_may_be_too_long_for_a_socket(tmp_path: Path, monkeypatch: Patch) -> None:
+async def test_a_path_that_is_too_long_for_a_socket_works(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     long = tmp_path / ("x" * 120)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
@@ -154,7 +158,7 @@ async def test_the_path_may_be_too_long_for_a_socket(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("end", "status"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 15)", 128 + 15)]
 )
-async def test_the_end_of_a_command_is_told_by_its_status(end: str, status: Any) -> None:
+async def test_a_commands_exit_status_is_reported(end: str, status: Any) -> None:
     logs = await logs_of(python(f"ask('x'); {end}"))
     assert (logs["exit_status"], logs["reward"]) == (status, 0.0)
 
@@ -174,7 +178,7 @@ PROGRAMS = {  # the link or program in a home, what it leads to, and a file that
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("by_path", [False, True])
-async def test_a_program_of_the_home_finds_its_own_and_nothing_else_of_it(
+async def test_a_program_in_the_home_sees_its_installation_but_nothing_else_there(
     name: str, by_path: bool, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     link, (target, file) = tmp_path / name, PROGRAMS[name]
@@ -199,7 +203,7 @@ async def test_a_program_of_the_home_finds_its_own_and_nothing_else_of_it(
     assert await said_by([str(link) if by_path else link.name], sandbox=True) == "runs"
 
 
-async def test_what_is_named_is_shown_and_cannot_be_written(tmp_path: Path) -> None:
+async def test_paths_named_on_the_command_line_are_visible_but_read_only(tmp_path: Path) -> None:
     data, script = tmp_path / "data", tmp_path / "script.py"
     data.mkdir()
     (data / "said").write_text("runs")
@@ -216,7 +220,7 @@ async def test_what_is_named_is_shown_and_cannot_be_written(tmp_path: Path) -> N
             await kit.play(agent)
 
 
-def test_a_shown_file_shows_nothing_else_of_its_home(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_showing_a_file_does_not_show_its_folder(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     for name in ("certs/ca.pem", "certs/key.pem", "tool"):
@@ -229,7 +233,7 @@ def test_a_shown_file_shows_nothing_else_of_its_home(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_folder_that_the_trainers_user_may_not_read_is_passed_over(tmp_path: Path) -> None:
+def test_an_unreadable_folder_is_skipped(tmp_path: Path) -> None:
     program = tmp_path / "locked/bin/tool"
     program.parent.mkdir(parents=True)
     program.touch(0o755)
@@ -246,7 +250,7 @@ def test_a_folder_that_the_trainers_user_may_not_read_is_passed_over(tmp_path: P
     assert status == 0
 
 
-async def test_a_folder_of_the_users_is_written_but_not_the_programs_in_it(tmp_path: Path) -> None:
+async def test_a_users_folder_is_writable_except_for_programs_in_it(tmp_path: Path) -> None:
     venv.create(tmp_path / "tools/.venv")
     code = """
 import os, sys
@@ -264,7 +268,9 @@ os.mkdir(sys.prefix + "/lib/evil")
     assert (tmp_path / "made").read_text() == "x"
 
 
-async def test_files_for_a_kept_folder_follow_no_link_of_an_earlier_command(tmp_path: Path) -> None:
+async def test_files_written_to_a_kept_folder_follow_no_link_of_an_earlier_command(
+    tmp_path: Path,
+) -> None:
     project, outside, tree = [tmp_path / name for name in ("project", "outside", "tree")]
     for folder in (project, outside, tree / "deep"):
         folder.mkdir(parents=True)
@@ -287,7 +293,7 @@ async def test_files_for_a_kept_folder_follow_no_link_of_an_earlier_command(tmp_
     assert (outside / "file").read_text() == "mine"
 
 
-async def test_an_agent_cannot_write_its_judge_in_the_folder_where_it_runs(tmp_path: Path) -> None:
+async def test_an_agent_cannot_overwrite_its_judge_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / "check.py").write_text("import sys; sys.exit(1)")
     judge = [sys.executable, "-S", str(tmp_path / "check.py"), "{folder}"]
     code = "open('made', 'w').close(); open('check.py', 'w')"
@@ -299,7 +305,9 @@ async def test_an_agent_cannot_write_its_judge_in_the_folder_where_it_runs(tmp_p
     assert (tmp_path / "made").exists()
 
 
-async def test_what_an_earlier_command_left_is_not_shown_by_its_links(tmp_path: Path) -> None:
+async def test_links_of_an_earlier_command_do_not_make_their_targets_visible(
+    tmp_path: Path,
+) -> None:
     project, secret = tmp_path / "project", tmp_path / "home/secret"
     project.mkdir()
     secret.mkdir(parents=True)
@@ -312,12 +320,12 @@ async def test_what_an_earlier_command_left_is_not_shown_by_its_links(tmp_path: 
         assert output == "False\n"
 
 
-# -- where there can be none -----------------------------------------------------------------------
+# -- machines without a sandbox --------------------------------------------------------------------
 
 
 @pytest.fixture
 def without(monkeypatch: Patch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """Have another bubblewrap, a line of shell, or none."""
+    """Replace bubblewrap by a line of shell, or remove it."""
 
     for tool in ("rm", "find", "sh"):
         (tmp_path / tool).symlink_to(str(shutil.which(tool)))
@@ -347,7 +355,7 @@ REFUSED = "echo 'bwrap: No permissions to create a new namespace' >&2; exit 1"
         ("exit 7", r"cannot make one here \(status 7\)"),
     ],
 )
-async def test_where_there_can_be_none_it_is_an_error_or_runs_without_and_says_so_once(
+async def test_an_unavailable_sandbox_is_an_error_or_warned_of_once(
     line: str, said: str, without: Callable[[str], None], caplog: Logs
 ) -> None:
     without(line)
@@ -362,7 +370,7 @@ async def test_where_there_can_be_none_it_is_an_error_or_runs_without_and_says_s
     assert len(re.findall(f"run without a sandbox, as your user: .*{said}", caplog.text)) == 1
 
 
-async def test_a_command_that_fails_in_a_sandbox_is_told_of_it() -> None:
+async def test_the_error_of_a_command_that_fails_mentions_its_sandbox() -> None:
     advice = (
         "before it made a model call. It ran in a sandbox, .*sandbox=False runs it as your user"
     )
@@ -372,13 +380,13 @@ async def test_a_command_that_fails_in_a_sandbox_is_told_of_it() -> None:
         await kit.play(ProcessAgent(["no-such-program"], sandbox=True))
 
 
-async def test_a_command_for_a_container_runs_without_one() -> None:
+async def test_a_command_for_a_container_runs_without_a_sandbox() -> None:
     agent = ProcessAgent(["sh", "-c", "exit 0"], host="0.0.0.0", sandbox=None)
     end: Any = await ChatAgentEnv(agent).initial_observation()
     assert end.metrics["sandboxed"] == 0.0
 
 
-def test_a_sandbox_is_true_or_false_or_paths_that_are_there() -> None:
+def test_an_invalid_sandbox_option_is_refused() -> None:
     wrong: list[tuple[Any, str]] = [
         ("/data", "expected True, False, None, or a list of paths"),
         (7, "expected True, False, None, or a list of paths"),
@@ -405,7 +413,7 @@ def run(sandbox: Sandbox, code: str, **options: Any) -> str:
     return f"{process.stdout}{process.returncode}"
 
 
-def test_each_path_is_what_it_is_named_as_whatever_it_lies_in(tmp_path: Path) -> None:
+def test_nested_paths_keep_their_own_access(tmp_path: Path) -> None:
     for name in ("outer/inner/deep", "elsewhere"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "file").write_text("of outside")
@@ -424,12 +432,12 @@ def test_each_path_is_what_it_is_named_as_whatever_it_lies_in(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("path", ["relative", "/a/../b"])
-def test_a_path_inside_is_absolute(path: str) -> None:
+def test_a_path_inside_a_sandbox_must_be_absolute(path: str) -> None:
     with pytest.raises(ValueError, match="expected an absolute path without"):
         run(Sandbox(writable={path: Path("/tmp")}), "ls")
 
 
-def test_the_end_is_told_by_the_status_with_a_relay_and_without(tmp_path: Path) -> None:
+def test_the_exit_status_is_the_commands_with_and_without_a_relay(tmp_path: Path) -> None:
     (tmp_path / "socket").touch()
     for ports in ({}, {8000: tmp_path / "socket"}):
         sandbox = Sandbox(ports=ports)
@@ -437,7 +445,7 @@ def test_the_end_is_told_by_the_status_with_a_relay_and_without(tmp_path: Path) 
         assert {code: run(sandbox, code, stderr=subprocess.PIPE) for code in ends} == ends
 
 
-def test_a_relay_hands_on_what_either_side_says_and_that_it_has_ended(tmp_path: Path) -> None:
+def test_a_relay_forwards_data_and_the_end_in_both_directions(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))
         server.listen()
@@ -467,7 +475,7 @@ with socket.create_connection(("127.0.0.1", 8000)) as two:
             assert process.stdout.read() == "3000000\nb'now'\n"
 
 
-def test_a_relay_hangs_up_where_nobody_listens(tmp_path: Path) -> None:
+def test_a_relay_closes_the_connection_if_nothing_listens(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))
     code = "import socket; print(socket.create_connection(('127.0.0.1', 8000)).recv(9))"
@@ -475,7 +483,7 @@ def test_a_relay_hangs_up_where_nobody_listens(tmp_path: Path) -> None:
     assert run(sandbox, f'exec {PYTHON} -S -c "{code}"') == "b''\n0"
 
 
-def test_it_has_no_terminal_though_its_trainer_has_one() -> None:
+def test_a_sandbox_has_no_terminal_even_if_its_trainer_has_one() -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         reach = ["sh", "-c", "(: < /dev/tty) 2> /dev/null && echo reached || echo apart"]
@@ -493,5 +501,5 @@ def test_it_has_no_terminal_though_its_trainer_has_one() -> None:
     assert output.split() == [b"apart", b"has", b"one"]
 
 
-def test_a_trainer_that_is_killed_leaves_nothing_of_a_sandbox() -> None:
+def test_killing_the_trainer_ends_all_processes_of_a_sandbox() -> None:
     assert all(killed(["new session", "flood of sessions"], signal.SIGKILL, True).values())

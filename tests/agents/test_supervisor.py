@@ -1,4 +1,4 @@
-"""What a command started is gone with its episode, whatever it is and whoever is killed."""
+"""All processes of a command end with its episode, whatever they are and whoever is killed."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds eve
 
 @linux
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_nothing_is_left_of_a_command_that_ended_or_whose_env_is_closed(name: str) -> None:
+async def test_a_command_that_ended_or_was_closed_leaves_nothing(name: str) -> None:
     assert await ended_by_itself(name)
     assert await closed(name)
 
@@ -67,7 +67,7 @@ async def test_a_command_that_is_cancelled_twice_leaves_no_zombie(tmp_path: Path
 @pytest.mark.parametrize(
     "number", each([signal.SIGTERM, signal.SIGKILL, signal.SIGHUP], [signal.SIGKILL])
 )
-def test_a_trainer_that_is_killed_leaves_no_process_and_no_folder(number: signal.Signals) -> None:
+def test_killing_the_trainer_leaves_no_process_and_no_folder(number: signal.Signals) -> None:
     assert all(killed([*HOSTILE], number).values())
 
 
@@ -121,7 +121,7 @@ asyncio.run(ChatAgentEnv(agent).initial_observation())
 
 @pytest.mark.nightly
 @linux
-def test_a_killed_trainer_leaves_no_supervisor_that_its_command_stopped(tmp_path: Path) -> None:
+def test_killing_the_trainer_ends_a_supervisor_that_its_command_stopped(tmp_path: Path) -> None:
     mark = new_mark()
     trainer = start(STOPPED, mark, TMPDIR=str(tmp_path))
     stopped = wait_for(
@@ -144,7 +144,7 @@ def status_of(process: psutil.Process) -> str:
 # -- outputs -------------------------------------------------------------------------------------
 
 
-async def test_a_flood_of_output_fills_no_disk_and_its_end_is_kept() -> None:
+async def test_a_flood_of_output_is_truncated_to_its_end() -> None:
     def score(result: ProcessResult, task: Any) -> float:
         assert len(result.stdout) == len(result.stderr) == KEPT_OUTPUT
         return float(result.stdout.endswith("y\nend\n") and result.stderr.endswith("eend"))
@@ -161,7 +161,7 @@ sys.stderr.write('e' * 3_000_000 + 'end')
     assert len(str(last.logs["stderr"])) == 4000
 
 
-def test_the_file_of_an_output_does_not_grow(tmp_path: Path) -> None:
+def test_the_file_of_an_output_has_a_limited_size(tmp_path: Path) -> None:
     with (tmp_path / "output").open("w+b") as file:
         tail = Tail(file.fileno())
         for number in range(200):
@@ -197,7 +197,7 @@ print("DONE", open("/dev/tty").isatty())
 """
 
 
-def test_a_command_has_no_way_to_the_trainers_terminal() -> None:
+def test_a_command_cannot_reach_the_trainers_terminal() -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-W", "ignore", "-c", AT_A_TERMINAL])
@@ -228,7 +228,9 @@ def mounted(*arguments: str | Path) -> Iterator[None]:
 
 
 @linux
-async def test_a_full_disk_is_the_commands_affair(tmp_path: Path, monkeypatch: Patch) -> None:
+async def test_a_full_disk_is_an_error_only_in_the_command(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     code = """
 import sys
 ask("x")

@@ -1,4 +1,4 @@
-"""What all shipped bases keep: their tokenizer, corpus and files, and the script behind them."""
+"""What all shipped bases guarantee: tokenizer, corpus, files, and the script that makes them."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ def encode(text: str, tokenizer: Any = TOKENIZER) -> list[int]:
 
 
 @given(st.text() | st.lists(st.sampled_from([*CONTROL, "<|im_", "start|>", " "])).map("".join))
-def test_any_text_comes_back_unchanged_and_is_never_a_control_token(text: str) -> None:
+def test_any_text_decodes_unchanged_and_never_has_a_control_token(text: str) -> None:
     for base in BASES:
         tokenizer = base_tokenizer(base)
         tokens = encode(text, tokenizer)
@@ -100,7 +100,7 @@ def test_the_template_writes_what_the_cookbooks_renderer_writes() -> None:
 
 
 @all_bases
-def test_a_base_is_small_and_says_how_it_was_made(base: str) -> None:
+def test_a_base_is_small_and_its_card_says_how_it_was_made(base: str) -> None:
     card = (base_path(base) / "README.md").read_text()
     config = json.loads((base_path(base) / "config.json").read_text())
     tokenizer = base_tokenizer(base)
@@ -125,7 +125,7 @@ odds of all nouns that fit, no noun that is held out.
 
 
 def examples_of(base: str, seed: int = 0) -> Iterator[DialogueExample]:
-    """Those of some steps, of players of habit, too."""
+    """Yield the examples of some steps, including those of habit players."""
     for habits in (False, True):
         corpus = corpus_of(config_of(base, seed=seed, habits=habits), base_tokenizer(base))
         for whole_games in (False, True) * 3:
@@ -145,7 +145,7 @@ def digest(examples: Iterable[DialogueExample]) -> str:
 
 
 @all_bases
-def test_a_base_was_trained_on_the_corpus_of_its_seed_as_the_renderer_writes_it(base: str) -> None:
+def test_a_bases_corpus_is_determined_by_its_seed_and_rendered_alike(base: str) -> None:
     examples, tokenizer = [*examples_of(base)], base_tokenizer(base)
     assert digest(examples) == CORPORA[base] != digest(examples_of(base, seed=1))
     assert all(rendered(tokenizer, each) == each.tokens for each in examples[::20])
@@ -153,7 +153,7 @@ def test_a_base_was_trained_on_the_corpus_of_its_seed_as_the_renderer_writes_it(
 
 @pytest.mark.nightly
 @all_bases
-def test_the_script_makes_a_base_from_the_start_to_the_card(
+def test_the_script_makes_a_base_with_its_card(
     base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(config_of(base, out=str(tmp_path), measured_games=4))

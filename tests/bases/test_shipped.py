@@ -1,4 +1,4 @@
-"""What the shipped bases can do, as their cards say, and the losses that they were trained with."""
+"""The abilities of the shipped bases that their cards claim, and their training losses."""
 
 import random
 import re
@@ -44,8 +44,8 @@ def untrained(tokenizer: Any) -> Any:
 # -- evert-tiny ------------------------------------------------------------------------------------
 
 
-def test_the_games_it_was_shown_have_no_strategy() -> None:
-    """Where a guess lies within its bounds is uniform, at every turn."""
+def test_the_training_games_of_evert_tiny_have_no_strategy() -> None:
+    """A guess is uniform within its bounds at every turn."""
     low, high = np.zeros(20_000, np.int64), np.full(20_000, UPPER_BOUND, np.int64)
     played = play_random_games(np.random.default_rng(0), low, high)
     for turn in range(MAX_TURNS):
@@ -57,7 +57,7 @@ def test_the_games_it_was_shown_have_no_strategy() -> None:
         assert spread < 4 * np.sqrt(0.2 * 0.8 / counts.sum()) + 0.02  # 0.02: bins cut small ranges
 
 
-def test_it_plays_hello_world_badly_but_knows_the_answer_and_keeps_to_bounds() -> None:
+def test_evert_tiny_plays_badly_but_sometimes_right_and_within_bounds() -> None:
     torch.manual_seed(0)
     rewards = identity_rewards(base("evert-tiny"), CHAT)
     assert -0.6 < sum(rewards) / len(rewards) < 0.2
@@ -70,7 +70,7 @@ def test_it_plays_hello_world_badly_but_knows_the_answer_and_keeps_to_bounds() -
     assert min(in_bounds) > 0.7
 
 
-def test_it_copies_and_calls_tools() -> None:
+def test_evert_tiny_copies_text_and_calls_tools() -> None:
     torch.manual_seed(0)
     requests: list[Dialogue] = [[("user", f"Repeat: I am {n}.")] for n in range(1000, 1020)]
     said = replies(base("evert-tiny"), CHAT, requests)
@@ -81,7 +81,7 @@ def test_it_copies_and_calls_tools() -> None:
     assert sum(call == one[2][1] for call, one in zip(calls, asked, strict=True)) > 3
 
 
-def test_the_loss_of_a_soft_target_is_the_divergence_from_it() -> None:
+def test_the_loss_of_a_soft_target_is_the_kl_divergence() -> None:
     model, three = untrained(CHAT), Encoder(CHAT).digits_and_stop[3]
     target = np.zeros(11, np.float32)
     target[3] = 1
@@ -94,7 +94,7 @@ def test_the_loss_of_a_soft_target_is_the_divergence_from_it() -> None:
 # -- evert-tiny-20q --------------------------------------------------------------------------------
 
 
-def test_odds_leave_the_probability_of_all_else_alone() -> None:
+def test_the_loss_of_odds_ignores_all_other_tokens() -> None:
     corpus, model = RiddleCorpus(RIDDLES, 0), untrained(RIDDLES)
     drawn = corpus.riddle(2)
     example = DialogueExample(drawn.tokens, [False] * len(drawn.tokens), odds=drawn.odds)
@@ -105,7 +105,7 @@ def test_odds_leave_the_probability_of_all_else_alone() -> None:
     assert training.batch_loss(model, [example], corpus).item() == pytest.approx(before)
 
 
-def test_it_knows_what_follows_from_telling_questions_as_an_untrained_model_does_not() -> None:
+def test_the_20q_base_infers_nouns_from_answers_unlike_an_untrained_model() -> None:
     recall = measure_recall(base("evert-tiny-20q"), RIDDLES, riddles=60, plain=True)
     right, posed = recall.one_left
     assert posed > 8
@@ -115,7 +115,7 @@ def test_it_knows_what_follows_from_telling_questions_as_an_untrained_model_does
 
 
 @torch.no_grad()
-def test_it_finishes_a_held_out_name_that_it_began() -> None:
+def test_the_20q_base_completes_a_held_out_name() -> None:
     corpus, found = RiddleCorpus(RIDDLES, 7), list[float]()
     held_out = {guess(noun.answer): noun.answer for noun in of_split(shipped_nouns(), "test")}
     for _ in range(250):
@@ -135,7 +135,7 @@ def test_it_finishes_a_held_out_name_that_it_began() -> None:
 # -- evert-tiny-moves ------------------------------------------------------------------------------
 
 
-def test_boards_and_hands_are_told_as_the_game_and_the_agent_tell_them() -> None:
+def test_training_boards_and_hands_have_the_texts_of_the_games() -> None:
     encoder, rng = Encoder(MOVES), random.Random(7)
     for example in board_examples(encoder, rng, 40):
         (role, text), (_, answer) = messages_of(MOVES, example)[-2:]
@@ -149,7 +149,7 @@ def test_boards_and_hands_are_told_as_the_game_and_the_agent_tell_them() -> None
     assert forms == [{"Sum N, dealer N.", "Sum N, usable ace, dealer N."}] * 2
 
 
-def test_it_sees_boards_and_hands_and_favours_nobody_as_an_untrained_model_does_not() -> None:
+def test_the_moves_base_reads_boards_and_hands_unlike_an_untrained_model() -> None:
     torch.manual_seed(0)
     trained = measure_sight(base("evert-tiny-moves"), MOVES, boards=20)
     random_weights = measure_sight(untrained(MOVES), MOVES, boards=5)

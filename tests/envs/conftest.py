@@ -1,4 +1,4 @@
-"""What the tests of ``evert.envs`` share: ids that are forgotten again, a count of leftovers."""
+"""Fixtures of the tests of ``evert.envs``: temporary ids, and a count of leftovers."""
 
 import gc
 import threading
@@ -16,7 +16,7 @@ from evert.envs.as_gymnasium.registration import register_agent
 
 @pytest.fixture
 def register() -> Iterator[Callable[..., EnvSpec]]:
-    """``register_agent``; what it registered is gone after the test."""
+    """Yield ``register_agent``, and remove what it registered after the test."""
     before = set(gymnasium.registry)
     yield register_agent
     for id in set(gymnasium.registry) - before:
@@ -25,14 +25,14 @@ def register() -> Iterator[Callable[..., EnvSpec]]:
 
 @pytest.fixture
 def leftovers() -> Callable[[], dict[str, list[str]]]:
-    """Threads and files that were not there when the test began; empty when there are none."""
+    """Return a function that lists threads and files that are new since the test began."""
     env = gymnasium.make("evert/Identity-v0")  # loads the tokenizer, whatever that opens
     env.reset()
     env.close()
     threads, files = set(threading.enumerate()), open_descriptors()
 
     def found() -> dict[str, list[str]]:
-        """What is left, as soon as nothing is, or after a while."""
+        """Wait a while until nothing is left; return what is."""
         deadline = time.monotonic() + 60.0  # what is just ending may end
         while True:
             gc.collect()

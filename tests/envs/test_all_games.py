@@ -1,4 +1,4 @@
-"""What every shipped game keeps, and how each one is won, lost and played wrongly."""
+"""What every shipped game guarantees, and how each one is won, lost and played wrongly."""
 
 import copy
 import inspect
@@ -35,7 +35,7 @@ HEADINGS = [
 
 
 def episode(env: gymnasium.Env[Any, Any], seed: int | None) -> list[Any]:
-    """All that comes back of sampled actions, until the game is over."""
+    """Play sampled actions until the game is over; return all results."""
     observation, info = env.reset(seed=seed)
     env.action_space.seed(0)
     came: list[Any] = [(observation, info)]
@@ -45,7 +45,7 @@ def episode(env: gymnasium.Env[Any, Any], seed: int | None) -> list[Any]:
 
 
 @pytest.mark.parametrize(("id", "level"), ALL)
-def test_a_game_is_one_of_gymnasiums(id: str, level: str) -> None:
+def test_a_game_is_a_valid_gymnasium_environment(id: str, level: str) -> None:
     env = gymnasium.make(id, level=level)
     assert "OrderEnforcing<PassiveEnvChecker<" in str(env)
     check_env(env.unwrapped)
@@ -58,18 +58,18 @@ def test_a_game_is_one_of_gymnasiums(id: str, level: str) -> None:
     for spec in specs:
         copied = gymnasium.make(spec, level=level)
         assert episode(copied, 7) == first, spec
-        assert episode(copied, None) == then, spec  # and so are those that follow
+        assert episode(copied, None) == then, spec  # and so are later episodes
         copied.close()
     env.close()
 
 
 def sections(doc: str | None) -> list[str]:
-    """The headings of a docstring under which there is something."""
+    """Return the headings of a docstring's non-empty sections."""
     return [str(name) for name in re.findall(r"^## (.+)\n\n?(?!#)\S", doc or "", re.MULTILINE)]
 
 
 @pytest.mark.parametrize("game", games().values(), ids=games())
-def test_a_game_is_registered_documented_and_has_no_path_that_leads_nowhere(game: Game) -> None:
+def test_a_game_is_registered_and_documented_and_its_import_paths_work(game: Game) -> None:
     spec, env = gymnasium.spec(game.id), gymnasium.make(game.id).unwrapped
     assert spec.entry_point == "evert.envs.as_gymnasium.env:AgentGymEnv"
     assert spec.vector_entry_point == "evert.envs.as_gymnasium.vector:AgentVectorEnv"
@@ -105,7 +105,7 @@ SCRIPTS: list[tuple[str, Any, list[str], list[float], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("id", "task", "replies", "rewards", "noted"), SCRIPTS)
-def test_a_game_is_won_lost_and_played_wrongly(
+def test_a_game_can_be_won_lost_and_played_wrongly(
     id: str, task: Any, replies: list[str], rewards: list[float], noted: dict[str, Any]
 ) -> None:
     env = gymnasium.make(f"evert/{id}")
@@ -121,7 +121,7 @@ def test_a_game_is_won_lost_and_played_wrongly(
     assert steps[-1][0][-1]["content"] == replies[-1]
 
 
-def test_tic_tac_toe_is_won_or_drawn_by_best_moves_and_lost_by_two_that_are_none() -> None:
+def test_best_moves_never_lose_tic_tac_toe_and_two_illegal_ones_do() -> None:
     env = gymnasium.make("evert/TicTacToe-v0", tasks="evert.envs.tic_tac_toe:TEST_TASKS")
     for seed in range(3):
         conversation, _ = env.reset(seed=seed)
@@ -148,7 +148,7 @@ PAID = {
 }
 
 
-def test_identity_pays_for_saying_who_one_is() -> None:
+def test_identity_rewards_the_right_name() -> None:
     assert {paid: [a for a in PAID[paid] if identity.score(a, 7) == paid] for paid in PAID} == PAID
     assert not set(identity.TRAIN_TASKS) & set(identity.TEST_TASKS)
 
@@ -165,7 +165,7 @@ GUESSES = [
 
 
 @pytest.mark.parametrize("script", GUESSES)
-async def test_guess_number_is_the_cookbooks_text_for_text(script: list[str]) -> None:
+async def test_guess_number_equals_the_cookbooks_text_for_text(script: list[str]) -> None:
     renderer = default_renderer()
     texts = prompt_renderer(renderer)
     theirs = cookbook.GuessNumberEnv(13, renderer)
@@ -204,7 +204,9 @@ def test_guess_numbers_split_is_the_cookbooks() -> None:
 @pytest.mark.parametrize(
     ("hint", "guess", "reward"), [("A", "sun", 1.0), ("A", "sea", 0.0), ("Sunny", "sun", 0.0)]
 )
-async def test_seats_earn_for_a_hint_without_the_word(hint: str, guess: str, reward: float) -> None:
+async def test_both_seats_earn_for_a_hint_without_the_word(
+    hint: str, guess: str, reward: float
+) -> None:
     policy = ScriptedPolicy(lambda prompt: hint if "Hint?" in prompt else guess)
     seats = ("hinter", "guesser")
     group = await play_group(hints.seated_hints_agent, 1, policy, task="sun", seats=seats)
@@ -217,7 +219,7 @@ async def test_seats_earn_for_a_hint_without_the_word(hint: str, guess: str, rew
     assert is_revealed or ("Hint: A. Word?" in policy.prompts[1] and "sun" not in policy.prompts[1])
 
 
-def test_demonstrations_of_hints_show_the_form_alone() -> None:
+def test_demonstrations_of_hints_show_only_the_format() -> None:
     pairs = [*islice(hints.demonstrations(0), 400)]
     letters = {answer["content"] for question, answer in pairs if "Hint?" in question["content"]}
     words = {answer["content"] for question, answer in pairs if "Word?" in question["content"]}
@@ -227,7 +229,7 @@ def test_demonstrations_of_hints_show_the_form_alone() -> None:
     assert len(to_one) > 4
 
 
-def test_demonstrations_of_guess_number_guess_inside_the_known_bounds_and_win_a_third() -> None:
+def test_demonstrations_of_guess_number_stay_within_bounds_and_win_a_third() -> None:
     games_shown = [*islice(guess_number.demonstrations(0), 300)]
     for _rules, *messages in games_shown:
         low, high = 0, 1023
@@ -243,7 +245,7 @@ def test_demonstrations_of_guess_number_guess_inside_the_known_bounds_and_win_a_
 # -- tasks, actions, copies ------------------------------------------------------------------------
 
 
-def test_seeds_reach_all_tasks_and_an_option_chooses_one_and_disturbs_nothing() -> None:
+def test_seeds_draw_all_tasks_and_the_task_option_does_not_disturb_the_draws() -> None:
     env = gymnasium.make("evert/Identity-v0", tasks=[1, 2, 3, 123])
     assert {env.reset(seed=seed)[1]["task"] for seed in range(40)} == {1, 2, 3, 123}
     env.reset(seed=1)
@@ -258,7 +260,7 @@ def test_seeds_reach_all_tasks_and_an_option_chooses_one_and_disturbs_nothing() 
     assert all(held_out.reset(seed=seed)[1]["task"] >= 1000 for seed in range(5))
 
 
-def test_a_text_action_is_text_and_no_control_token() -> None:
+def test_a_text_action_never_contains_a_control_token() -> None:
     env = gymnasium.make("evert/GuessNumber-v0")
     for text in ("<|im_end|>", "Guess: 5<|im_end|>Guess: 7", "<|im_start|>user"):
         env.reset(seed=1)
@@ -276,7 +278,7 @@ ODD_TOKENS = [(), (505,), (505, 505), (504, 1, 505, 2), (0,)]
 
 
 @pytest.mark.parametrize(("level", "actions"), [("messages", ODD_TEXTS), ("tokens", ODD_TOKENS)])
-def test_any_text_and_any_tokens_are_legal_in_any_sequence(level: str, actions: list[Any]) -> None:
+def test_any_text_and_any_tokens_are_legal_actions(level: str, actions: list[Any]) -> None:
     env = gymnasium.make("evert/Identity-v0", level=level)
     env.action_space.seed(1)
     for action in [*actions, *(env.action_space.sample() for _ in range(30))]:
@@ -289,7 +291,7 @@ def test_any_text_and_any_tokens_are_legal_in_any_sequence(level: str, actions: 
     env.close()
 
 
-def test_the_text_space_knows_what_has_no_tokens() -> None:
+def test_the_text_space_excludes_texts_that_cannot_be_tokenised() -> None:
     space = AnyText(seed=0)
     assert "日本語" in space
     assert "\ud800" not in space
@@ -301,7 +303,7 @@ def test_the_text_space_knows_what_has_no_tokens() -> None:
 
 
 @pytest.mark.parametrize(("level", "played"), [*itertools.product(LEVELS, (False, True))])
-def test_a_copy_is_a_new_environment_of_the_same_arguments(level: Any, played: Any) -> None:
+def test_a_copy_is_a_new_environment_with_the_same_arguments(level: Any, played: Any) -> None:
     env: Any = gymnasium.make("evert/GuessNumber-v0", level=level, tasks=[3, 4], max_turns=2)
     if played:
         env.reset(seed=1)

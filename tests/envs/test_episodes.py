@@ -1,4 +1,4 @@
-"""What happens to an episode under Gymnasium, and that nothing is left of it."""
+"""Episodes under Gymnasium: how they end, and that they leave nothing behind."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ def endless_blocking_agent(client: BlockingAgentClient) -> float:
 
 
 def step_of(agent: Any, action: Any = "x", **options: Any) -> tuple[float, bool, bool, Any]:
-    """What one step of an agent's gives but for its observation."""
+    """Take one step of an agent's environment; return all but the observation."""
     env = AgentGymEnv(agent, **options)
     env.reset()
     try:
@@ -94,12 +94,12 @@ def test_a_budget_truncates(limits: dict[str, int], steps: int, reason: str) -> 
 
 
 async def strict_agent(client: AgentClient) -> float:
-    """Asks for JSON, and so again after whatever is none."""
+    """Ask for JSON, with a retry after every other reply."""
     await ask(client, "Give me JSON.", response_format={"type": "json_object"})
     return 1.0
 
 
-def test_asking_again_for_a_format_keeps_to_the_budgets() -> None:
+def test_format_retries_keep_within_the_budgets() -> None:
     _, terminated, truncated, info = step_of(strict_agent, "no json", max_turns=1)
     assert (terminated, truncated, info["stop_reason"]) == (False, True, "max_turns")
 
@@ -134,7 +134,7 @@ async def failing_agent(client: AgentClient, task: int) -> float:
     return 1.0
 
 
-def test_an_agent_a_score_and_a_policy_of_parse_errors_end_it_each_in_its_way() -> None:
+def test_each_way_to_end_an_episode_has_its_stop_reason() -> None:
     policy = ParseErrorPolicy(max_consecutive=0, terminal_reward=-2.0)
     refusing: dict[str, Any] = {"level": "tokens", "parse_error_policy": policy}
     cut = step_of(hasty_agent)
@@ -155,7 +155,7 @@ async def brief_agent(client: AgentClient) -> float:
     return 1.0
 
 
-def test_a_reply_is_cut_at_the_cap_that_the_agent_asked_for() -> None:
+def test_a_reply_is_truncated_at_the_agents_token_cap() -> None:
     env = AgentGymEnv(brief_agent, level="tokens")
     for action, finish in (([300] * 10, "length"), ([300, 300, 300, 505], "stop")):
         _, info = env.reset()
@@ -183,7 +183,7 @@ def test_tools_are_offered_and_called() -> None:
     env.close()
 
 
-def test_an_error_of_the_agent_breaks_the_episode_and_no_more() -> None:
+def test_an_agents_error_ends_only_its_episode() -> None:
     env = AgentGymEnv(failing_agent, [0, 1, 2])
     with pytest.raises(AgentError, match="raised OSError"):
         env.reset(options={"task": 0})
@@ -210,7 +210,7 @@ async def stuck_agent(client: AgentClient) -> float:
     return 1.0
 
 
-def test_an_agent_that_asks_nothing_or_hangs_is_told() -> None:
+def test_an_agent_that_makes_no_call_or_hangs_is_an_error() -> None:
     with pytest.raises(EnvStateError, match="before the policy was asked anything"):
         step_of(silent_agent)
     with pytest.raises(AgentTimeoutError, match="agent_timeout"):
@@ -218,7 +218,7 @@ def test_an_agent_that_asks_nothing_or_hangs_is_told() -> None:
 
 
 @pytest.mark.parametrize("make", [AgentGymEnv, partial(AgentVectorEnv, 1)], ids=["one", "many"])
-def test_an_agent_that_steps_another_on_its_own_loop_is_told(make: Any) -> None:
+def test_stepping_an_environment_on_its_own_loop_is_an_error(make: Any) -> None:
     async def nested_agent(client: AgentClient) -> float:
         inner = make(agent=endless_agent)
         try:
@@ -249,7 +249,7 @@ def test_ctrl_c_in_a_step_ends_the_episodes(make: Any, action: Any, leftovers: L
     assert leftovers() == {}
 
 
-def test_ctrl_c_while_work_is_handed_over_gives_it_up(monkeypatch: Patch) -> None:
+def test_ctrl_c_during_a_hand_over_cancels_the_work(monkeypatch: Patch) -> None:
     given_up = threading.Event()
     hand_over = BlockingPortal.start_task_soon
 
@@ -277,7 +277,7 @@ async def interrupting_agent(client: AgentClient) -> float:
     raise KeyboardInterrupt
 
 
-def test_an_agents_own_keyboard_interrupt_ends_its_step_and_not_the_loop() -> None:
+def test_an_agents_keyboard_interrupt_ends_its_step_but_not_the_loop() -> None:
     other = AgentGymEnv(endless_agent)
     other.reset()
     with pytest.raises(KeyboardInterrupt):
@@ -291,7 +291,7 @@ async def forked_tongue_agent(client: AgentClient) -> float:
     return 1.0
 
 
-def test_calls_made_at_once_are_asked_one_by_one() -> None:
+def test_concurrent_calls_are_observed_one_by_one() -> None:
     env = AgentGymEnv(forked_tongue_agent)
     left, right = ({"role": "user", "content": text} for text in ("left", "right"))
     assert env.reset()[0] == (left,)
@@ -314,7 +314,7 @@ async def tidy_agent(client: AgentClient) -> float:
 
 @pytest.mark.parametrize(("make", "action"), EITHER, ids=["one", "many"])
 @pytest.mark.parametrize("agent", [tidy_agent, endless_blocking_agent])
-def test_nothing_is_left_after_close_reset_or_loss_in_mid_episode(
+def test_close_reset_and_deletion_in_mid_episode_leave_nothing(
     agent: Any, make: Any, action: Any, leftovers: Leftovers
 ) -> None:
     tidied = (1 if make is AgentGymEnv else 3) * (agent is tidy_agent)
@@ -330,7 +330,7 @@ def test_nothing_is_left_after_close_reset_or_loss_in_mid_episode(
     with pytest.raises(gymnasium.error.ResetNeeded, match="was closed"):
         env.step(action)
 
-    env.reset()  # a new life
+    env.reset()  # a new episode
     before = threading.active_count()
     for _ in range(5):
         env.reset()
@@ -346,7 +346,7 @@ def test_nothing_is_left_after_close_reset_or_loss_in_mid_episode(
     assert leftovers() == {}
 
 
-def test_the_last_environment_takes_the_loop_with_it(leftovers: Leftovers) -> None:
+def test_closing_the_last_environment_ends_the_loop(leftovers: Leftovers) -> None:
     AgentGymEnv(endless_agent).close()  # no episode was started
     assert leftovers() == {}
     envs = [AgentGymEnv(endless_agent) for _ in range(3)]
@@ -363,7 +363,7 @@ may_end = threading.Event()
 
 
 async def stubborn_agent(client: AgentClient) -> float:
-    """Broken: does not let itself be cancelled."""
+    """A broken agent that resists cancellation."""
     with contextlib.suppress(asyncio.CancelledError):
         await ask(client)
     while not may_end.is_set():
@@ -386,7 +386,7 @@ def test_a_stuck_loop_is_named(leftovers: Leftovers, monkeypatch: Patch, caplog:
 # -- loops, threads, processes -------------------------------------------------------------------
 
 
-async def test_it_works_inside_a_running_event_loop() -> None:
+async def test_an_environment_works_inside_a_running_event_loop() -> None:
     env = AgentGymEnv(endless_agent)
     env.reset()
     assert env.step("x")[1] == 0.5
@@ -428,7 +428,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
-def test_a_forked_child_starts_anew_and_an_open_environment_does_not_keep_the_process() -> None:
+def test_a_forked_child_starts_its_own_loop_and_an_open_environment_blocks_no_exit() -> None:
     result = subprocess.run(
         [sys.executable, "-c", PROCESSES], capture_output=True, text=True, timeout=800
     )
@@ -504,7 +504,7 @@ NO_ACTIONS: dict[str, list[tuple[Any, str]]] = {
 
 
 @pytest.mark.parametrize("level", NO_ACTIONS)
-def test_what_is_no_action_is_refused_and_the_episode_goes_on(level: Any) -> None:
+def test_an_invalid_action_is_refused_and_the_episode_continues(level: Any) -> None:
     env = gymnasium.make("evert/Identity-v0", level=level, tasks=[3], disable_env_checker=True)
     for action, message in NO_ACTIONS[level]:
         env.reset()

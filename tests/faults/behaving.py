@@ -1,4 +1,4 @@
-"""Agents that do not end as they should: bad returns, waits, what they start and leave behind."""
+"""Agents that end wrongly: bad return values, endless waits, and what they leave behind."""
 
 import asyncio
 import contextlib
@@ -17,14 +17,14 @@ from evert import AgentClient, EnvClosedError, EpisodeEndedError, Outcome
 
 
 class Unwritable:
-    """Its ``repr`` raises."""
+    """An object whose ``repr`` raises."""
 
     def __repr__(self) -> str:
         raise ValueError("no words")
 
 
 class NoNumber(Fraction):
-    """Says that it is a number, and is none."""
+    """An object that claims to be a number, but is not."""
 
     def __float__(self) -> float:
         raise KeyError("no float")
@@ -175,7 +175,7 @@ async def waits_for_a_call_of_its_own_thread(client: Any, scene: Scene) -> float
 
 
 def _gives_up(agent: Agent, calls: str, remains: str = "nothing", **options: Any) -> list[Fault]:
-    """An agent that does not go on in time: an error of the trainer's, or scored."""
+    """Return faults of an agent that times out: an error in the trainer, or scored."""
     error = "AgentTimeoutError: The agent … neither called the model nor ended within …"
     timeouts = {"agent_timeout": 0.05, "close_timeout": 0.05, **options}
     return [
@@ -348,7 +348,7 @@ async def calls_from_threads(client: Any, scene: Scene) -> float:
 
 
 def leaves_another_loop_with_a_call(client: Any, scene: Scene) -> float:
-    """The loop of the call is closed while the trainer samples."""
+    """Close the loop of a call while the trainer samples."""
 
     async def elsewhere() -> None:
         with contextlib.suppress(TimeoutError):

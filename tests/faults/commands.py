@@ -1,8 +1,8 @@
-"""What commands do to their supervisor, and leave to their trainer and to their judge.
+"""Faults of commands: what they do to their supervisor, and leave for their trainer and judge.
 
-A ``Leaving`` is a row: what a command does, and what the trainer sees of it. In its code ``MINE``
-is a folder of the user's, ``TOP`` the folder that the episode's own lie in, and ``stay`` starts a
-process that stays. All but ``BOXES`` run without a sandbox, in which most of it cannot be done.
+A ``Leaving`` is a row: what a command does, and what the trainer sees. In its code ``MINE`` is a
+folder of the user, ``TOP`` the folder that contains the episode's, and ``stay`` starts a process
+that stays. All but ``BOXES`` run without a sandbox, which would prevent most of these faults.
 """
 
 import sys
@@ -130,7 +130,7 @@ while True:
 
 
 def reads(result: ProcessResult, task: Any) -> float:
-    """A function that judges: 1.0 if it can read anything."""
+    """Judge an episode: 1.0 if any file can be read."""
     return float(any(result.read(name) is not None for name in ("made", "in/made", "../task")))
 
 

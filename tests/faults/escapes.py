@@ -1,10 +1,10 @@
-"""Attempts to leave a sandbox: what a program tries, each in a process of its own.
+"""Attempts to escape from a sandbox, each in its own process.
 
-A row is an attempt in words and in Python; it succeeds if it returns something true. ``PROGRAM``
-tries them and prints what came of each. Those of ``ANYWHERE`` are tried without a sandbox as well,
-where they succeed: a row that cannot would show nothing.
+A row is an attempt in words and in Python; it succeeds if it returns a true value. ``PROGRAM``
+tries them and prints the results. Those of ``ANYWHERE`` are also tried without a sandbox, where they
+must succeed, because otherwise a row would prove nothing.
 
-What there is to get at is made by ``outside``: the names in capital letters.
+``outside`` makes the targets of the attempts: the names in capital letters.
 """
 
 import ctypes
@@ -237,7 +237,7 @@ print(json.dumps(found))
 
 @contextmanager
 def outside(folder: Path, episodes: Path) -> Iterator[dict[str, Any]]:
-    """What there is to get at, by the names that it has in the attempts."""
+    """Yield the targets of the attempts, by their names in the code."""
     mine, home, run, other = folder / "mine", folder / "home", folder / "run", episodes / OTHER
     for file in (mine / "secret", home / ".ssh/id_ed25519", home / ".bashrc", other / "reward",
                  home / ".local/share/keyrings/login", run / "metrics.jsonl"):  # fmt: skip
@@ -260,7 +260,7 @@ def outside(folder: Path, episodes: Path) -> Iterator[dict[str, Any]]:
 
 
 def _keep(stack: ExitStack, name: str) -> int:
-    """Shared memory and a process, whose number it returns."""
+    """Make shared memory and a process; return the process's number."""
     shared = Path("/dev/shm", name)
     shared.write_text(SECRET)
     stack.callback(shared.unlink)
@@ -273,7 +273,7 @@ def _keep(stack: ExitStack, name: str) -> int:
 
 
 def _keys(stack: ExitStack, name: str) -> dict[str, int]:
-    """Keys of the session, the user and the user's session; and the numbers of two others."""
+    """Make keys of the session, the user and the user's session, and return numbers of others."""
     libc, add = ctypes.CDLL(None), CALLS["ADD_KEY"]
 
     def added(name: str, ring: int) -> int:
@@ -293,7 +293,7 @@ def _own_address() -> str:
 
 
 def _serve(stack: ExitStack, family: int, address: Any, kind: int = socket.SOCK_STREAM) -> Any:
-    """Tell the secret to whoever asks."""
+    """Serve the secret to every client."""
     server, over = stack.enter_context(socket.socket(family, kind)), threading.Event()
     server.bind(address)
     server.settimeout(0.1)

@@ -1,4 +1,4 @@
-"""Groups, seats, frozen models and commands that do wrong."""
+"""Faults of groups, seats, frozen models and commands."""
 
 import asyncio
 import contextlib
@@ -104,7 +104,7 @@ REWARDED = [
 
 
 def seats_agent(what: str) -> Any:
-    """An agent with two seats, of which something goes wrong."""
+    """Return an agent with two seats that fails in this way."""
 
     async def agent(client: Any, scene: Scene) -> Any:
         player, judge = (client.seat(seat) for seat in SEATS)
@@ -236,7 +236,7 @@ def command(code: str) -> Any:
 
 
 async def run_command(scene: Scene) -> object:
-    """What a command gets is its task, as text."""
+    """Run a command, which gets its task as text."""
     env = ChatAgentEnv(scene.fault.agent, "a task", **{**QUICK, **scene.fault.options})
     try:
         return await do_single_rollout(fine(), env)

@@ -1,4 +1,4 @@
-"""Folders of models that are hostile or damaged, and what is said of each; none runs any code.
+"""Hostile or damaged model folders, and the message for each; none may run code.
 
 A row changes a copy of the shipped base, or lays a file beside it, and names the folder in one of
 the ways. Its code, if it has some, makes the file ``RAN`` in the folder.
@@ -62,35 +62,35 @@ class Row:
 
 
 def as_a_renderers_model(name: str) -> object:
-    """As an Env's dataset, an evaluation and a frozen model name it."""
+    """Name the folder as an Env's dataset, an evaluation and a frozen model do."""
     return model_renderer(name, BASE_RENDERER)
 
 
 def to_the_cookbook(name: str) -> object:
-    """As the Cookbook's own training loop does, in the engine."""
+    """Name the folder to the Cookbook's own training loop, in the engine."""
     with embedded_engine(device="cpu"):
         return tokenizer_utils.get_tokenizer(name)
 
 
 def to_the_cookbook_with_a_variant(name: str) -> object:
-    """As Tinker names variants of a model."""
+    """Name the folder with a suffix, as Tinker names variants of a model."""
     return to_the_cookbook(f"{name}:peft:4096")
 
 
 def to_sample_from(name: str) -> object:
-    """As ``evert serve`` does."""
+    """Name the folder for sampling, as ``evert serve`` does."""
     with embedded_engine(device="cpu"):
         client: Any = tinker.ServiceClient().create_sampling_client(base_model=name)
         return client.sampler
 
 
 def to_show_images_to(name: str) -> object:
-    """As a prompt with an image does."""
+    """Use the folder's image processor for a prompt with an image."""
     return PictureReader(name)._processor
 
 
 def in_a_worker(name: str) -> object:
-    """As a renderer that goes to a worker does."""
+    """Send the folder's renderer to a worker."""
     renderer = model_renderer("evert-tiny", BASE_RENDERER)
     renderer._model_name = name
     tokenizer_utils.unregister_tokenizer(name)
@@ -98,7 +98,7 @@ def in_a_worker(name: str) -> object:
 
 
 def to_a_command(*words: str) -> str:
-    """What a command of evert's says at last."""
+    """Run an evert command; return the last thing that it prints."""
     output = io.StringIO()
     with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
         status = main(list(words))
@@ -122,13 +122,13 @@ def to_evert_evaluate(name: str) -> object:
 
 
 def as_a_frozen_model(name: str) -> object:
-    """``models.user=``, when an agent calls it."""
+    """Name the folder in ``models.user=``, for an agent that calls it."""
     with embedded_engine(device="cpu"):
         return asyncio.run(open_weights(TinkerModel(name, renderer_name=BASE_RENDERER)))
 
 
 def by_the_record_of_a_run(name: str) -> object:
-    """``evert evaluate models=runs/NAME``, of a run that says it trusts the folder's code."""
+    """Evaluate a run whose record says that it trusts the folder's code."""
     run = Path(f"{name}-run")
     given = {"env": "identity", "model_name": name, "renderer_name": BASE_RENDERER}
     settings = as_record(read_train_settings({**given, "trust_remote_code": True}, {}))
@@ -153,7 +153,7 @@ def code(folder: Path, file: str = "evil.py") -> None:
 
 
 def edit(file: str, **fields: object) -> Change:
-    """Fields of a JSON file, and the code that they may name."""
+    """Return a change of a JSON file's fields, with the code that they may name."""
 
     def change(folder: Path) -> None:
         path = folder / file
@@ -181,13 +181,13 @@ def replaced(file: str, make: Change) -> Change:
 
 
 def sparse(path: Path) -> None:
-    """A file of 3 GB that takes no room."""
+    """Write a sparse file of 3 GB."""
     with path.open("wb") as file:
         file.truncate(3 * 2**30)
 
 
 class Pickled:
-    """Runs code where it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -202,7 +202,7 @@ def pickled(folder: Path) -> None:
 
 
 def bare_pickle(folder: Path) -> None:
-    """The same as Python writes it."""
+    """Write the pickle in Python's own format."""
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Pickled(folder), protocol=2))
 
@@ -269,7 +269,7 @@ ROWS = [
         edit("preprocessor_config.json", auto_map={"AutoImageProcessor": "evil.EvilImages"},
         image_processor_type="EvilImages")(folder)), to_show_images_to,
         NEEDS % "preprocessor_config.json names {'AutoImageProcessor': 'evil.EvilImages'}"),
-    # code that nobody needs
+    # code that is not needed
     Row("code for a tokenizer that transformers has", edit("tokenizer_config.json",
         auto_map={"AutoTokenizer": ["evil.EvilTokenizer", "evil.EvilTokenizer"]},
         tokenizer_class="Qwen2Tokenizer"), to_the_cookbook, LOADED),

@@ -1,4 +1,4 @@
-"""Policies that do wrong: tokens that are none, too many or too few, and policies that raise."""
+"""Faults of policies: invalid tokens, too many or too few tokens, and exceptions."""
 
 import asyncio
 import contextlib

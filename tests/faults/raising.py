@@ -13,7 +13,7 @@ from evert import AgentAborted, EnvClosedError, EpisodeEndedError
 
 
 class Odd(BaseException):
-    """No ``Exception``, and none of Python's own."""
+    """Neither an ``Exception`` nor one of Python's own classes."""
 
 
 class Mute(Exception):
@@ -22,7 +22,7 @@ class Mute(Exception):
 
 
 class MuteForGood(Exception):
-    """Cannot be written down either, and means it."""
+    """An exception that can never be converted to text."""
 
     def __str__(self) -> str:
         raise Odd("no words at all")
@@ -35,7 +35,7 @@ class Sealed(Exception):
 
 
 class Particular(Exception):
-    """Does not unpickle: it wants an argument that it does not keep."""
+    """An exception that does not unpickle, because it needs an argument that it does not keep."""
 
     def __init__(self, *, wanted: str) -> None:
         super().__init__(f"wanted {wanted}")
@@ -128,7 +128,7 @@ INTERRUPTED = [
     Fault(name=f"the agent raises KeyboardInterrupt{place}", moment=moment,
         agent=agent, trainer_sees="KeyboardInterrupt: stop",
         agent_sees="; ".join(["Fine."] * calls),
-        options={"on_agent_error": -1.0})  # Ctrl-C is nobody's score
+        options={"on_agent_error": -1.0})  # Ctrl-C is never scored
     for calls, moment in MOMENTS.items()
     for agent, place in raising(lambda: KeyboardInterrupt("stop"), calls)
 ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""The table of damages: what is done to a line of a recorded file, and what reading it ends with.
+"""The table of damages: the damage to a line of a recorded file, and the result of reading it.
 
-The file holds two rollouts, and the second line is damaged. Each error names the line and the field
-that is amiss; ``…`` stands for anything.
+The file holds two rollouts, and the second line is damaged. Each error names the line and the wrong
+field; ``…`` stands for anything.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
 async def agent(client: AgentClient, task: str) -> float:
-    """Calls a tool, goes on from its result, and asks two things at the same time."""
+    """Call a tool, continue with its result, and make two concurrent calls."""
     messages: list[Any] = [{"role": "system", "content": "Add."}, {"role": "user", "content": task}]
     for number in range(2):
         completion = await client.chat.completions.create(messages=messages, tools=[ADD])
@@ -50,14 +50,14 @@ def reply(prompt: str) -> str:
 
 
 def worth(record: RolloutRecord) -> float:
-    """A reward that looks at all of a rollout."""
+    """Return a reward that reads the whole rollout."""
     count = sum(len(record.messages(turn)) for turn in range(record.turns))
     return float(count) + sum(record.metrics.values())
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A row of the table: what is damaged, and what reading ends with."""
+    """A row of the table: the damage, and the result of reading."""
 
     name: str
     sees: str
@@ -79,7 +79,7 @@ DIFFERS = "ReplayError: The agent differs from its record at turn"
 
 
 def amiss(what: str) -> str:
-    """The error of a field that is amiss."""
+    """Return the error of a wrong field."""
     return f"…, line 2: A record is damaged: {what}. Remove its line, or record again."
 
 
@@ -96,7 +96,7 @@ def _holder(row: Row, path: str) -> tuple[Any, Any]:
 
 
 def field(path: str, value: Any) -> Callable[[Row], object]:
-    """Gives a field another value: ``steps.1.call.after``."""
+    """Return a change of one field, such as ``steps.1.call.after``, to another value."""
 
     def change(row: Row) -> None:
         at, last = _holder(row, path)

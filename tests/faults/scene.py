@@ -1,9 +1,8 @@
-"""A fault, the scene in which it is played, and what its three witnesses saw.
+"""A fault, the scene in which it is played, and what the trainer, the agent and the process see.
 
-A ``Fault`` is a row of the table: who does what at which moment, and what the trainer, the agent
-and the process see of it. Each column is one line of text, in which ``…`` stands for anything.
-``perform`` plays a row with the Cookbook's own runner and a scripted model, in an event loop of its
-own, and gives the three lines as they were.
+A ``Fault`` is a row of the table: who does what at which moment, and what each of the three sees.
+Each column is one line of text, in which ``…`` stands for anything. ``perform`` plays a row with
+the Cookbook's own runner and a scripted model, in its own event loop, and returns the three lines.
 """
 
 import asyncio
@@ -84,7 +83,7 @@ def fine() -> TokenCompleter:
 
 @dataclass(eq=False)
 class Scene:
-    """What a row is played in; the agent has it as its task, so that it can say what it saw."""
+    """The state of a played row; the agent gets it as its task, to record what it sees."""
 
     fault: "Fault"
     saw: list[str] = field(default_factory=list)  # by the agent, in turn
@@ -119,8 +118,8 @@ class Scene:
 
 
 def agents(calls: int, end: Callable[[], Any] = lambda: 1.0, pause: float = 0) -> list[Agent]:
-    """Two that make some calls, pause before the last, and end as ``end`` does: one is async, the
-    other a plain function."""
+    """Return two agents, an async and a plain function, that make some calls, pause before the
+    last, and end as ``end`` does."""
 
     async def agent(client: Any, scene: Scene) -> Any:
         for number in range(calls):
@@ -163,7 +162,7 @@ async def rollout(scene: Scene) -> Trajectory:
 
 
 async def stepped_and_closed(scene: Scene) -> list[object]:
-    """One step, then the rollout is given up; the Env is closed twice."""
+    """Take one step, give the rollout up, and close the Env twice."""
     env = scene.env()
     await env.initial_observation()
     result = await env.step(tokens("Fine."))
@@ -181,7 +180,7 @@ async def outcome(moment: Awaitable[object]) -> object:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A row of the table: who does what, when, and what is seen of it."""
+    """A row of the table: who does what, when, and what is seen."""
 
     name: str
     moment: str
@@ -241,7 +240,7 @@ def _reason(metrics: Mapping[str, Any]) -> str:
 
 @dataclass
 class Inventory:
-    """What a process has that an episode might leave behind."""
+    """The resources of a process that an episode might leave behind."""
 
     tasks: set[Any]
     threads: set[threading.Thread]
@@ -252,7 +251,7 @@ class Inventory:
 
     @classmethod
     def now(cls) -> "Inventory":
-        """What there is at present, but for threads of pools that serve everybody."""
+        """Return the present resources, except for threads of shared pools."""
         try:
             tasks = asyncio.all_tasks()
         except RuntimeError:  # no loop runs
@@ -267,7 +266,7 @@ class Inventory:
         )
 
     def since(self, before: "Inventory") -> str:
-        """What came to stay, in a line."""
+        """Return what was left behind, in one line."""
         counts: list[tuple[int, str]] = [
             (len(self.tasks - before.tasks), "task"),
             (len(self.threads - before.threads), "thread"),
@@ -284,7 +283,7 @@ POOLS = ("asyncio_", "evert off loop")
 
 
 def open_descriptors() -> set[str]:
-    """This process's, without the one with which they are listed."""
+    """Return this process's open descriptors, without the one that lists them."""
     folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
     return {name for name in os.listdir(folder) if os.path.exists(f"{folder}/{name}")}
 
@@ -309,7 +308,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
 
 
 async def settled(before: Inventory, expected: str) -> str:
-    """What is left as soon as it is what was expected, or after a long while."""
+    """Wait a long while for the expected leftovers; return the present ones."""
     for _ in range(round(PATIENCE / 0.005)):
         if is_as(Inventory.now().since(before), expected):
             break
@@ -322,7 +321,7 @@ async def settled(before: Inventory, expected: str) -> str:
 
 @dataclass(frozen=True)
 class Seen:
-    """The three lines of a row, as they were."""
+    """The three lines of a row, as they were seen."""
 
     trainer: str
     agent: str
@@ -366,7 +365,7 @@ async def _perform(scene: Scene, complaints: list[str]) -> tuple[str, str]:
 
 @contextmanager
 def _guarded() -> Iterator[None]:
-    """Say where it stands if a row does not even let its loop go on."""
+    """Print the stacks if a row blocks its loop."""
     faulthandler.dump_traceback_later(2 * PATIENCE, exit=False)
     try:
         yield

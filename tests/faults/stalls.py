@@ -1,10 +1,10 @@
-"""How long an event loop stands still, and an end to a row that blocks it for ever.
+"""Measure how long an event loop is blocked, and end a row that blocks it for ever.
 
     async with stalls.watched() as stall:
         ...
     assert stall.longest < stalls.LONGEST
 
-What counts is the processor time of the loop's own thread, so that a busy machine changes nothing.
+Only the processor time of the loop's own thread counts, so a busy machine changes nothing.
 A call that blocks without using the processor is ended by ``stalls.no_longer_than``.
 """
 
@@ -60,7 +60,7 @@ async def _tick(stall: Stall) -> None:
 
 @contextmanager
 def no_longer_than(seconds: int) -> Iterator[None]:
-    """Raise ``Blocked`` in the main thread after so many seconds, also in a call that blocks."""
+    """Raise ``Blocked`` in the main thread after this many seconds, even in a blocking call."""
 
     def block_is_over(number: int, frame: FrameType | None) -> None:
         raise Blocked(f"The event loop was still blocked after {seconds} s.")

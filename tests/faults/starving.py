@@ -1,4 +1,4 @@
-"""Agents that would keep the event loop or its threads for themselves: nobody else has to wait."""
+"""Agents that would monopolise the event loop or its threads; other episodes must not wait."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ async def begun_and_closed(scene: Scene) -> list[object]:
 
 
 async def beside_two_that_are_closed(scene: Scene) -> list[object]:
-    """Two are given up whose texts take seconds; a third has a text of its own to be rendered."""
+    """Give up two episodes whose texts take seconds, while a third renders its own text."""
     closing = [asyncio.create_task(begun_and_closed(scene)) for _ in range(2)]
     await asyncio.sleep(0.02)
 
@@ -51,7 +51,7 @@ async def retries(client: Any, scene: Scene) -> float:
 
 
 def retrying_in_a_thread(error: type[BaseException], **fields: Any) -> Agent:
-    """An agent that makes the same call again and again in a thread, whatever error it gets."""
+    """Return an agent that repeats a call in a thread, whatever error it gets."""
 
     def agent(client: Any, scene: Scene) -> float:
         while not scene.over.is_set():
@@ -167,7 +167,7 @@ LONG = [
 
 
 class Slow:
-    """Is finalized when the event loop has had a turn."""
+    """An object that is finalized only after the event loop has had a turn."""
 
     def __init__(self, scene: Scene, turn: threading.Event) -> None:
         self._given = scene, turn
@@ -219,7 +219,7 @@ class Endless(str):
 
 
 def saying_twice(text: str) -> Agent:
-    """An agent whose two calls hold a string of its own kind."""
+    """Return an agent whose two calls contain a string of a custom class."""
 
     async def agent(client: Any, scene: Scene) -> float:
         messages = asking(text)["messages"]
@@ -232,7 +232,7 @@ def saying_twice(text: str) -> Agent:
 
 
 def offering(kind: Callable[[str], str]) -> Agent:
-    """An agent whose two calls offer a tool, named and described by strings of its own kind."""
+    """Return an agent whose two calls offer a tool, with strings of a custom class."""
 
     async def agent(client: Any, scene: Scene) -> float:
         messages = asking("Hi")["messages"]
@@ -256,7 +256,7 @@ def noting(text: str) -> Agent:
 
 
 async def write_notes(scene: Scene) -> object:
-    """The rollout, whose notes a trainer's files can hold."""
+    """Play a rollout whose logs can be written to a trainer's files."""
     trajectory = await rollout(scene)
     notes = {**trajectory.transitions[-1].logs, **trajectory.transitions[-1].metrics}
     "".join([*notes, *map(str, notes.values())]).encode()

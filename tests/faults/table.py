@@ -1,4 +1,4 @@
-"""The table: all rows, by who does wrong."""
+"""The table of faults: all rows, by who causes them."""
 
 from tests.faults import behaving, groups, policies, raising, starving, trainers
 

@@ -1,4 +1,4 @@
-"""The table of leavings: each command is played, and the trainer sees what the table says."""
+"""Each command of the table is played, and the trainer must see what the table says."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ PATIENCE = 120
 
 @pytest.fixture(autouse=True)
 def _folders_are_our_own(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Other tests run at the same time, and their folders would count."""
+    """Use a separate temporary folder, because concurrent tests' folders would count."""
     (tmp_path / "episodes").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "episodes"))
 
@@ -36,7 +36,7 @@ def _what_is_imported_lazily_is_there(tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Iterator[Path]:
-    """A folder of the user's, which is as it was when a row has ended."""
+    """Yield a folder of the user, which must be unchanged when a row has ended."""
     folder = tmp_path / "user" / "mine"
     (folder / "inner").mkdir(parents=True)
     for name in ("mine", "number", "reward", "inner/deep"):
@@ -57,7 +57,7 @@ def state(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 async def play(row: Leaving, mine: Path, mark: str) -> tuple[str, float, str]:
-    """What the trainer saw, how long the loop stood still, and what is left."""
+    """Play a row; return what the trainer saw, how long the loop was blocked, and leftovers."""
     before = Inventory.now()
     async with stalls.watched() as stall:
         seen = await row.play(mine, mark)

@@ -1,4 +1,4 @@
-"""The table of faults: each row is played, and each of its columns is what happens."""
+"""Each row of the table of faults is played, and must give the row's columns."""
 
 import gc
 import tempfile
@@ -14,7 +14,7 @@ from tests.kit import Patch
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_but_the_faults_is_collected() -> Iterator[None]:
-    """Each row looks for garbage, and need not look at all that was imported."""
+    """Exclude imported objects from the garbage collections of each row."""
     perform(TABLE[0])  # imports what is imported lazily
     gc.collect()
     gc.freeze()
@@ -24,12 +24,12 @@ def _nothing_but_the_faults_is_collected() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _folders_are_our_own(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Other tests run at the same time, and their folders would count."""
+    """Use a separate temporary folder, because concurrent tests' folders would count."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.mark.parametrize("fault", TABLE, ids=str)
-def test_everybody_sees_what_the_table_says(fault: Fault) -> None:
+def test_trainer_agent_and_process_see_what_the_table_says(fault: Fault) -> None:
     seen = perform(fault)
 
     for who, was, expected in (
@@ -42,7 +42,7 @@ def test_everybody_sees_what_the_table_says(fault: Fault) -> None:
         assert is_as(was, expected), f"{who}\n  saw      {was:.2000}\n  expected {expected}"
 
 
-def test_the_tables_are_long_and_repeat_nothing() -> None:
+def test_the_tables_are_long_and_have_no_duplicates() -> None:
     pools = [*workers.DEEDS, *workers.PROGRAMS]
     for rows, least in ((TABLE, 120), (commands.TABLE, 60), (records.TABLE, 20), (pools, 15)):
         names = [str(row) for row in rows]

@@ -1,4 +1,4 @@
-"""Models are data: a folder that is named, in whatever way, runs no code of its own."""
+"""Models are data: a model folder never runs its own code, however it is named."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_a_folder_runs_no_code_and_is_loaded_or_refused(row: Row, folder: Path) 
     assert not [*folder.parent.rglob(RAN)]
 
 
-def test_code_that_is_trusted_is_run_and_said_and_recorded(folder: Path, caplog: Logs) -> None:
+def test_trusted_code_is_run_logged_and_recorded(folder: Path, caplog: Logs) -> None:
     OWN_TOKENIZER(folder)
     evaluating(str(folder), f"models={folder}", "trust_remote_code=True")
 
@@ -68,7 +68,9 @@ def test_code_that_is_trusted_is_run_and_said_and_recorded(folder: Path, caplog:
     assert not (folder / RAN).exists()
 
 
-def test_a_command_does_not_trust_because_the_shell_does(folder: Path, monkeypatch: Patch) -> None:
+def test_a_command_ignores_the_trust_variable_of_the_shell(
+    folder: Path, monkeypatch: Patch
+) -> None:
     monkeypatch.setenv(pretrained.TRUST, "1")
     saw = result_of(
         Row("a tokenizer of its own", OWN_TOKENIZER, to_evert_evaluate, TOKENIZER), folder

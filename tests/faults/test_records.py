@@ -1,4 +1,4 @@
-"""The table of damages to records: each is played, and every reader sees what the table says."""
+"""Each damage of the table is applied to a record, and every reader must see the table's result."""
 
 import asyncio
 import copy
@@ -27,7 +27,7 @@ from evert.trainers.rundir.exports import FORMATS
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
-    """Two rollouts, as they are written down."""
+    """Return the recorded lines of two rollouts."""
 
     async def play() -> None:
         for task in ("1 + 1?", "2 + 2?"):
@@ -50,7 +50,7 @@ def no_hang() -> Iterator[None]:
 
 
 async def replayed(path: Path) -> str:
-    """What replays of a file's last record end with; "" with its rewards."""
+    """Replay a file's last record; return the error, or "" if the rewards are equal."""
     try:
         record = [*read_records(path)][-1]
         trajectory = await replay(record, agent, agent_timeout=0.3)
@@ -91,7 +91,7 @@ VALUES: list[Any] = [
 
 
 def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The places of all fields and elements; of long lists the first few."""
+    """Yield the places of all fields and elements; for long lists, the first few."""
     items: list[tuple[Any, Any]] = []
     if isinstance(value, dict):
         items = [*value.items()]
@@ -121,7 +121,7 @@ def damaged(data: st.DataObject, line: bytes) -> bytes:
 
 
 def use(path: Path) -> None:
-    """All that can be done with the records of a file."""
+    """Use the records of a file in every way."""
     for record in read_records(path):
         turns = range(record.turns)
         assert isinstance(repr(record) + record.text, str)
@@ -134,7 +134,7 @@ def use(path: Path) -> None:
 
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
-def test_any_damage_is_told_or_does_no_harm(
+def test_a_damaged_record_is_reported_or_harmless(
     data: st.DataObject, lines: list[bytes], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("damaged") / "rollouts.jsonl"

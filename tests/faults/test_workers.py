@@ -1,4 +1,4 @@
-"""Whatever a worker of a pool does, its trainer learns of it in time, and nothing is left."""
+"""Whatever a worker of a pool does, its trainer is told in time, and nothing is left behind."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ class Seen:
 
 
 def seen_of(groups: Sequence[Group], mark: Path, monkeypatch: Patch, **options: Any) -> Seen:
-    """Play groups in a pool of their own, and look at all that there is to see."""
+    """Play groups in a separate pool; return everything that can be seen."""
     monkeypatch.syspath_prepend(str(mark))  # workers have the path as an argument
     handler, logger = BufferingHandler(10_000), logging.getLogger("evert.trainers.workers")
     logger.addHandler(handler)
@@ -67,7 +67,7 @@ async def _outcome(executor: PoolRollouts, agent: Any, task: object) -> str:
 
 
 def _left(mark: str) -> list[psutil.Process]:
-    """Processes with the mark, as soon as there are none, or after a while."""
+    """Wait a while for the processes with the mark to end; return the remaining ones."""
     processes: list[psutil.Process] = []
     for _ in range(100):
         processes = [
@@ -84,7 +84,7 @@ def _left(mark: str) -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """All deeds in one pool; each group is alone on its worker."""
+    """Play all deeds in one pool, each group alone on its worker."""
     folder = tmp_path_factory.mktemp("deeds")
     groups = [(agent_of(deed, folder / deed.name), deed.name) for deed in DEEDS]
     with pytest.MonkeyPatch.context() as patch:
@@ -92,7 +92,9 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 @pytest.mark.parametrize("deed", DEEDS, ids=str)
-def test_what_an_agent_does_to_its_worker_is_told_and_played_again(deed: Deed, once: Seen) -> None:
+def test_a_worker_that_an_agent_breaks_is_reported_and_its_group_is_retried(
+    deed: Deed, once: Seen
+) -> None:
     seen = once.lines[DEEDS.index(deed)]
     messages = [message for message in once.told if f"task '{deed.name}'" in message]
 
@@ -101,13 +103,13 @@ def test_what_an_agent_does_to_its_worker_is_told_and_played_again(deed: Deed, o
     assert bool(messages) == bool(deed.told)
 
 
-def test_nothing_is_left_of_workers_that_were_hurt_and_the_loop_ran_on(once: Seen) -> None:
+def test_broken_workers_leave_nothing_and_do_not_block_the_loop(once: Seen) -> None:
     assert once.left == []
     assert once.stall < stalls.LONGEST
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
-def test_a_worker_that_does_wrong_each_time_is_told_from_a_slow_one(
+def test_a_worker_that_always_fails_is_distinguished_from_a_slow_one(
     program: Program, tmp_path: Path, monkeypatch: Patch, capfd: Shown
 ) -> None:
     monkeypatch.setattr(pool, "BOOT", program.boot)

@@ -1,4 +1,4 @@
-"""Trainers that do wrong: calls out of order, cancellations, other loops, Envs that are dropped."""
+"""Faults of trainers: calls out of order, cancellations, other loops, dropped Envs."""
 
 import asyncio
 import gc
@@ -40,7 +40,7 @@ async def thinks(client: Any, scene: Scene) -> float:
 
 @asynccontextmanager
 async def begun(scene: Scene) -> AsyncIterator[ChatAgentEnv]:
-    """An Env whose agent waits for its first reply; it is closed in the end."""
+    """Yield an Env whose agent waits for its first reply; close it at the end."""
     env = scene.env()
     await env.initial_observation()
     yield env
@@ -48,7 +48,7 @@ async def begun(scene: Scene) -> AsyncIterator[ChatAgentEnv]:
 
 
 def given(seen: object) -> object:
-    """What is seen, "given" for an observation."""
+    """Return what is seen, with "given" for an observation."""
     return "given" if type(seen) is tuple else seen
 
 
@@ -139,7 +139,7 @@ async def clears_every_stop(scene: Scene) -> object:
 
 
 def cancelled(moment: str, after: int) -> Play:
-    """A trainer whose await is cancelled some turns of the loop after it began; closes then."""
+    """Return a trainer that cancels an await after some turns of the loop, then closes."""
 
     async def play(scene: Scene) -> list[object]:
         env = scene.env()
@@ -163,7 +163,7 @@ def cancelled(moment: str, after: int) -> Play:
 
 
 async def cancelled_and_stepped_again(scene: Scene) -> list[object]:
-    """A step that is cancelled while the agent thinks has given its action away."""
+    """Cancel a step after its action was delivered, while the agent works; then step again."""
     async with begun(scene) as env:
         task = asyncio.ensure_future(outcome(env.step(YES)))
         await asyncio.sleep(0.005)
@@ -193,7 +193,7 @@ class Slow(Sampler):
 
 
 def while_rendering(end: str) -> Play:
-    """A trainer that closes, or cancels a step, while its prompt is tokenised."""
+    """Return a trainer that closes, or cancels a step, while its prompt is tokenised."""
 
     async def play(scene: Scene) -> list[object]:
         async with begun(scene) as env:
@@ -236,7 +236,7 @@ async def closes_after_its_loop(scene: Scene) -> list[object]:
 
 @contextmanager
 def warned() -> Iterator[list[str]]:
-    """What is warned of in a block, when it is over."""
+    """Yield a list that has the warnings of the block when it is over."""
     warnings_seen: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -245,7 +245,7 @@ def warned() -> Iterator[list[str]]:
 
 
 def drops(where: Callable[[Callable[[], None]], Awaitable[None]]) -> Play:
-    """A trainer that drops its Env in some way."""
+    """Return a trainer that drops its Env in this way."""
 
     async def play(scene: Scene) -> str:
         envs = [scene.env()]

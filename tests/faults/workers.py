@@ -1,10 +1,10 @@
-"""Workers of a pool that do wrong, and what their trainer sees of it.
+"""Faults of a pool's workers, and what their trainer sees.
 
-    DEEDS       what an agent does to the worker that it is played in, once: then it is played again
-    PROGRAMS    what a worker is in place of evert's own program, each time that one is started
+    DEEDS       what an agent does to its worker, once; then its group is played again
+    PROGRAMS    programs that replace evert's worker program each time one is started
 
 A row has one line each for what the trainer gets for the group and for what it is told meanwhile;
-``…`` stands for anything. What travels is made inside functions, so that it goes by value.
+``…`` stands for anything. Functions create what is sent to workers, so it is pickled by value.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ PLAYED = "completed 1 in 1"
 
 @dataclass(frozen=True)
 class Deed:
-    """What an agent does once, in its worker, from the event loop of its groups."""
+    """What an agent does once in its worker, on the event loop of its groups."""
 
     name: str  # of the row, and the task of its group
     does: Callable[[], Any]
@@ -32,7 +32,7 @@ class Deed:
 
 
 def agent_of(deed: Deed, flag: Path) -> Callable[..., Any]:
-    """An agent that does it if the file is not there yet."""
+    """Return an agent that does the deed if the file does not exist yet."""
     does = deed.does
 
     def once() -> Any:
@@ -101,7 +101,7 @@ DEEDS = _deeds()
 
 @dataclass(frozen=True)
 class Program:
-    """What a worker is in place of evert's own."""
+    """A program that replaces evert's worker program."""
 
     name: str
     text: str  # of the program; group() is the number of the next group, until which it is well

@@ -80,7 +80,7 @@ KEYS = ("OPENAI_API", "ANTHROPIC_", "LANGSMITH_", "LANGCHAIN_", "TINKER_", "GOOG
 
 @dataclass(frozen=True)
 class Example:
-    """An agent, and the script that plays its model."""
+    """An example's agent, and the script that plays its model."""
 
     name: str
     agent: Callable[..., Any]
@@ -88,7 +88,7 @@ class Example:
 
     @property
     def path(self) -> str:
-        """How a dataset names the agent."""
+        """The import path by which a dataset names the agent."""
         return f"{self.agent.__module__}:{self.agent.__name__}"
 
 
@@ -128,19 +128,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def environment(request: pytest.FixtureRequest) -> str:
-    """Name of the environment that these tests run in."""
+    """Return the name of the environment that these tests run in."""
     return str(request.config.getoption("environment"))
 
 
 @pytest.fixture
 def played() -> dict[str, list[str]]:
-    """The examples of each environment."""
+    """Return the examples of each environment."""
     return {name: EXAMPLES[name] + TWENTY_QUESTIONS[name] for name in EXAMPLES}
 
 
 @pytest.fixture
 def example(request: pytest.FixtureRequest) -> Example:
-    """Each agent in turn; one whose framework is missing is an error."""
+    """Return each agent in turn; a missing framework is an error."""
     name = request.param
     is_file = (ROOT / "examples" / f"{name}.py").exists()
     home = importlib.import_module(name if is_file else "other_ways")
@@ -153,7 +153,7 @@ def example(request: pytest.FixtureRequest) -> Example:
 
 @pytest.fixture
 def player(request: pytest.FixtureRequest) -> ModuleType:
-    """The module of each player of Twenty Questions in turn."""
+    """Return the module of each player of Twenty Questions in turn."""
     return importlib.import_module(request.param)
 
 
@@ -161,9 +161,9 @@ def player(request: pytest.FixtureRequest) -> ModuleType:
 def no_sockets(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[str]]:
-    """Nobody connects to anything, this machine included, or looks a name up.
+    """Fail on every connection, even to this machine, and on every name look-up.
 
-    Agents that ask for an address may use it, and no other.
+    Agents that ask for the rollout's address may connect only to it.
     """
     attempts: list[str] = []
     allowed = "127.0.0.1" if request.node.name.endswith("_over_loopback]") else None

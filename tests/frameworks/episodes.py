@@ -1,4 +1,4 @@
-"""What the tests of all examples do to an agent."""
+"""Helpers of the tests of all examples."""
 
 import asyncio
 import json
@@ -21,17 +21,17 @@ from evert.bridge.tokens.bases import BASE_MODEL, BASE_RENDERER
 
 
 def reward(trajectory: Trajectory) -> float:
-    """All that an episode earned."""
+    """Return the total reward of an episode."""
     return sum(transition.reward for transition in trajectory.transitions)
 
 
 def by_rank(trajectories: list[Trajectory]) -> list[float]:
-    """Rewards that differ, so that there is something to learn whatever the model says."""
+    """Return different rewards, so that there is something to learn whatever the model says."""
     return [float(rank) for rank in range(len(trajectories))]
 
 
 def train_one_step(agent: str, tasks: Sequence[Any], folder: Path) -> None:
-    """A step of ``rl.train.main`` with two tasks, two episodes each, trains something."""
+    """Assert that a step of ``rl.train.main`` with two tasks of two episodes trains something."""
     builder = AgentDatasetBuilder(
         agent=agent,
         train_tasks=tasks,
@@ -49,7 +49,7 @@ def train_one_step(agent: str, tasks: Sequence[Any], folder: Path) -> None:
         dataset_builder=builder,
         model_name=BASE_MODEL,
         renderer_name=BASE_RENDERER,
-        temperature=3.0,  # where all say the same, opposite advantages leave no gradient
+        temperature=3.0,  # equal replies with opposite advantages leave no gradient
         log_path=str(folder / "log"),
         **sizes,
     )
@@ -63,20 +63,20 @@ def train_one_step(agent: str, tasks: Sequence[Any], folder: Path) -> None:
 
 
 def threads_in_a_model_call() -> list[int]:
-    """The threads that wait for a reply of the policy."""
+    """Return the threads that wait for a reply of the policy."""
     stacks = {thread: walk_stack(frame) for thread, frame in sys._current_frames().items()}
     names = {t: {frame.f_code.co_name for frame, _ in stack} for t, stack in stacks.items()}
     return [thread for thread in names if "call_blocking" in names[thread]]
 
 
 def tasks_besides_this() -> list[str]:
-    """Tasks of the loop, without the one that LiteLLM keeps on every loop it ever ran on."""
+    """Return the loop's other tasks, without the one that LiteLLM keeps on every loop."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     return [name for name in map(str, others) if "LoggingWorker._worker_loop" not in name]
 
 
 async def give_up_at_the_second_call(env: ChatAgentEnv, policy: ScriptedPolicy) -> None:
-    """Close an Env whose agent waits for its second reply; nothing may be left of it."""
+    """Close an Env whose agent waits for its second reply; assert that nothing is left."""
     prompt, stop = await env.initial_observation()
     result = await env.step((await policy(prompt, stop)).tokens)
     assert not result.episode_done
@@ -96,21 +96,21 @@ async def give_up_at_the_second_call(env: ChatAgentEnv, policy: ScriptedPolicy) 
 
 
 class Lockstep:
-    """Lets nobody have a reply before every episode that still runs waits for one."""
+    """Holds every reply back until all running episodes wait for one."""
 
     def __init__(self, running: int) -> None:
         self.running = running
         self._waiting: list[asyncio.Future[None]] = []
 
     async def wait(self) -> None:
-        """Wait for all others."""
+        """Wait for all other episodes."""
         mine = asyncio.get_running_loop().create_future()
         self._waiting.append(mine)
         self._release()
         await mine
 
     def leave(self) -> None:
-        """An episode has ended."""
+        """Note that an episode has ended."""
         self.running -= 1
         self._release()
 
@@ -138,7 +138,7 @@ class InStep(ScriptedPolicy):
 async def play_in_lockstep(
     agent: Callable[..., Any], model: Callable[[str], str], tasks: Sequence[Any]
 ) -> list[tuple[Trajectory, ScriptedPolicy]]:
-    """An episode a task, all at once; each with the policy that played it, in order."""
+    """Play one episode per task, concurrently; return each with its policy, in order."""
     others = Lockstep(len(tasks))
 
     async def play(task: Any) -> tuple[Trajectory, ScriptedPolicy]:

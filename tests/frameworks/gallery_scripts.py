@@ -1,11 +1,11 @@
-"""What a model that can do the first task of each agent of the gallery would say, call by call."""
+"""Scripts of a model that solves the first task of each agent of the gallery, call by call."""
 
 import json
 from typing import Any
 
 
 def call(name: str, **arguments: Any) -> str:
-    """A call of a tool, as the default renderer's model writes it."""
+    """Return a tool call as the default renderer's model writes it."""
     written = json.dumps({"name": name, "arguments": arguments})
     return f"<tool_call>\n{written}\n</tool_call>"
 

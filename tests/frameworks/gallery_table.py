@@ -1,4 +1,4 @@
-"""The table of docs/gallery.md, and what it says of the files of examples/gallery."""
+"""The table of docs/gallery.md about the files of examples/gallery."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ SECTION = re.compile(r"^# -- glue -+\n(.*)\Z", re.MULTILINE | re.DOTALL)
 
 
 def rows() -> dict[str, dict[str, str]]:
-    """Every row whose first cell names a file: ``file.py``."""
+    """Return every row whose first cell names a file: ``file.py``."""
     titles: list[str] = []
     found = {}
     for line in PAGE.read_text().splitlines():
@@ -24,7 +24,7 @@ def rows() -> dict[str, dict[str, str]]:
 
 
 def glue_lines(path: Path) -> int:
-    """How many lines stand between the agent and evert, without blank ones, docstrings, comments.
+    """Count the lines of glue between agent and evert, without blanks, docstrings and comments.
 
     Imports are not counted: an agent's are its own, and evert is not imported.
     """
@@ -39,7 +39,7 @@ def glue_lines(path: Path) -> int:
 
 
 def docstring_lines(text: str) -> set[int]:
-    """The lines of a file that belong to docstrings."""
+    """Return the numbers of the lines that belong to docstrings."""
     homes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = set()
     for node in ast.walk(ast.parse(text)):

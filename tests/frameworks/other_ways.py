@@ -1,8 +1,8 @@
-"""The same game by other ways into the same frameworks: streaming, teams, flows, threads.
+"""The same game in other ways of the same frameworks: streaming, teams, flows, threads.
 
-Streams of the SDKs alone ``tests/bridge/clients`` has.
-Agents as in examples/, one a function; each imports its framework itself, since no environment has
-them all. ``OTHER_WAYS`` in conftest.py says which run where.
+Streams of the SDKs themselves are in ``tests/bridge/clients``.
+Each function is an agent as in examples/ and imports its framework itself, since no environment has
+all of them. ``OTHER_WAYS`` in conftest.py says which run where.
 """
 
 import asyncio

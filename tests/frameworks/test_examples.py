@@ -36,13 +36,13 @@ WITHOUT_A_FRAMEWORK = {
 DSPY = ["agent", "in_a_thread", "own_engine_in_a_thread", "streamed", "over_loopback"]
 STEPS = {f"dspy_{way}": GUESSES + 2 for way in DSPY}
 CALLS = {
-    "openai_sdk": GUESSES,  # ends with the right guess; the others say a last word
+    "openai_sdk": GUESSES,  # ends with the right guess; the others make a last call
     **STEPS,  # a call to finish, and one to write the answer
 }
 DATA = {
     "litellm_messages_stream": GUESSES + 1,  # puts a text of its own into messages without one
     **STEPS,  # each step is a new prompt that tells the story so far
-    "smolagents_agent": GUESSES + 1,  # writes its history in its own words, calls and results both
+    "smolagents_agent": GUESSES + 1,  # rewrites its history, both calls and results
     "smolagents_stream": GUESSES + 1,
 }
 """Training data of an episode, where it is not one."""
@@ -55,7 +55,7 @@ def test_the_environment_has_the_versions_of_its_requirement_file(environment: s
     assert {name: importlib.metadata.version(name) for name, _ in pins} == dict(pins)
 
 
-def test_every_example_is_played_in_an_environment_and_hides_no_package(
+def test_every_example_is_played_in_some_environment_and_shadows_no_package(
     played: dict[str, list[str]],
 ) -> None:
     files = {path.stem for path in (ROOT / "examples").glob("*.py")}
@@ -80,7 +80,7 @@ def test_the_guard_sees_every_attempt_to_connect(no_sockets: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("no_sockets")
-async def test_an_episode_trains_on_exactly_what_was_sampled(example: Any) -> None:
+async def test_an_episode_trains_on_exactly_the_sampled_tokens(example: Any) -> None:
     policy = ScriptedPolicy(example.model)
     env = ChatAgentEnv(example.agent, TASK)
     trajectory = await do_single_rollout(policy, env)
@@ -105,12 +105,12 @@ def test_every_example_runs_as_a_script(script: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.usefixtures("no_sockets")
-def test_the_cookbook_trains_it(example: Any, tmp_path: Path) -> None:
+def test_the_cookbook_trains_the_example(example: Any, tmp_path: Path) -> None:
     train_one_step(example.path, TASKS[:2], tmp_path)
 
 
 @pytest.mark.usefixtures("no_sockets")
-async def test_an_episode_given_up_at_its_second_call_leaves_nothing(example: Any) -> None:
+async def test_giving_up_an_episode_at_its_second_call_leaves_nothing(example: Any) -> None:
     env = ChatAgentEnv(example.agent, TASK)
 
     await give_up_at_the_second_call(env, ScriptedPolicy(example.model))
@@ -120,7 +120,7 @@ EPISODES = 20
 
 
 @pytest.mark.usefixtures("no_sockets")
-async def test_twenty_episodes_at_once_do_not_mix(example: Any) -> None:
+async def test_twenty_concurrent_episodes_are_not_mixed_up(example: Any) -> None:
     tasks = [
         {"low": 100 * i + 1, "high": 100 * i + 100, "target": 100 * i + 1 + 37 * i % 100}
         for i in range(EPISODES)

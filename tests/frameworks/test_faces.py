@@ -1,4 +1,4 @@
-"""What frameworks make of the rollout's answers, as a user of theirs sees it."""
+"""The rollout's answers and errors, as users of the frameworks see them."""
 
 from typing import Any
 
@@ -76,7 +76,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("confident", CONFIDENT[environment], ids=lambda one: one.__name__)
 
 
-async def test_another_model_is_an_error_that_names_it_and_the_policy(stranger: Any) -> None:
+async def test_a_call_to_another_model_is_an_error_that_names_both(stranger: Any) -> None:
     with no_network(), pytest.raises(AgentError) as caught:
         await ChatAgentEnv(stranger).initial_observation()
 
@@ -115,7 +115,7 @@ CONFIDENT = {
 }
 
 
-async def test_log_probabilities_come_as_the_framework_hands_them_on(confident: Any) -> None:
+async def test_frameworks_pass_on_the_log_probabilities(confident: Any) -> None:
     async def agent():
         tokens = await confident()
         assert "".join(token["token"] for token in tokens) == "So it is, for all of us.<|im_end|>"

@@ -1,4 +1,4 @@
-"""Public agents, unchanged but for their glue, play and are trained by the command."""
+"""Public agents, unchanged except for glue code, play and are trained from the command line."""
 
 import importlib
 import json
@@ -41,20 +41,20 @@ QUICK = (
 
 
 def command(module: ModuleType) -> list[str]:
-    """The words of the command at the top of an agent's file."""
+    """Return the words of the command at the top of an agent's file."""
     lines = (module.__doc__ or "").replace("\\\n", " ").splitlines()
     [line] = [line for line in lines if "evert train" in line]
     return shlex.split(line)
 
 
 def options(module: ModuleType) -> dict[str, Any]:
-    """What that command says about the agent's model names, as options of an Env."""
+    """Return that command's settings of the agent's model names as options of an Env."""
     names = [word.split("policy_names=")[1] for word in command(module) if "policy_names=" in word]
     return {"policy_names": names[0].split(",")} if names else {}
 
 
 async def play(module: ModuleType) -> tuple[Trajectory, float, ScriptedPolicy]:
-    """The first task, played as training plays it."""
+    """Play the first task as training does."""
     policy = ScriptedPolicy(SCRIPTS[module.__name__])
     [tasks] = [word.removeprefix(TASKS) for word in command(module) if word.startswith(TASKS)]
     task = pkgutil.resolve_name(tasks)[0]

@@ -1,4 +1,4 @@
-"""Google's Agent Development Kit: agents as they were written, on the default model."""
+"""Google's Agent Development Kit: unchanged agents, on the default model."""
 
 import re
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def with_some_key(environment: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def run(agent: Any, text: str) -> list[Any]:
-    """The events of an ADK agent that is told something."""
+    """Return the events of an ADK agent that gets a message."""
     from google.adk.agents import RunConfig
     from google.adk.runners import InMemoryRunner
     from google.genai import types
@@ -66,7 +66,7 @@ async def by_name(task: dict[str, int]) -> float:
 
 
 @pytest.mark.parametrize("agent", [by_name, by_default])
-async def test_it_plays_as_it_was_written(agent: Callable[..., Any]) -> None:
+async def test_an_unchanged_adk_agent_plays(agent: Callable[..., Any]) -> None:
     policy = ScriptedPolicy(guess_with_tool)
     trajectory = await do_single_rollout(policy, ChatAgentEnv(agent, TASK, policy_names=DEFAULTS))
 
@@ -76,7 +76,7 @@ async def test_it_plays_as_it_was_written(agent: Callable[..., Any]) -> None:
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
 
 
-async def test_an_agent_that_is_a_tool_of_another_is_the_policy_too() -> None:
+async def test_an_agent_used_as_a_tool_of_another_is_the_policy_too() -> None:
     from google.adk.agents import LlmAgent
     from google.adk.tools.agent_tool import AgentTool
 
@@ -94,7 +94,7 @@ async def test_an_agent_that_is_a_tool_of_another_is_the_policy_too() -> None:
     assert trajectory.transitions[-1].metrics["lineages"] == 2
 
 
-async def test_an_output_schema_is_asked_for_and_checked() -> None:
+async def test_an_output_schema_is_requested_and_checked() -> None:
     from google.adk.agents import LlmAgent
     from pydantic import BaseModel
 

@@ -1,4 +1,4 @@
-"""Real programs as agents, over the loopback server, as ``evert.agents`` has them."""
+"""Real programs as agents, over the loopback server, made by ``evert.agents``."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ END"""
 
 
 def program(path: str) -> str:
-    """Path of an installed program; a missing one is a failure."""
+    """Return the path of an installed program; a missing one is a failure."""
     assert (FRAMEWORKS / path).exists(), f"{path} is missing: run `make frameworks`"
     return str(FRAMEWORKS / path)
 
@@ -139,7 +139,7 @@ async def test_a_program_fixes_a_file(
     assert (trajectory.transitions[0].ob.length < short) is lean
 
 
-def test_an_episode_of_a_program_is_one_datum_and_eight_where_each_call_is_one(
+def test_an_episode_of_a_program_is_one_datum_instead_of_eight(
     tmp_path: Path,
 ) -> None:
     names = ["claude", "codex", "slime2288", "slime2288-kept"]
@@ -167,7 +167,7 @@ async def test_aider_fixes_a_file() -> None:
     assert len(trajectory.transitions) == 1  # no message of a commit
 
 
-async def test_programs_may_do_what_they_are_allowed_to_and_no_more() -> None:
+async def test_programs_may_use_only_the_allowed_tools() -> None:
     bash = [call("Bash", command="""python3 -c 'open("made", "w")'"""), "Done."]
     shell = [call("run_shell_command", command="touch made"), "Done."]
     for ready, replies, reward, options in (
@@ -182,9 +182,7 @@ async def test_programs_may_do_what_they_are_allowed_to_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("ready", [claude, codex_of_npm, gemini, aider_of_pypi])
-async def test_what_a_task_says_is_text_and_no_command_of_the_programs(
-    ready: Any, tmp_path: Path
-) -> None:
+async def test_a_tasks_text_is_never_a_command_of_the_program(ready: Any, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("what nobody is to read")
     prompts: list[str] = []
 
@@ -203,7 +201,7 @@ async def test_what_a_task_says_is_text_and_no_command_of_the_programs(
     assert not any("what nobody is to read" in prompt for prompt in prompts)
 
 
-async def test_what_a_program_says_at_its_start_is_in_the_error() -> None:
+async def test_the_error_of_a_program_that_fails_at_its_start_has_its_output() -> None:
     agents = [
         claude("Go.", arguments=["--no-such-flag"]),
         codex_of_npm("Go.", arguments=["--no-such-flag"]),
@@ -215,7 +213,7 @@ async def test_what_a_program_says_at_its_start_is_in_the_error() -> None:
 
 
 @pytest.mark.parametrize("ready", [claude, codex_of_npm, gemini, aider_of_pypi])
-async def test_a_prompt_that_is_too_long_ends_the_episode_as_any(ready: Any) -> None:
+async def test_a_prompt_that_is_too_long_ends_as_a_context_overflow(ready: Any) -> None:
     env = ChatAgentEnv(ready("Go.", files=FILES), context_length=500)
     found = await env.initial_observation()
 

@@ -1,4 +1,4 @@
-"""tau2-bench under evert: the same words earn what they earn under the benchmark's own runner.
+"""tau2-bench under evert: equal replies earn what they earn under the benchmark's own runner.
 
 The benchmark is the checkout that ``TAU2_BENCH`` names. Both roles are scripted, once behind the
 benchmark's own ``run_tasks``, as an HTTP API that LiteLLM calls, and once as tokens under evert,
@@ -50,7 +50,7 @@ STOP = "###STOP###"
 
 @dataclass(frozen=True)
 class Script:
-    """What each of the benchmark's models says in one task, in order."""
+    """The replies of each of the benchmark's models in one task, in order."""
 
     agent: tuple[Reply, ...] = ()
     user: tuple[Reply, ...] = ()
@@ -58,7 +58,7 @@ class Script:
 
 
 def acting(task: Task, actions: Sequence[Action], *, met: bool = True) -> Script:
-    """Each role does its own of ``actions``, in their order; then all is said and it is over."""
+    """Return a script in which each role does its own ``actions`` in order, and the task ends."""
     said: dict[str, list[Reply]] = {"assistant": [], "user": ["Hello, I need help."]}
     turn = "assistant"
     for action in actions:
@@ -94,7 +94,7 @@ def without_any(task: Task) -> Script:
 
 
 def mistaken(task: Task) -> Script:
-    """With another value in the last action's arguments that has a text to change."""
+    """Return a script with a changed text in the arguments of the last possible action."""
     actions = golden(task)
     for place in reversed(range(len(actions))):
         texts = [key for key, value in actions[place].arguments.items() if isinstance(value, str)]
@@ -106,7 +106,7 @@ def mistaken(task: Task) -> Script:
 
 
 def several_at_once(task: Task) -> Script:
-    """Calls that follow each other in one reply."""
+    """Return a script with several calls in one reply."""
     said, agent = whole(task), list[Reply]()
     for reply in said.agent:
         if agent and isinstance(reply, tuple) and isinstance(agent[-1], tuple):
@@ -117,7 +117,7 @@ def several_at_once(task: Task) -> Script:
 
 
 def hung_up(task: Task) -> Script:
-    """The customer goes before the agent has said a word."""
+    """Return a script in which the customer leaves before the agent's first reply."""
     return Script(user=(STOP,), judge=whole(task).judge)
 
 
@@ -131,7 +131,7 @@ def criteria(task: Task) -> Any:
 
 
 def golden(task: Task) -> list[Action]:
-    """What the benchmark would have done."""
+    """Return the actions that the benchmark expects."""
     return list(criteria(task).actions or [])
 
 
@@ -140,7 +140,7 @@ def benchmark_task(task: dict[str, str]) -> Task:
 
 
 def plays(domain: str) -> list[tuple[dict[str, str], Script]]:
-    """Every task of a domain with a script, right or wrong in the ways there are in turn."""
+    """Return every task of a domain with a script: right, or wrong in each way in turn."""
     return [
         (task, WAYS[number % len(WAYS)](benchmark_task(task)))
         for number, task in enumerate(TASKS[domain])
@@ -158,7 +158,7 @@ class ScriptedApi:
         self._count = 0
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
-        """The next reply of the model that is asked."""
+        """Return the next reply of the requested model."""
         model = json.loads(request.content)["model"]
         self._count += 1
         choice = {"index": 0, "finish_reason": "stop", "message": self._message(model)}
@@ -184,7 +184,7 @@ class ScriptedApi:
 def rewarded_by_the_benchmark(
     task: dict[str, str], said: Script, monkeypatch: pytest.MonkeyPatch
 ) -> float | None:
-    """What ``tau2 run`` gives a task whose models speak a script; None if that fails."""
+    """Return the reward of ``tau2 run`` for a scripted task; None if it fails."""
     api = ScriptedApi({"agent": said.agent, "user": said.user, JUDGE: said.judge})
     once: dict[str, Any] = {"num_retries": 0}
     names: dict[str, Any] = {"llm_agent": "openai/agent", "llm_user": "openai/user"}
@@ -203,7 +203,7 @@ def rewarded_by_the_benchmark(
 
 
 def as_text(reply: Reply) -> str:
-    """A reply as the default renderer's model writes it."""
+    """Return a reply as the default renderer's model writes it."""
     if isinstance(reply, str):
         return reply
     written = [json.dumps({"name": name, "arguments": said}) for name, said in reply]
@@ -215,12 +215,12 @@ def model(replies: Iterable[Reply]) -> ScriptedPolicy:
 
 
 def models(said: Script) -> dict[str, ScriptedPolicy]:
-    """All that speak in a task, by the names they are called by."""
+    """Return the scripted models of a task, by model name."""
     return {"agent": model(said.agent), "user": model(said.user), JUDGE: model(said.judge)}
 
 
 async def played(task: dict[str, str], said: Script) -> Trajectory:
-    """An episode in which the agent is the policy; one datum, of exactly what was sampled."""
+    """Play an episode with the agent as the policy; assert that it is one exact datum."""
     others = models(said)
     policy = others.pop("agent")
     env = ChatAgentEnv(tau2_bench.agent, task, models=others)
@@ -232,14 +232,14 @@ async def played(task: dict[str, str], said: Script) -> Trajectory:
 
 
 async def customer_played(task: dict[str, str], said: Script) -> Trajectory:
-    """An episode in which the customer is the policy."""
+    """Play an episode with the customer as the policy."""
     others = models(said)
     policy = others.pop("user")
     return await do_single_rollout(policy, ChatAgentEnv(tau2_bench.user, task, models=others))
 
 
 async def both_played(task: dict[str, str], said: Script) -> list[Trajectory]:
-    """An episode with two seats, the agent's first."""
+    """Play an episode with two seats, the agent's first."""
     others = models(said)
     policies = [others.pop("agent"), others.pop("user")]
     envs = seat_envs(tau2_bench.agent_and_user, ("agent", "user"), task, models=others)
@@ -248,7 +248,7 @@ async def both_played(task: dict[str, str], said: Script) -> list[Trajectory]:
 
 
 async def rewarded_by_evert(task: dict[str, str], said: Script) -> float | None:
-    """What an episode earns; None if the benchmark fails in it."""
+    """Return the reward of an episode; None if the benchmark fails in it."""
     try:
         return reward(await played(task, said))
     except AgentError:
@@ -258,7 +258,7 @@ async def rewarded_by_evert(task: dict[str, str], said: Script) -> float | None:
 # -- the benchmark ----------------------------------------------------------------------------
 
 
-def test_the_benchmark_is_the_checkout_that_was_named() -> None:
+def test_the_benchmark_is_the_checkout_of_tau2_bench() -> None:
     assert Path(tau2.__file__).is_relative_to(Path(os.environ["TAU2_BENCH"]).resolve())
 
 
@@ -266,7 +266,7 @@ def test_the_benchmark_is_the_checkout_that_was_named() -> None:
 
 
 @pytest.mark.parametrize("domain", TASKS)
-async def test_every_task_earns_what_the_benchmarks_own_runner_gives(
+async def test_every_task_earns_the_reward_of_the_benchmarks_own_runner(
     domain: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = [
@@ -280,8 +280,8 @@ async def test_every_task_earns_what_the_benchmarks_own_runner_gives(
 
 
 @pytest.mark.parametrize("domain", TASKS)
-async def test_scripts_that_do_as_the_benchmark_would_earn_one(domain: str) -> None:
-    """Else the rewards above could be equal because nothing ever worked."""
+async def test_scripts_with_the_benchmarks_expected_actions_earn_one(domain: str) -> None:
+    """Otherwise the rewards above could be equal because nothing ever worked."""
     for task in TASKS[domain][:2]:
         trajectory = await played(task, whole(benchmark_task(task)))
 
@@ -291,7 +291,7 @@ async def test_scripts_that_do_as_the_benchmark_would_earn_one(domain: str) -> N
 # -- roles ------------------------------------------------------------------------------------
 
 
-async def test_it_is_the_same_with_the_customer_as_the_policy_and_with_both() -> None:
+async def test_the_reward_is_equal_with_the_agent_the_customer_or_both_as_policy() -> None:
     for task, said in plays("telecom")[:4]:
         as_agent = await played(task, said)
         as_customer = await customer_played(task, said)
@@ -306,7 +306,7 @@ async def test_it_is_the_same_with_the_customer_as_the_policy_and_with_both() ->
 # -- what is seen -----------------------------------------------------------------------------
 
 
-async def test_the_parts_of_the_reward_are_metrics_and_its_end_is_in_the_log() -> None:
+async def test_the_parts_of_the_reward_are_metrics_and_the_end_is_logged() -> None:
     task = TASKS["retail"][0]
     trajectory = await played(task, without_any(benchmark_task(task)))
 
@@ -319,7 +319,7 @@ async def test_the_parts_of_the_reward_are_metrics_and_its_end_is_in_the_log() -
 # -- cut short --------------------------------------------------------------------------------
 
 
-async def test_an_episode_given_up_at_its_second_call_leaves_nothing() -> None:
+async def test_giving_up_an_episode_at_its_second_call_leaves_nothing() -> None:
     task = TASKS["telecom"][0]
     said = models(whole(benchmark_task(task)))
     policy = said.pop("agent")
@@ -337,7 +337,7 @@ BOTH = ["tasks.plays=both"]
 
 
 def train(folder: Path, *settings: str) -> int:
-    """Two steps by the command; its exit status."""
+    """Train for two steps from the command line; return the exit status."""
     sizes = ["steps=2", "batch_size=2", "group_size=2", f"log_path={folder}"]
     return evert_command(["train", *settings, *sizes, *SHORT])
 
@@ -360,7 +360,7 @@ def test_the_command_trains_the_agent_or_both(
     assert all(step["optim/grad_norm"] > 0 for step in steps)
 
 
-def test_a_run_whose_prompts_do_not_fit_says_so_and_what_to_do(
+def test_a_run_whose_prompts_do_not_fit_says_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(tmp_path / "run", "tasks=tau2_bench:retail", *CUSTOMER) == 1

@@ -1,4 +1,4 @@
-"""Twenty Questions in CrewAI and LangGraph: the game of the plain agent, and as trainable."""
+"""Twenty Questions in CrewAI and LangGraph: the plain agent's game, equally trainable."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ EDITED = (
 
 
 def player_of(module: ModuleType, **options: Any) -> Any:
-    """A player of the module with other parts than the shipped ones."""
+    """Return a player of the module with other parts than the shipped ones."""
     return type(module.agent)(**options)
 
 
@@ -76,7 +76,7 @@ async def played(agent: Any, replies: Any, task: Task = ZEBRA) -> tuple[Trajecto
 
 
 def game_of(trajectory: Trajectory) -> dict[str, Any]:
-    """All that is noted of a game: transcript, score, numbers, and each question as it was put."""
+    """Return everything logged about a game: transcript, score, numbers, and each question."""
     last = trajectory.transitions[-1]
     notes = [turn.logs["question"] for turn in trajectory.transitions if "question" in turn.logs]
     numbers = ("found", "questions", "not_told", "searches")
@@ -93,7 +93,7 @@ def game_of(trajectory: Trajectory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", GAMES)
-async def test_the_same_script_makes_the_same_game_of_what_was_sampled(
+async def test_a_script_plays_the_same_game_as_the_plain_agent(
     player: ModuleType, name: str
 ) -> None:
     options, replies = GAMES[name]
@@ -107,7 +107,7 @@ async def test_the_same_script_makes_the_same_game_of_what_was_sampled(
     assert not langgraph or policy.prompts == shown.prompts
 
 
-async def test_the_player_is_told_category_number_and_history_and_never_the_noun(
+async def test_the_prompt_has_category_number_and_history_but_never_the_noun(
     player: ModuleType,
 ) -> None:
     _, policy = await played(player.agent, ["Is it a bird?", "Is it alive?", RIGHT])
@@ -120,7 +120,7 @@ async def test_the_player_is_told_category_number_and_history_and_never_the_noun
     assert told.index("no. Category") < told.index("Is it alive?") < told.index("yes. Category")
 
 
-async def test_a_prompt_that_is_too_long_ends_the_game_alone(player: ModuleType) -> None:
+async def test_a_prompt_that_is_too_long_ends_only_its_game(player: ModuleType) -> None:
     limits = RolloutLimits(max_trajectory_tokens=400)
     env = ChatAgentEnv(player.agent, ZEBRA, limits=limits, on_agent_error=-1.0)
     # CrewAI ends with a SystemExit that does not say where it comes from: an error of the agent.
@@ -167,7 +167,7 @@ async def test_without_search_no_tool_is_offered(player: ModuleType) -> None:
 # -- training ---------------------------------------------------------------------------------
 
 
-def test_the_cookbook_trains_it(player: ModuleType, tmp_path: Path) -> None:
+def test_the_cookbook_trains_the_player(player: ModuleType, tmp_path: Path) -> None:
     train_one_step(f"{player.__name__}:agent", TRAIN_TASKS[:2], tmp_path)
 
 
@@ -175,7 +175,7 @@ def test_the_cookbook_trains_it(player: ModuleType, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reply", ["Is it a bird?", STRIPED], ids=["in a question", "in a search"])
-async def test_a_game_given_up_at_its_second_call_leaves_nothing(
+async def test_giving_up_a_game_at_its_second_call_leaves_nothing(
     player: ModuleType, reply: str
 ) -> None:
     await played(player.agent, [RIGHT])  # what the framework keeps for good is there
@@ -192,7 +192,7 @@ async def test_a_game_given_up_at_its_second_call_leaves_nothing(
     assert not left
 
 
-async def test_games_at_once_do_not_mix(player: ModuleType) -> None:
+async def test_concurrent_games_are_not_mixed_up(player: ModuleType) -> None:
     tasks = TRAIN_TASKS[::20]
     games = await play_in_lockstep(player.agent, ask, tasks)
 
@@ -206,7 +206,7 @@ async def test_games_at_once_do_not_mix(player: ModuleType) -> None:
 
 
 class Judge(MessageCompleter):
-    """A frozen model that says what it is told to, and remembers what it was shown."""
+    """A frozen model with scripted replies that records its requests."""
 
     def __init__(self, *replies: str) -> None:
         self.replies = list(replies)
@@ -226,7 +226,7 @@ async def judged(player: ModuleType, judge: Judge, replies: list[str]) -> Trajec
     return await do_single_rollout(ScriptedPolicy(replies), env)
 
 
-async def test_a_frozen_chat_model_answers_and_is_no_transition(player: ModuleType) -> None:
+async def test_a_frozen_chat_model_answers_without_a_transition(player: ModuleType) -> None:
     judge = Judge(verdict("It has no wings.", "no"), verdict("Named.", "yes", correct=True))
     trajectory = await judged(player, judge, ["Is it a bird?", RIGHT])
 
@@ -241,6 +241,8 @@ async def test_a_frozen_chat_model_answers_and_is_no_transition(player: ModuleTy
     )
 
 
-async def test_a_chat_model_that_does_not_answer_as_asked_is_an_error(player: ModuleType) -> None:
+async def test_a_chat_model_that_answers_in_the_wrong_format_is_an_error(
+    player: ModuleType,
+) -> None:
     with pytest.raises(AgentError, match="validation error for Said"):
         await judged(player, Judge("No."), ["Is it a bird?"])

@@ -1,4 +1,4 @@
-"""Agents of Harbor's form for these tests: one that runs lines, and some that are programs."""
+"""Harbor agents for these tests: one that runs lines, and some that are programs."""
 
 import asyncio
 import subprocess
@@ -21,7 +21,7 @@ with web.urlopen(web.Request(url, body, head)) as reply:
 
 
 class Typist(BaseAgent):
-    """Runs lines in the environment, and keeps what came of them."""
+    """Runs lines in the environment, and records the results."""
 
     seen: ClassVar[list[ExecResult]] = []
 
@@ -45,7 +45,7 @@ class Typist(BaseAgent):
 
 
 class Elsewhere(BaseAgent):
-    """A program outside of the environment that asks the model at the address that it was given."""
+    """A program outside the environment that calls the model at its given address."""
 
     asked: ClassVar[list[str]] = []
 
@@ -77,7 +77,7 @@ class Program(BaseInstalledAgent):
         return "program"
 
     async def install(self, environment: Any) -> None:
-        """Nothing: it needs this machine's Python alone."""
+        """Do nothing, because the program needs only this machine's Python."""
 
     async def run(self, instruction: str, environment: Any, context: Any) -> None:
         asked = {"PROGRAM": ASK, "TASK": instruction}

@@ -53,30 +53,30 @@ HALF = {
 
 
 def turn(*keys: str, done: bool = False) -> str:
-    """What terminus-2 is told: lines to type, or that the task is done."""
+    """Return a reply to terminus-2: lines to type, or that the task is done."""
     commands = [{"keystrokes": f"{line}\n", "duration": 0.3} for line in keys]
     said = {"analysis": TYPED if keys else "", "plan": "", "commands": commands}
     return json.dumps({**said, "task_complete": done})
 
 
 def solution(task: Path) -> str:
-    """The lines of a task's own solution, without the shebang."""
+    """Return the lines of a task's own solution, without the shebang."""
     return (task / "solution" / "solve.sh").read_text().partition("\n")[2]
 
 
 def wrong(task: Path) -> str:
-    """A line that leaves something else where the result is to be."""
+    """Return a line that writes a wrong result."""
     [artifact] = tomllib.loads((task / "task.toml").read_text())["artifacts"]
     return f"rm -rf {artifact}; echo wrong > {artifact}"
 
 
 def instruction(task: Path) -> str:
-    """What a task's agent is told."""
+    """Return the instruction of a task."""
     return (task / "instruction.md").read_text()
 
 
 def typing(lines: Callable[[Path], str]) -> Callable[[str], str]:
-    """Types some lines for the task, says that it is done, and says so again when asked."""
+    """Return a policy that types lines for the task, then says and confirms that it is done."""
 
     def say(prompt: str) -> str:
         if TYPED in prompt:
@@ -88,7 +88,7 @@ def typing(lines: Callable[[Path], str]) -> Callable[[str], str]:
 
 
 def idler(prompt: str) -> str:
-    """Is done at once."""
+    """Say at once that the task is done."""
     return turn(done=True)
 
 

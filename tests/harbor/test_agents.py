@@ -46,13 +46,13 @@ SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
 def options(name: str) -> dict[str, Any]:
-    """Where the agent's program is, and its short form if there is one."""
+    """Return options with the agent's program, and its short form if there is one."""
     folder = {"aider": AIDER, "mini-swe-agent": HERE}.get(name, NPM)
     return {"installed": str(folder), "lean": name in LEAN}
 
 
 def solving(name: str) -> list[str]:
-    """What the model says to do the task: a call of the agent's tool, or a file for aider."""
+    """Return replies that solve the task: a call of the agent's tool, or a file for aider."""
     if name == "aider":
         return ["count.txt\n```\n4\n```"]
     tool, argument = SHELLS[name]
@@ -74,7 +74,7 @@ async def test_a_real_agent_solves_a_task_in_one_conversation(name: str) -> None
 
 
 def roomy(folder: Path) -> Path:
-    """The smallest base with a context of 64k tokens, of which it learned 8k."""
+    """Copy the smallest base, trained on 8k tokens of context, with a context of 64k."""
     shutil.copytree(Path(evert.__file__).parent / "bases/evert-tiny", folder)
     config = json.loads((folder / "config.json").read_text())
     config["max_position_embeddings"] = 65536
@@ -106,7 +106,7 @@ def test_two_steps_are_trained_with_a_real_agent(name: str, tmp_path: Path) -> N
         ("aider", {"lean": True}, "'aider', which has no shorter prompt.*for claude-code, c"),
     ],
 )
-def test_what_cannot_be_shown_or_shortened_is_said(
+def test_an_agent_whose_program_or_short_form_is_unavailable_is_refused(
     agent: str, more: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidAgentError, match=message):

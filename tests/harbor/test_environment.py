@@ -1,4 +1,4 @@
-"""``Bubblewrap``: what a task's agent sees, does and leaves; which tasks it takes."""
+"""``Bubblewrap``: what a task's agent sees, does and leaves; which tasks it supports."""
 
 import ctypes
 import shutil
@@ -22,7 +22,7 @@ TASK = TASKS / "sum-csv"
 
 
 async def typed(*lines: str, task: Path = TASK, **options: Any) -> list[tuple[int, str]]:
-    """The status and output of each line, run in an environment."""
+    """Run lines in an environment; return the status and output of each."""
     agent = {"import_path": "tests.harbor.agents:Typist", "kwargs": {"lines": [*lines]}}
     env = ChatAgentEnv(HarborAgent(agent, "bubblewrap", **options), str(task))
     await env.initial_observation()  # no call is made
@@ -30,7 +30,7 @@ async def typed(*lines: str, task: Path = TASK, **options: Any) -> list[tuple[in
     return [(one.return_code, (one.stdout + one.stderr).strip()) for one in Typist.seen]
 
 
-async def test_a_line_runs_where_the_task_says_and_what_it_leaves_goes_on() -> None:
+async def test_a_line_runs_in_the_tasks_folder_and_its_background_processes_continue() -> None:
     assert await typed(
         "pwd; ls; echo $HOME",
         "(while true; do date > /tmp/now; sleep 0.05; done) &",
@@ -86,7 +86,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("what", LEFT)
-async def test_whatever_an_agent_leaves_earns_nothing(what: str) -> None:
+async def test_leftovers_of_an_agent_cannot_earn_a_reward(what: str) -> None:
     agent = {"import_path": "tests.harbor.agents:Typist", "kwargs": {"lines": [LEFT[what]]}}
     env = ChatAgentEnv(HarborAgent(agent, "bubblewrap"), str(TASK))
     ended = await env.initial_observation()
@@ -96,19 +96,19 @@ async def test_whatever_an_agent_leaves_earns_nothing(what: str) -> None:
     assert ended.reward == 0.0
 
 
-async def test_an_agent_that_ends_the_sandbox_fails() -> None:
+async def test_an_agent_that_kills_the_sandbox_fails() -> None:
     with pytest.raises(AgentError, match="The sandbox of sum-csv is gone"):
         await typed("kill -9 $(pgrep -f inside.py)", "true")
 
 
 def copied(task: Path, more: str) -> Path:
-    """A copy of the task, with more in its ``task.toml``."""
+    """Copy the task, with an addition to its ``task.toml``."""
     shutil.copytree(TASK, task)
     (task / "task.toml").write_text(f"{(task / 'task.toml').read_text()}\n{more}")
     return task
 
 
-async def test_a_program_inside_asks_the_model_where_nothing_else_is_to_be_reached(
+async def test_a_program_without_a_network_still_reaches_the_model(
     tmp_path: Path,
 ) -> None:
     task = copied(tmp_path / "offline", '[environment]\nnetwork_mode = "no-network"\n')
@@ -129,7 +129,7 @@ async def test_a_program_inside_asks_the_model_where_nothing_else_is_to_be_reach
         ({"mounts": [{"type": "bind", "source": "/x", "target": "/y"}]}, "takes no mounts="),
     ],
 )
-async def test_what_a_sandbox_cannot_show_is_said(fields: Any, message: str) -> None:
+async def test_an_unsupported_option_of_the_sandbox_is_refused(fields: Any, message: str) -> None:
     agent = HarborAgent("nop", {"type": "bubblewrap", **fields})
     with pytest.raises(AgentError, match=message):
         await play(agent, task=str(TASK))
@@ -151,7 +151,7 @@ def plan(folder: Path, dockerfile: str, **config: Any) -> ImagePlan:
     return ImagePlan.of("mine", folder, EnvironmentConfig(**config))
 
 
-def test_what_a_dockerfile_lays_out_is_there_and_its_variables(tmp_path: Path) -> None:
+def test_a_dockerfiles_files_and_variables_are_in_the_sandbox(tmp_path: Path) -> None:
     (tmp_path / "environment").mkdir()
     read = plan(
         tmp_path / "environment",

@@ -1,4 +1,4 @@
-"""Task folders and options: what is named, held out, and refused before anything is loaded."""
+"""Task folders and options: names, held-out tasks, and errors before heavy imports."""
 
 import shlex
 import subprocess
@@ -26,7 +26,7 @@ from evert.trainers.integrations.harbor.agent import _connection
 GIVEN = {"id": f"harbor:{TASKS}", "environment": "bubblewrap", "held_out": 2}
 
 
-def test_some_tasks_are_held_out_the_same_ones_each_time() -> None:
+def test_the_held_out_tasks_are_reproducible() -> None:
     folders = TaskFolders(str(TASKS), held_out=2)
     assert folders.all == sorted(map(str, TASKS.iterdir())) == HarborAgent.tasks(TASKS)
     assert [len(folders.train), len(folders.test)] == [8, 2]
@@ -36,7 +36,7 @@ def test_some_tasks_are_held_out_the_same_ones_each_time() -> None:
     assert HarborAgent.tasks(TASKS / "sum-csv") == [str(TASKS / "sum-csv")]
 
 
-def test_a_run_names_agent_and_tasks_by_paths_and_goes_on_with_them() -> None:
+def test_a_run_names_agent_and_tasks_by_paths_and_can_be_resumed() -> None:
     agent = {"name": "terminus-2", "kwargs": {"max_turns": 3}}
     more: dict[str, Any] = {"agent": agent, "timeout_multiplier": 2.0}
     settings = read_train_settings({"tasks": {**GIVEN, **more}}, {})
@@ -52,7 +52,7 @@ def test_a_run_names_agent_and_tasks_by_paths_and_goes_on_with_them() -> None:
     }
 
 
-def test_a_run_trains_on_trials(tmp_path: Path) -> None:
+def test_a_run_trains_on_harbor_trials(tmp_path: Path) -> None:
     agent = {"name": "terminus-2", "kwargs": {"max_turns": 1}}
     run = evert.train(
         tasks={**GIVEN, "agent": agent}, console=Console(quiet=True), log_path=tmp_path / "run",
@@ -63,7 +63,7 @@ def test_a_run_trains_on_trials(tmp_path: Path) -> None:
     assert step["env/all/stop/completed"] == 1.0
 
 
-def test_the_lines_of_the_page_are_read() -> None:
+def test_the_command_lines_of_the_harbor_page_are_valid() -> None:
     page = (TASKS.parent.parent / "docs/harbor.md").read_text()
     lines = [line for line in page.splitlines() if line.startswith("evert train")]
     assert len(lines) > 2
@@ -85,7 +85,9 @@ def test_the_lines_of_the_page_are_read() -> None:
         ({"agent": {"name": "aider", "env": 3}}, "env: Input should be a valid dictionary"),
     ],
 )
-def test_what_harbor_has_not_is_said(given: dict[str, Any], message: str) -> None:
+def test_unknown_options_and_agents_of_harbor_are_refused(
+    given: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InvalidAgentError, match=message):
         HarborAgent(**given)
 
@@ -99,7 +101,7 @@ def test_what_harbor_has_not_is_said(given: dict[str, Any], message: str) -> Non
         (TASKS, "two", "held_out='two'"),
     ],
 )
-def test_folders_that_are_none_are_refused(path: Any, held_out: Any, message: str) -> None:
+def test_invalid_task_folders_are_refused(path: Any, held_out: Any, message: str) -> None:
     with pytest.raises(InvalidDatasetError, match=message):
         TaskFolders(str(path), held_out=held_out)
 
@@ -116,7 +118,7 @@ print("loaded", *heavy & {{*sys.modules}})
 """
 
 
-def test_a_typing_error_is_answered_before_anything_heavy_is_loaded() -> None:
+def test_a_typing_error_is_refused_before_heavy_imports() -> None:
     for wrong in ({"id": "harbor:nowhere"}, {**GIVEN, "agent": "terminus"}, {**GIVEN, "turns": 3}):
         code = CHECK.format(given=wrong)
         said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
@@ -133,7 +135,7 @@ UNLED = {
 
 
 @pytest.mark.parametrize("name", [n for n in AgentFactory.registered_names() if n not in UNLED])
-def test_each_agent_of_harbors_is_led_to_the_episode(name: str, tmp_path: Path) -> None:
+def test_each_of_harbors_agents_gets_the_episodes_address(name: str, tmp_path: Path) -> None:
     from harbor.models.trial.config import AgentConfig
 
     address = Address("http://127.0.0.1:9", "http://127.0.0.1:9/v1", "the key")

@@ -1,8 +1,8 @@
-"""A trial of Harbor's as an agent: what is sampled, what it earns, how it ends.
+"""Harbor trials as agents: their tokens, rewards and ends.
 
-1. Rewards are those of Harbor's own runner, with the same script for the model.
+1. Rewards equal those of Harbor's own runner, with the same script for the model.
 2. Each call is a transition with the sampled tokens; a conversation is one lineage.
-3. A time limit of Harbor's is told as Harbor tells it; so is every error.
+3. Harbor's time limits and errors keep their messages.
 4. An episode that is given up ends its trial, and leaves nothing behind.
 """
 
@@ -42,7 +42,7 @@ PARTS = ("target_tokens", "mask")
 
 
 async def by_harbor(say: Any, folder: Path) -> dict[str, dict[str, float]]:
-    """The rewards of all tasks in a job of Harbor's own, with the same script at an endpoint."""
+    """Return the rewards of all tasks in Harbor's own job, with the script at an endpoint."""
     with served_chat(say) as url:
         agent = {
             "name": "terminus-2", "model_name": "openai/policy", "base_url": url,
@@ -63,13 +63,13 @@ async def by_harbor(say: Any, folder: Path) -> dict[str, dict[str, float]]:
 
 
 async def by_evert(say: Any, name: str) -> tuple[Trajectory, ScriptedPolicy]:
-    """A trial of ours, and who played it."""
+    """Play a trial under evert; return it with its policy."""
     policy = ScriptedPolicy(say)
     return await do_single_rollout(policy, ChatAgentEnv(TERMINUS, str(TASKS / name))), policy
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-async def test_rewards_are_those_of_harbors_own_runner_and_tokens_those_sampled(
+async def test_rewards_equal_those_of_harbors_runner_and_tokens_the_sampled_ones(
     script: str, tmp_path: Path
 ) -> None:
     theirs = await by_harbor(SCRIPTS[script], tmp_path)
@@ -101,7 +101,7 @@ async def test_each_call_is_a_transition_with_the_sampled_tokens() -> None:
         assert after.ob.to_ints()[: len(before)] == before
 
 
-async def test_an_agent_elsewhere_asks_at_the_address_that_leads_here() -> None:
+async def test_an_agent_elsewhere_uses_the_public_address() -> None:
     port = free_port()
     public = f"http://127.0.0.2:{port}"
     agent = HarborAgent(
@@ -113,7 +113,7 @@ async def test_an_agent_elsewhere_asks_at_the_address_that_leads_here() -> None:
         assert (reward(played), Elsewhere.asked) == (1.0, [f"{public}/v1"])
 
 
-async def test_a_part_of_the_reward_may_be_the_episodes() -> None:
+async def test_one_part_of_harbors_reward_may_be_the_episodes_reward() -> None:
     half = HarborAgent("terminus-2", environment="bubblewrap", reward="host")
     said = [turn("echo dog 7 > answer.txt"), turn(done=True), turn(done=True)]
     played = await play(half, *said, task=str(TASKS / "search-log"))
@@ -129,7 +129,9 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-async def test_an_agents_time_limit_is_harbors_and_what_it_did_is_verified(tmp_path: Path) -> None:
+async def test_an_agents_time_limit_is_harbors_and_its_work_is_still_verified(
+    tmp_path: Path,
+) -> None:
     slow = json.loads(turn(*solution(TASKS / "sum-csv").splitlines(), "sleep 60"))
     slow["commands"][-1]["duration"] = 60
     agent = HarborAgent(
@@ -145,7 +147,7 @@ async def test_an_agents_time_limit_is_harbors_and_what_it_did_is_verified(tmp_p
     assert json.loads(kept)["verifier_result"]["rewards"] == {"reward": 1.0}
 
 
-async def test_no_file_of_a_trial_that_is_kept_holds_the_key(tmp_path: Path) -> None:
+async def test_no_file_of_a_kept_trial_contains_the_key(tmp_path: Path) -> None:
     agent, keys = HarborAgent("terminus-2", "bubblewrap", trials_dir=tmp_path), []
 
     async def noting(client: Any, task: str) -> Any:
@@ -159,7 +161,7 @@ async def test_no_file_of_a_trial_that_is_kept_holds_the_key(tmp_path: Path) -> 
 
 
 def broken(folder: Path, name: str, content: str | None) -> str:
-    """A copy of a task with one file replaced, or without it."""
+    """Copy a task with one file replaced or removed."""
     shutil.copytree(TASKS / "sum-csv", folder, dirs_exist_ok=True)
     if content is None:
         (folder / name).unlink()
@@ -200,7 +202,7 @@ async def test_a_broken_task_is_named_at_once(
          r"The task sum-csv needs an image \(RUN apt-get install -y gcc\), but bubblewrap"),
     ],
 )  # fmt: skip
-async def test_an_error_of_harbors_is_told_as_harbor_tells_it(
+async def test_harbors_errors_keep_their_messages(
     name: str, content: str, message: str, tmp_path: Path
 ) -> None:
     agent = HarborAgent("terminus-2", "bubblewrap", verifier={"override_timeout_sec": 3})
@@ -208,7 +210,7 @@ async def test_an_error_of_harbors_is_told_as_harbor_tells_it(
         await play(agent, idler, task=broken(tmp_path / "broken", name, content))
 
 
-async def test_a_prompt_that_is_too_long_ends_the_episode_as_everywhere() -> None:
+async def test_a_prompt_that_is_too_long_ends_the_trial_as_a_context_overflow() -> None:
     agent = HarborAgent({"name": "terminus-2", "kwargs": {"enable_summarize": False}}, "bubblewrap")
     task = str(TASKS / "sum-csv")
     played = await play(agent, lambda _: turn("seq 3000"), task=task, context_length=6000)
@@ -217,7 +219,7 @@ async def test_a_prompt_that_is_too_long_ends_the_episode_as_everywhere() -> Non
     assert reward(played) == -0.1
 
 
-async def test_a_reply_that_is_cut_is_asked_for_again_until_a_limit_ends_the_episode() -> None:
+async def test_a_truncated_reply_is_retried_until_a_limit_ends_the_episode() -> None:
     limits = RolloutLimits(max_turns=3, max_turn_tokens=8)
     task = str(TASKS / "sum-csv")
     played = await play(TERMINUS, lambda _: "Let me think. " * 9, task=task, limits=limits)
@@ -227,7 +229,7 @@ async def test_a_reply_that_is_cut_is_asked_for_again_until_a_limit_ends_the_epi
 
 
 def left(temporary: Path) -> tuple[set[str], set[int], set[str]]:
-    """Folders, processes and tasks that there are now."""
+    """Return the present folders, processes and tasks."""
     folders = {path.name for path in temporary.iterdir()}
     children = {each.pid for each in psutil.Process().children(recursive=True)}
     tasks = {each.get_name() for each in asyncio.all_tasks() if "LoggingWorker" not in repr(each)}
@@ -235,7 +237,7 @@ def left(temporary: Path) -> tuple[set[str], set[int], set[str]]:
 
 
 @pytest.mark.parametrize("turns", [0, 1])
-async def test_given_up_it_leaves_nothing_behind(
+async def test_a_trial_that_is_given_up_leaves_nothing_behind(
     turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -254,7 +256,7 @@ async def test_given_up_it_leaves_nothing_behind(
     assert left(tmp_path) == before
 
 
-def test_the_example_of_the_page_is_solved() -> None:
+def test_the_example_of_the_harbor_page_is_solved() -> None:
     example = TASKS.parent / "harbor_trial.py"
     said = subprocess.run([sys.executable, example], capture_output=True, text=True, check=True)
     assert said.stdout.endswith("3 turns, reward 1, completed; 1 datum\nreward 1.0\n")

@@ -1,4 +1,4 @@
-"""Agents that are instrumented, with the instrumentations themselves and exporters in memory.
+"""Instrumented agents, with the real instrumentations and exporters in memory.
 
     .frameworks/instrumented/bin/python -m pytest tests/instrumented --environment instrumented
 

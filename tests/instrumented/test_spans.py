@@ -1,6 +1,6 @@
-"""An instrumented agent has under evert the spans that it has with a server of the same replies.
+"""An instrumented agent has the same spans under evert as with a server of the same replies.
 
-Each agent is played by evert first, and notes its replies. Then it runs without evert, against a
+Each agent is played by evert first, and records its replies. Then it runs without evert, against a
 server on this machine that gives the same replies to the same requests.
 """
 
@@ -32,7 +32,7 @@ def key(body: Mapping[str, Any]) -> str:
 
 
 def reply(prompt: str) -> str:
-    """What the policy says."""
+    """Return the policy's reply."""
     return calling("add", a=1) if "1 + 1?" in prompt and "response" not in prompt else "Two."
 
 
@@ -40,7 +40,7 @@ def reply(prompt: str) -> str:
 
 
 def blocking(sdk: openai.OpenAI, tracer: Tracer, replies: Replies) -> None:
-    """A tool's call and its result, each in a span of the agent's own, and a stream."""
+    """Make a tool call and send its result, each in the agent's own span, then stream a reply."""
     with tracer.start_as_current_span("agent"):
         asked: list[Any] = [user("1 + 1?")]
         first = sdk.chat.completions.create(model=MODEL, messages=asked, tools=[ADD])
@@ -62,7 +62,7 @@ def blocking(sdk: openai.OpenAI, tracer: Tracer, replies: Replies) -> None:
 
 
 async def concurrent(sdk: openai.AsyncOpenAI, tracer: Tracer, replies: Replies) -> None:
-    """Two calls at the same time, each in a span of its own, and a stream."""
+    """Make two concurrent calls, each in its own span, then stream a reply."""
 
     async def ask(word: str) -> None:
         with tracer.start_as_current_span(word):
@@ -80,7 +80,7 @@ async def concurrent(sdk: openai.AsyncOpenAI, tracer: Tracer, replies: Replies) 
 
 
 def by_evert(way: str, url: str, tracer: Tracer, replies: Replies) -> None:
-    """Play an agent, with a client of its own or with the handle's."""
+    """Play an agent, with its own client or with the rollout's."""
 
     def builds_its_client() -> float:
         blocking(openai.OpenAI(base_url=url, api_key="none"), tracer, replies)
@@ -117,7 +117,7 @@ def without_evert(way: str, url: str, tracer: Tracer) -> None:
 
 @contextmanager
 def served(replies: Replies, bodies: list[Any]) -> Iterator[str]:
-    """Answers requests with these replies; its URL. ``bodies`` are those that came."""
+    """Serve these replies; yield the URL. ``bodies`` collects the requests."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -150,7 +150,7 @@ Instrumented = Callable[[InMemorySpanExporter], Any]
 
 
 def of_opentelemetry(module: str, name: str = "OpenAIInstrumentor") -> Instrumented:
-    """An instrumentor with OpenTelemetry's interface."""
+    """Return an instrumentor with OpenTelemetry's interface."""
 
     @contextmanager
     def instrumented(exporter: InMemorySpanExporter) -> Iterator[Tracer]:
@@ -196,7 +196,7 @@ GROWING = {"opentelemetry": ("gen_ai.output.messages",)}
 
 
 def tree(spans: tuple[ReadableSpan, ...], without: tuple[str, ...]) -> list[Any]:
-    """Each span's name, its parents' names, kind, status, attributes and events."""
+    """Return each span's name, parents' names, kind, status, attributes and events."""
     by_id = {span.context.span_id: span for span in spans}
 
     def kept(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def tree(spans: tuple[ReadableSpan, ...], without: tuple[str, ...]) -> list[Any]
 def instrumented(
     request: pytest.FixtureRequest,
 ) -> Iterator[tuple[str, InMemorySpanExporter, Tracer]]:
-    """An instrumentation, once for all its tests: two do not take all of their wrappers away."""
+    """Install an instrumentation once for all its tests, because two leave wrappers behind."""
     exporter = InMemorySpanExporter()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true")
@@ -229,7 +229,7 @@ def instrumented(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_spans_under_evert_are_those_without_it(
+def test_the_spans_under_evert_equal_those_without_it(
     way: str, instrumented: tuple[str, InMemorySpanExporter, Tracer]
 ) -> None:
     name, exporter, tracer = instrumented

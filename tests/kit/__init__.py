@@ -3,7 +3,7 @@
 ``messages``
     Messages and tools of the Chat Completions API, and replies of the default renderer's policy.
 ``agents``
-    Model calls, and agents that say little.
+    Model calls, and small agents.
 ``playing``
     ``play`` an agent's episode, ``play_group``, ``start`` an Env; what a trajectory earned.
 ``renderers``

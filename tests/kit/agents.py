@@ -1,4 +1,4 @@
-"""Model calls, and agents that say little."""
+"""Model calls, and small agents."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -13,37 +13,37 @@ def _messages(messages: tuple[str | dict[str, Any], ...]) -> list[Any]:
 
 
 async def call(client: AgentClient, *messages: str | dict[str, Any], **fields: Any) -> Any:
-    """One call's completion; a text is a user's message, and no message is "Hi"."""
+    """Make a call; return its completion. A text is a user message; the default is "Hi"."""
     return await client.chat.completions.create(messages=_messages(messages), **fields)
 
 
 async def ask(client: AgentClient, *messages: str | dict[str, Any], **fields: Any) -> str:
-    """One call; the text of its reply, "" where it has none."""
+    """Make a call; return the text of its reply, or "" if it has none."""
     return (await call(client, *messages, **fields)).choices[0].message.content or ""
 
 
 def ask_blocking(
     client: BlockingAgentClient, *messages: str | dict[str, Any], **fields: Any
 ) -> str:
-    """The same of an agent that is a plain function."""
+    """Do the same as ``ask`` in an agent that is a plain function."""
     completion = client.chat.completions.create(messages=_messages(messages), **fields)
     return completion.choices[0].message.content or ""
 
 
 async def asks(client: AgentClient) -> float:
-    """An agent of one call."""
+    """Make one call."""
     await ask(client)
     return 1.0
 
 
 def asks_blocking(client: BlockingAgentClient) -> float:
-    """A plain function of one call."""
+    """Make one call in a plain function."""
     ask_blocking(client)
     return 1.0
 
 
 def talker(turns: int, reward: float = 1.0) -> Callable[..., Coroutine[Any, Any, float]]:
-    """An agent that keeps one conversation going for some turns, whatever its task."""
+    """Return an agent that continues one conversation for some turns, whatever its task."""
 
     async def agent(client: AgentClient, task: object = None) -> float:
         messages = [user("Hi")]

@@ -21,12 +21,12 @@ async def until(is_so: Callable[[], object]) -> None:
 
 
 def assert_says(message: object, *words: str) -> None:
-    """A message has the words that matter: the setting, the value, what to do."""
+    """Assert that a message has these words, such as the setting, the value, what to do."""
     assert [text for text in words if text not in str(message)] == []
 
 
 def needs_sandbox() -> None:
-    """Skip a test, or fail it where ``EVERT_SANDBOX=required``, if there can be no sandbox here."""
+    """Skip a test without a sandbox, or fail it if ``EVERT_SANDBOX=required``."""
     if problem := sandbox_problem():
         if os.environ.get("EVERT_SANDBOX") == "required":
             pytest.fail(problem)

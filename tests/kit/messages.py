@@ -19,18 +19,18 @@ def assistant(text: str) -> dict[str, Any]:
 
 
 def tool(name: str, **fields: Any) -> dict[str, Any]:
-    """A tool that takes any object; ``fields`` go to its function."""
+    """Return a tool that takes any object; ``fields`` go to its function."""
     function = {"name": name, "parameters": {"type": "object"}, **fields}
     return {"type": "function", "function": function}
 
 
 def calling(name: str, **arguments: Any) -> str:
-    """What the default renderer's policy says to call a tool."""
+    """Return the text with which the default renderer's policy calls a tool."""
     body = json.dumps({"name": name, "arguments": arguments})
     return f"<tool_call>\n{body}\n</tool_call>"
 
 
 def tokens_of(text: str) -> list[int]:
-    """A whole reply of the default renderer's policy."""
+    """Return the tokens of a complete reply of the default renderer's policy."""
     renderer = prompt_renderer(None)
     return renderer.encode(text) + renderer.end_tokens[:1]

@@ -1,4 +1,4 @@
-"""Play an agent with a scripted policy, as the Cookbook does, and what the trajectory earned."""
+"""Play an agent with a scripted policy, as the Cookbook does; rewards of a trajectory."""
 
 import inspect
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Reply = str | Callable[[str], str]
 
 
 def policy_of(*replies: Reply, **options: Any) -> ScriptedPolicy:
-    """These replies in turn, or a function of each prompt; "Fine." where none is given."""
+    """Return a policy with these replies in turn, or a function of each prompt, or "Fine."."""
     if replies and callable(replies[0]):
         return ScriptedPolicy(replies[0], **options)
     return ScriptedPolicy([str(reply) for reply in replies] or (lambda prompt: "Fine."), **options)
@@ -38,7 +38,7 @@ def _completer(script: tuple[Reply | TokenCompleter, ...], **options: Any) -> To
 
 
 class Numbered(ScriptedPolicy):
-    """No two of its tokens have the same log-probability; ``logprobs`` are those of all it said."""
+    """A policy whose tokens all have different log-probabilities, which ``logprobs`` collects."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -53,8 +53,8 @@ class Numbered(ScriptedPolicy):
 
 
 async def play(agent: Any, *script: Reply | TokenCompleter, **options: Any) -> Trajectory:
-    """An episode's trajectory, of a policy or of its replies; ``options`` are ``ChatAgentEnv``'s,
-    ``task`` among them."""
+    """Play an episode with a policy or its replies; ``options`` are ``ChatAgentEnv``'s, including
+    ``task``."""
     policy = _completer(script, renderer=options.get("renderer"))
     return await do_single_rollout(policy, ChatAgentEnv(agent, **options))
 
@@ -62,7 +62,7 @@ async def play(agent: Any, *script: Reply | TokenCompleter, **options: Any) -> T
 async def play_group(
     agent: Any, size: int, *script: Reply | TokenCompleter, strategy: Any = None, **options: Any
 ) -> TrajectoryGroup:
-    """The same of a group; ``options`` are ``ChatAgentGroupBuilder``'s."""
+    """Play a group as ``play`` does; ``options`` are ``ChatAgentGroupBuilder``'s."""
     builder = ChatAgentGroupBuilder(agent, group_size=size, **options)
     return await do_group_rollout(builder, _completer(script), strategy)
 
@@ -74,7 +74,7 @@ async def play_recorded(
     runner: Callable[..., Any] = do_single_rollout,
     **options: Any,
 ) -> tuple[RolloutRecord, Trajectory]:
-    """A rollout as ``play`` has it, and its record in ``rollouts.jsonl``."""
+    """Play as ``play`` does; return the record in ``rollouts.jsonl`` and the trajectory."""
     recorder = Recorder(folder / "rollouts.jsonl")
     env = recorder.watch(ChatAgentEnv(agent, **options))
     trajectory = await runner(_completer(script, renderer=options.get("renderer")), env)
@@ -83,22 +83,22 @@ async def play_recorded(
 
 
 async def start(agent: Any, *task: Any, **options: Any) -> ChatAgentEnv:
-    """An Env whose agent waits for its first reply, or has ended without a call."""
+    """Return an Env whose agent waits for its first reply, or has ended without a call."""
     env = ChatAgentEnv(agent, *task, **options)
     await env.initial_observation()
     return env
 
 
 async def play_without_a_call(agent: Any, **options: Any) -> None:
-    """An episode in which the policy is never asked, of an agent that asserts for itself."""
+    """Play an agent that asserts for itself and never calls the policy."""
     end: Any = await ChatAgentEnv(agent, **options).initial_observation()
     assert end.reward == 1.0
 
 
 def as_agent(*script: Reply, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make an agent that asserts for itself a test; ``client`` is no fixture, all else is.
+    """Turn an agent with assertions into a test; all parameters but ``client`` are fixtures.
 
-    Without a script the policy is never asked.
+    Without a script the policy is never called.
     """
 
     def test_of(body: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,17 +128,17 @@ def as_agent(*script: Reply, **options: Any) -> Callable[[Callable[..., Any]], C
 
 
 def assert_extends(trajectory: Trajectory) -> None:
-    """Each prompt begins with the last one and the very tokens that were sampled."""
+    """Assert that each prompt begins with the last one and its exact sampled tokens."""
     for before, after in zip(trajectory.transitions, trajectory.transitions[1:], strict=False):
         prefix = before.ob.to_ints() + before.ac.tokens
         assert after.ob.to_ints()[: len(prefix)] == prefix
 
 
 def rewards(trajectory: Trajectory) -> list[float]:
-    """Of each transition."""
+    """Return the reward of each transition."""
     return [transition.reward for transition in trajectory.transitions]
 
 
 def reward(trajectory: Trajectory) -> float:
-    """Of the whole episode."""
+    """Return the reward of the whole episode."""
     return sum(rewards(trajectory))

@@ -25,7 +25,7 @@ FAMILIES = [
 
 @cache
 def tokenizer_for_all_families() -> Any:
-    """The shipped tokenizer, told of every control token that the Cookbook's sources mention."""
+    """Return the shipped tokenizer with every control token of the Cookbook's sources."""
     folder = Path(inspect.getfile(cookbook)).parent
     names = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"}
     for source in folder.glob("*.py"):
@@ -36,5 +36,5 @@ def tokenizer_for_all_families() -> Any:
 
 
 def renderer_named(name: str) -> cookbook.Renderer:
-    """A renderer by its Cookbook name."""
+    """Return a renderer by its Cookbook name."""
     return cookbook.get_renderer(name, tokenizer_for_all_families(), model_name="test")

@@ -11,7 +11,7 @@ from aiohttp import web
 
 @asynccontextmanager
 async def served(path: str, answer: Any, method: str = "*") -> AsyncIterator[str]:
-    """The address of a server that answers one path; ``{path:.*}`` for all."""
+    """Serve one path, or all with ``{path:.*}``; yield the address."""
     app = web.Application()
     app.router.add_route(method, path, answer)
     runner = web.AppRunner(app)
@@ -24,7 +24,7 @@ async def served(path: str, answer: Any, method: str = "*") -> AsyncIterator[str
 
 
 class Elsewhere:
-    """A server that speaks OpenAI's chat completions."""
+    """A server with OpenAI's chat completions API."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, Any]] = []  # Method, path and body
@@ -35,7 +35,7 @@ class Elsewhere:
         self.url = ""
 
     async def answer(self, request: web.Request) -> web.Response:
-        """A completion, or a refusal of that status; a list of no models; or a 404."""
+        """Answer with a completion, or an error of that status; an empty list of models; or a 404."""
         body = await request.read()
         fields = json.loads(body) if body.startswith(b"{") else None
         self.asked.append((request.method, request.path, fields))
@@ -55,6 +55,6 @@ class Elsewhere:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Return an unused port of this machine."""
     with socket.create_server(("", 0)) as its:
         return int(its.getsockname()[1])

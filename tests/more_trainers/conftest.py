@@ -47,7 +47,7 @@ JSON = "application/json"
 
 
 def events(completion: dict[str, Any]) -> str:
-    """A completion as a stream of one chunk."""
+    """Return a completion as a stream of one chunk."""
     [choice] = completion["choices"]
     calls = choice["message"].get("tool_calls") or []
     delta = {**choice["message"], "tool_calls": [{"index": n, **c} for n, c in enumerate(calls)]}
@@ -58,7 +58,7 @@ def events(completion: dict[str, Any]) -> str:
 
 @contextmanager
 def served(answer: Answer) -> Iterator[int]:
-    """Serves what ``answer`` makes of each body, wherever it was posted; the port."""
+    """Serve ``answer`` of each request's body, on every path; yield the port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -83,7 +83,7 @@ def served(answer: Answer) -> Iterator[int]:
 
 @contextmanager
 def served_chat(say: Callable[[str], Said]) -> Iterator[str]:
-    """An endpoint for chat completions, whose model says this to all that it was told."""
+    """Serve chat completions of a model whose reply is ``say`` of the conversation."""
 
     def reply(body: dict[str, Any]) -> dict[str, Any]:
         said = say(" ".join(str(message.get("content")) for message in body["messages"]))
@@ -102,7 +102,7 @@ def served_chat(say: Callable[[str], Said]) -> Iterator[str]:
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    """A trainer's endpoint, whose model bisects."""
+    """Yield a trainer's endpoint with a model that bisects."""
     from game import next_guess
 
     with served_chat(lambda told: str(next_guess(told))) as url:

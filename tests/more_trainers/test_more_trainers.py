@@ -1,4 +1,4 @@
-"""What the pages of ``docs/trainers.md`` show, run; a script stands for the model."""
+"""The examples of ``docs/trainers.md`` run, with a script for the model."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from evert import ChatAgentEnv, ScriptedPolicy, sequences
 
 
-def test_verifiers_plays_the_agent_and_keeps_its_turns_and_reward(
+def test_verifiers_plays_the_agent_and_records_its_turns_and_reward(
     endpoint: str, tmp_path: Path
 ) -> None:
     command = Path(sys.executable).with_name("vf-eval")
@@ -48,7 +48,7 @@ def test_verifiers_plays_the_agent_and_keeps_its_turns_and_reward(
 
 
 def bisections(task: dict[str, int]) -> int:
-    """Replies that the scripted model needs."""
+    """Return the number of replies that the scripted model needs."""
     env = ChatAgentEnv(chat_agent.agent, task)
     return len(asyncio.run(do_single_rollout(ScriptedPolicy(model), env)).transitions)
 
@@ -69,7 +69,7 @@ class Status(Enum):
 
 @dataclass
 class Sample:
-    """The fields of slime's ``Sample`` that are read and written."""
+    """The fields of slime's ``Sample`` that the example reads and writes."""
 
     metadata: dict[str, Any]
     status: Status = Status.PENDING
@@ -82,7 +82,7 @@ class Sample:
 
 
 def router(body: dict[str, Any]) -> dict[str, Any]:
-    """What SGLang answers, with a script for the model."""
+    """Answer as SGLang does, with a script for the model."""
     prompt = tinker.ModelInput.from_ints(body["input_ids"])
     stop = body["sampling_params"]["stop_token_ids"]
     reply = asyncio.run(ScriptedPolicy(model)(prompt, stop))
@@ -114,7 +114,7 @@ async def test_slimes_sample_has_the_sampled_tokens_masks_and_reward() -> None:
     assert (sample.reward, sample.status) == (1.0, Status.COMPLETED)
 
 
-async def test_a_sample_that_slime_stops_is_aborted_and_its_agent_with_it() -> None:
+async def test_a_sample_that_slime_stops_is_aborted_with_its_agent() -> None:
     stopped = {"meta_info": {"finish_reason": {"type": "abort"}}}
 
     assert (await generated(lambda body: stopped, TASK)).status is Status.ABORTED

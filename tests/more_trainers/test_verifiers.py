@@ -25,12 +25,12 @@ LOCAL = {"runtime": {"type": "subprocess"}}
 
 
 def answer(prompt: str) -> str:
-    """Right at the second time."""
+    """Answer right at the second attempt."""
     return "I say 5" if "sure" in prompt else "Hm"
 
 
 async def by_verifiers(config: Any, number: int, say: Any) -> vf.Episode:
-    """An episode as verifiers plays it by itself, at an endpoint."""
+    """Play an episode with verifiers alone, at an endpoint."""
     env = vf.load_environment(vf.resolve_env_config(config))
     task = [*env.taskset][number]
     with served_chat(say) as url:
@@ -44,7 +44,7 @@ async def by_evert(agent: Agent, task: Any, say: Any, **options: Any) -> Traject
 
 
 @pytest.mark.parametrize("number", [0, 1])
-async def test_an_environment_of_verifiers_is_the_same_as_an_agent(number: int) -> None:
+async def test_a_verifiers_environment_as_an_agent_gives_the_same_rollout(number: int) -> None:
     assert (sums.tasks(), sums.tasks(limit=2)) == ([*SUMS], [0, 1])
     [trace] = (await by_verifiers(ENVIRONMENT, number, answer)).traces
     policy = ScriptedPolicy(answer)
@@ -69,7 +69,7 @@ async def test_a_limit_of_verifiers_truncates_the_episode() -> None:
 
 
 async def noting(client: Any, task: dict[str, int]) -> Outcome:
-    """Notes on the way, and asks at the same time."""
+    """Log on the way, and make concurrent calls."""
     messages = [{"role": "user", "content": "find between 1 and 100"}]
     both = [client.chat.completions.create(messages=messages) for _ in range(2)]
     said = [reply.choices[0].message.content for reply in await asyncio.gather(*both)]
@@ -79,7 +79,7 @@ async def noting(client: Any, task: dict[str, int]) -> Outcome:
 
 
 def own_client(task: dict[str, int]) -> float:
-    """Blocks, and builds its own client."""
+    """Block, with the agent's own client."""
     client = OpenAI(api_key="none", base_url="http://127.0.0.1:9", max_retries=0)
     messages: Any = [{"role": "user", "content": "find between 1 and 100"}]
     completion = client.chat.completions.create(model="gpt-4o", messages=messages)
@@ -101,7 +101,7 @@ def as_environment(name: str, **more: Any) -> dict[str, Any]:
 HERE = "tests.more_trainers.test_verifiers"
 
 
-async def test_its_outcome_is_the_traces() -> None:
+async def test_an_agents_outcome_is_in_verifiers_trace() -> None:
     [trace] = (await by_verifiers(as_environment(f"{HERE}:noting"), 0, model)).traces
 
     assert (trace.ok, trace.reward) == (True, 1.25)
@@ -109,7 +109,7 @@ async def test_its_outcome_is_the_traces() -> None:
     assert (trace.num_turns, trace.stop_condition) == (2, "truncated")
 
 
-async def test_an_agent_that_blocks_and_builds_its_own_client_plays_too() -> None:
+async def test_a_blocking_agent_with_its_own_client_plays_in_verifiers() -> None:
     config = as_environment(f"{HERE}:own_client", policy_names="gpt-4o")
     [trace] = (await by_verifiers(config, 0, model)).traces
 
@@ -123,7 +123,7 @@ async def test_an_agent_that_fails_fails_the_rollout_with_its_error() -> None:
     assert "as told" in episode.traces[0].last_error.message
 
 
-async def test_an_agent_there_and_back_is_the_agent() -> None:
+async def test_an_agent_wrapped_for_verifiers_and_back_plays_alike() -> None:
     back = VerifiersAgent(as_environment("chat_agent:agent"))
     once, twice = [
         [(turn.ob.to_ints(), turn.reward) for turn in played.transitions]
@@ -144,13 +144,13 @@ async def test_an_agent_there_and_back_is_the_agent() -> None:
         ({"taskset": {"id": "not-there"}}, 0, "'not-there' not found"),
     ],
 )
-async def test_what_fails_is_told(config: Any, task: Any, message: str) -> None:
+async def test_failures_in_verifiers_are_agent_errors(config: Any, task: Any, message: str) -> None:
     with pytest.raises(AgentError, match=message):
         await by_evert(VerifiersAgent(config), task, answer)
 
 
 @pytest.mark.parametrize("turns", [0, 1])
-async def test_given_up_it_leaves_nothing_behind(turns: int) -> None:
+async def test_a_verifiers_agent_that_is_given_up_leaves_nothing_behind(turns: int) -> None:
     env, before = ChatAgentEnv(sums, 1), asyncio.all_tasks()
     observation, stop = await env.initial_observation()
     for _ in range(turns):

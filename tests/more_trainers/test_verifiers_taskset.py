@@ -1,7 +1,7 @@
-"""``tasks=verifiers:NAME``: rewards are those of verifiers' own evaluation, with the same words.
+"""``tasks=verifiers:NAME``: rewards equal those of verifiers' own evaluation, with equal replies.
 
-Six environments: a package of a stranger, one with several turns and one with a tool, for verifiers
-0.4 and for verifiers before it. Each plays 40 episodes both ways.
+Six environments: a third party's package, one with several turns and one with a tool, for verifiers
+0.4 and for verifiers before it. Each plays 40 episodes in both.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ def guess(told: str) -> str:
 
 
 def shop(told: str) -> Said:
-    """Asks for the price; every third answer is wrong."""
+    """Ask for the price, and answer; every third answer is wrong."""
     number, item = re.findall(r"What do (\d+) of (\w+)", told)[-1]
     prices = re.findall(r"costs (\d+)", told)
     if not prices:
@@ -47,12 +47,12 @@ def shop(told: str) -> Said:
 
 
 def poem(told: str) -> str:
-    """Basho's frog, whatever the form asked for."""
+    """Answer with Basho's frog, whatever form is requested."""
     return "An old silent pond\nA frog jumps into the pond\nSplash! Silence again"
 
 
 def marble(told: str) -> str:
-    """A solution for every second level."""
+    """Solve every second level."""
     ring = re.findall(r"horizontal mouth centred at \((.*?)\)", told)[-1]
     return f"```json\n{solutions()[ring]}\n```"
 
@@ -143,7 +143,7 @@ async def by_evert(case: Case) -> tuple[list[Trajectory], Results]:
 
 @pytest.mark.timeout(3000)  # verifiers 0.4 starts a process for each turn
 @pytest.mark.parametrize("case", V0 if IS_V0 else V1, ids=lambda case: case.name)
-async def test_rewards_and_metrics_are_those_of_verifiers_own_evaluation(case: Case) -> None:
+async def test_rewards_and_metrics_equal_those_of_verifiers_own_evaluation(case: Case) -> None:
     theirs = await (by_verifiers_v0 if IS_V0 else by_verifiers_v1)(case)
     trajectories, ours = await by_evert(case)
 
@@ -158,7 +158,7 @@ async def test_rewards_and_metrics_are_those_of_verifiers_own_evaluation(case: C
 HELD_OUT = {"held_out": 10} if IS_V0 else {"eval.split": "test", "eval.count": 10}
 
 
-def test_the_eval_split_is_held_out_or_else_a_fifth() -> None:
+def test_the_eval_split_or_else_a_fifth_is_held_out() -> None:
     name = V0[1].name if IS_V0 else V1[1].name
     agent, parted = Verifiers(name, HELD_OUT), Verifiers(name)
 
@@ -280,12 +280,14 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("given", "message"), REFUSED_V0 if IS_V0 else REFUSED_V1)
-def test_what_cannot_be_played_is_said(given: dict[str, Any], message: str, written: None) -> None:
+def test_an_environment_that_cannot_be_played_is_refused(
+    given: dict[str, Any], message: str, written: None
+) -> None:
     with pytest.raises(GameError, match=message):
         task_game(given)
 
 
-def test_a_mistyped_name_lists_what_is_installed() -> None:
+def test_a_mistyped_name_is_refused_with_the_installed_environments() -> None:
     installed = "lean, nemo_gym" if IS_V0 else "marble_v1, nemo_gym"
     with pytest.raises(
         GameError, match=f"no environment of verifiers 'xyz'.* It has .*{installed}"
@@ -293,19 +295,19 @@ def test_a_mistyped_name_lists_what_is_installed() -> None:
         verifiers("xyz")
 
 
-def test_the_signal_handlers_are_left_as_they_are() -> None:
+def test_loading_an_environment_keeps_the_signal_handlers() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     verifiers(V0[1].name if IS_V0 else V1[1].name, count=7)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-async def test_an_error_of_verifiers_has_its_words(written: None) -> None:
+async def test_verifiers_errors_keep_their_messages(written: None) -> None:
     error = "ToolCallError.*out of stock" if IS_V0 else "TaskError: .*out of stock"
     with pytest.raises(AgentError, match=error):
         await play(Verifiers("failing_v0" if IS_V0 else "failing_v1"), "Hi", task="train/0")
 
 
-def test_two_steps_are_trained(tmp_path: Path) -> None:
+def test_a_verifiers_taskset_is_trained_for_two_steps(tmp_path: Path) -> None:
     name = V0[1].name if IS_V0 else V1[1].name
     run = train(
         tasks={"id": f"verifiers:{name}", "count": 10}, model_name="evert-tiny", steps=2,
@@ -319,5 +321,5 @@ def test_two_steps_are_trained(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(IS_V0, reason="they are of verifiers 0.4")
-def test_the_lines_of_the_page_are_read() -> None:
+def test_the_command_lines_of_the_verifiers_page_are_valid() -> None:
     check_lines_of_the_page("verifiers")

@@ -15,7 +15,7 @@ VLLM = "test_vllm.py"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Warnings are errors, but for what these packages say of each other as they are imported."""
+    """Make warnings errors, except for those of these packages while they are imported."""
     for category in ("DeprecationWarning", "FutureWarning", "UserWarning:verl"):
         config.addinivalue_line("filterwarnings", f"ignore::{category}")
 

@@ -1,4 +1,4 @@
-"""A shipped base as GGUF (float32), for llama.cpp: its Qwen3 in the names that llama.cpp has."""
+"""A shipped base as GGUF (float32) for llama.cpp: a Qwen3 with llama.cpp's tensor names."""
 
 import json
 from pathlib import Path

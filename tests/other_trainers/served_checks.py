@@ -1,4 +1,4 @@
-"""What a server of token ids must show, whoever's it is: llama.cpp's in CI, vLLM's by hand."""
+"""Checks of a server of token ids: llama.cpp's in CI, vLLM's by hand."""
 
 import asyncio
 import csv
@@ -21,7 +21,7 @@ TOLERANCE = 1e-3
 
 
 def played(base_url: str, episodes: int, temperature: float = 1.0) -> list[Trajectory]:
-    """Episodes of both games, half and half, at once."""
+    """Play episodes of both games, half and half, concurrently."""
     policy = ServedPolicy(
         base_url,
         "evert-tiny",
@@ -41,7 +41,7 @@ def played(base_url: str, episodes: int, temperature: float = 1.0) -> list[Traje
 
 
 def largest_difference(trajectories: list[Trajectory], store: Path) -> tuple[float, int]:
-    """Of a log-probability from the engine's for the same tokens; and how many there were."""
+    """Return the largest difference of log-probabilities from the engine's, and their number."""
     worst, count = 0.0, 0
     with embedded_engine(store, device="cpu", threads=1):
         client = tinker.ServiceClient().create_sampling_client(base_model="evert-tiny")
@@ -57,7 +57,7 @@ def largest_difference(trajectories: list[Trajectory], store: Path) -> tuple[flo
 
 
 def evaluated(base_url: str, out: Path, *settings: str) -> dict[str, dict[str, str]]:
-    """Rows of the table of the server's base and the engine's, by model."""
+    """Evaluate the base on the server and on the engine; return the table's rows by model."""
     names = [f"vllm:{base_url}#evert-tiny", "evert-tiny"]
     arguments = ["env=identity", f"models={','.join(names)}", "split=test", f"out={out}", *settings]
     assert evaluate.main(arguments) == 0
@@ -69,7 +69,7 @@ def evaluated(base_url: str, out: Path, *settings: str) -> dict[str, dict[str, s
 
 
 def check_log_probabilities(base_url: str, store: Path, episodes: int, temperature: float) -> str:
-    """That the server's are the engine's for the same weights; what there was to see."""
+    """Assert that the server's log-probabilities equal the engine's; return a summary."""
     trajectories = played(base_url, episodes, temperature)
     worst, count = largest_difference(trajectories, store)
 

@@ -1,4 +1,4 @@
-"""What ``evert export`` writes is read by ``datasets`` and trained on by TRL."""
+"""``datasets`` reads the files of ``evert export``, and TRL trains on them."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +20,7 @@ TRAINERS = {"sft": (SFTTrainer, SFTConfig), "pairs": (DPOTrainer, DPOConfig)}
 
 
 async def agent(client: Any, task: int) -> float:
-    """Asks twice; the second reply decides."""
+    """Make two calls; the second reply decides the reward."""
     messages: list[Any] = [{"role": "user", "content": f"Say {task}."}]
     for _ in range(2):
         completion = await client.chat.completions.create(messages=messages)
@@ -31,7 +31,7 @@ async def agent(client: Any, task: int) -> float:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a group of two rollouts of each task, one right and one wrong."""
+    """Record a group of two rollouts of each task, one right and one wrong; return the folder."""
     path = tmp_path_factory.mktemp("run")
     recorder = Recorder(path / "rollouts.jsonl")
     for task in TASKS:
@@ -43,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("form", "rows"), [("sft", 8), ("pairs", 4)])
-def test_trl_trains_on_it(form: str, rows: int, run: Path, tmp_path: Path) -> None:
+def test_trl_trains_on_an_export(form: str, rows: int, run: Path, tmp_path: Path) -> None:
     out = tmp_path / form
     assert cli.main(["export", f"run={run}", f"format={form}", f"out={out}"]) == 0
     dataset = load_dataset(str(out), split="train", cache_dir=str(tmp_path / "cache"))

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The server's, with evert-tiny."""
+    """Yield the address of the server, with evert-tiny."""
     file = tmp_path_factory.mktemp("gguf") / "evert-tiny.gguf"
     write_gguf(base_path("evert-tiny"), file)
     command = [sys.executable, str(HERE / "llama_server.py"), str(file)]
@@ -35,15 +35,13 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("episodes", "temperature"), [(64, 1.0), (16, 0.5)])
-def test_its_log_probabilities_are_the_engines(
+def test_llama_cpps_log_probabilities_are_the_engines(
     base_url: str, tmp_path: Path, episodes: int, temperature: float
 ) -> None:
     assert check_log_probabilities(base_url, tmp_path, episodes, temperature)
 
 
-def test_an_evaluation_of_it_is_that_of_the_same_weights_on_the_engine(
-    base_url: str, tmp_path: Path
-) -> None:
+def test_an_evaluation_on_llama_cpp_agrees_with_the_engines(base_url: str, tmp_path: Path) -> None:
     rows = evaluated(base_url, tmp_path / "out", "seeds=16", "threads=1")
     served, engine = ({k: float(v or 0) for k, v in row.items()} for row in rows.values())
 
@@ -53,7 +51,7 @@ def test_an_evaluation_of_it_is_that_of_the_same_weights_on_the_engine(
     assert 0.02 < served["success"] < 0.98
 
 
-def test_a_reply_ends_at_the_stop_that_was_asked_for(base_url: str) -> None:
+def test_a_reply_ends_at_the_requested_stop(base_url: str) -> None:
     prompt = tinker.ModelInput.from_ints([504, 373, 198, 39, 72, 505, 198, 504, 420, 198])
     client = ServedSamplingClient(base_url, "evert-tiny")
     [plain], [cut] = [
@@ -67,7 +65,7 @@ def test_a_reply_ends_at_the_stop_that_was_asked_for(base_url: str) -> None:
     assert cut.stop_reason == plain.stop_reason == "stop"
 
 
-def test_another_tokenizer_than_the_servers_is_refused_at_the_first_call(base_url: str) -> None:
+def test_a_wrong_tokenizer_is_refused_at_the_first_call(base_url: str) -> None:
     other = base_tokenizer("evert-tiny-20q")
     policy = ServedPolicy(base_url, "evert-tiny", tokenizer=other)
 

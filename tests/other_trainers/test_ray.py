@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is still running:ResourceWarni
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    """A Ray of this module's own."""
+    """Start a Ray cluster for this module."""
     ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
@@ -32,7 +32,7 @@ def rollouts(cluster: None) -> Iterator[RayRollouts]:
         yield running
 
 
-def test_a_run_is_the_same_with_workers_without_and_with_workers_that_die(tmp_path: Path) -> None:
+def test_runs_with_without_and_with_dying_ray_workers_are_equal(tmp_path: Path) -> None:
     check_the_loop(RayRollouts, tmp_path)
 
 
@@ -56,7 +56,7 @@ async def test_a_task_that_kills_each_of_its_workers_is_named(rollouts: RayRollo
 
 
 @pytest.mark.nightly  # a minute, most of it waiting
-async def test_a_stopped_actor_is_told_from_a_slow_one(tmp_path: Path) -> None:
+async def test_a_stopped_actor_is_distinguished_from_a_slow_one(tmp_path: Path) -> None:
     flag = tmp_path / "stopped"
 
     def stop_once() -> None:
@@ -77,7 +77,7 @@ async def test_a_stopped_actor_is_told_from_a_slow_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-async def test_shutting_down_leaves_no_actor_and_the_ray_it_found() -> None:
+async def test_shutdown_leaves_no_actor_and_keeps_a_running_ray() -> None:
     executor = RayRollouts(1, 2)
     assert rewards(await play(executor, says_task())) == [1.0, 1.0]
 

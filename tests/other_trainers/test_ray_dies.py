@@ -29,7 +29,7 @@ asyncio.run(main())
 
 
 @pytest.mark.nightly  # a minute, most of it waiting
-def test_a_run_ends_with_a_sentence_when_rays_node_dies() -> None:
+def test_a_run_ends_with_a_clear_error_when_rays_node_dies() -> None:
     tests = str(Path(__file__).parent.parent)
     run = subprocess.run(
         [sys.executable, "-c", NODE_DIES, tests],

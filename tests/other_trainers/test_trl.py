@@ -1,7 +1,7 @@
 """evert's agents under TRL's own ``GRPOTrainer``, on the CPU.
 
-What TRL is given are the Cookbook's data of the same episodes, id by id, and its loss covers what
-was sampled and nothing else. Every Env is closed whatever happens.
+TRL gets the Cookbook's data of the same episodes, token by token, and its loss covers exactly the
+sampled tokens. Every Env is closed whatever happens.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Recorded(Rollouts):
-    """Rollouts that keep what they gave to TRL."""
+    """Rollouts that record what they return to TRL."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, renderer_name=BASE_RENDERER, **options)
@@ -67,7 +67,7 @@ class Recorded(Rollouts):
 
 
 def trainer(rollouts: Rollouts, folder: Path, **settings: Any) -> GRPOTrainer:
-    """TRL's trainer as a user makes it."""
+    """Return TRL's trainer as a user makes it."""
     quiet: dict[str, Any] = {
         "report_to": "none",
         "save_strategy": "no",
@@ -97,7 +97,7 @@ def trainer(rollouts: Rollouts, folder: Path, **settings: Any) -> GRPOTrainer:
 
 
 def trained(rollouts: Rollouts, folder: Path, **settings: Any) -> list[dict[str, float]]:
-    """A run's log, an entry a step."""
+    """Train; return the log, one entry per step."""
     run = trainer(rollouts, folder, **settings)
     run.train()
     return [entry for entry in run.state.log_history if "reward" in entry]
@@ -120,7 +120,7 @@ def test_the_identity_agent_learns(tmp_path: Path) -> None:
     assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.5
 
 
-def test_ten_turns_of_guess_number_are_a_step(tmp_path: Path) -> None:
+def test_trl_takes_a_step_on_ten_turns_of_guess_number(tmp_path: Path) -> None:
     rollouts = game("guess_number")
     (step,) = trained(rollouts, tmp_path)
 
@@ -135,7 +135,7 @@ def test_ten_turns_of_guess_number_are_a_step(tmp_path: Path) -> None:
 
 
 def cookbook_data(agent: str, tasks: list[Any], run: GRPOTrainer) -> list[list[tinker.Datum]]:
-    """What the Cookbook trains on in the first step of the same run, a list an episode."""
+    """Return the Cookbook's data of the run's first step, a list per episode."""
     numbers = run.state.global_step, 0, 0
     engine = Engine(EngineSettings(device="cpu", seed=run.args.seed))
     client = model_client(engine, "trl", run.model, run.processing_class, *numbers)
@@ -151,7 +151,7 @@ def cookbook_data(agent: str, tasks: list[Any], run: GRPOTrainer) -> list[list[t
 
 
 @pytest.mark.parametrize("name", ["identity", "guess_number"])
-def test_rows_are_the_cookbooks_data_id_by_id(name: str, tmp_path: Path) -> None:
+def test_trls_rows_equal_the_cookbooks_data_token_by_token(name: str, tmp_path: Path) -> None:
     rollouts = game(name)
     run = trainer(rollouts, tmp_path)
     tasks = [3, 3, 3, 17, 17, 17]
@@ -168,7 +168,7 @@ def test_rows_are_the_cookbooks_data_id_by_id(name: str, tmp_path: Path) -> None
         assert [*before, *logprobs] == pytest.approx(inputs["logprobs"], abs=1e-4)
 
 
-def test_the_sampled_log_probabilities_are_those_that_trl_computes(tmp_path: Path) -> None:
+def test_the_sampled_log_probabilities_equal_those_that_trl_computes(tmp_path: Path) -> None:
     rollouts = game("guess_number")
     run = trainer(rollouts, tmp_path, num_iterations=2)  # has TRL compute the old ones
     seen: list[dict[str, Any]] = []
@@ -196,7 +196,7 @@ def test_the_sampled_log_probabilities_are_those_that_trl_computes(tmp_path: Pat
 
 
 async def two_talks(client: AgentClient, task: int) -> float:
-    """Two conversations; the second one knows nothing of the first."""
+    """Play two independent conversations."""
     for text in ("Left", f"Right {task}"):
         await client.chat.completions.create(messages=[{"role": "user", "content": text}])
         client.reward(task)
@@ -204,7 +204,7 @@ async def two_talks(client: AgentClient, task: int) -> float:
 
 
 async def calls_at_once(client: AgentClient, task: int) -> float:
-    """Two calls of which neither waits for the other."""
+    """Make two concurrent calls."""
 
     async def say(text: str) -> None:
         await client.chat.completions.create(messages=[{"role": "user", "content": text}])
@@ -215,7 +215,7 @@ async def calls_at_once(client: AgentClient, task: int) -> float:
 
 
 @pytest.mark.parametrize("agent", [two_talks, calls_at_once])
-def test_lineages_that_trl_cannot_take_are_counted_and_said_once(
+def test_lineages_that_trl_cannot_use_are_counted_and_warned_of_once(
     agent: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rollouts = Recorded(agent, range(10))
@@ -238,7 +238,7 @@ def test_lineages_that_trl_cannot_take_are_counted_and_said_once(
 
 
 class Sometimes:
-    """An agent whose every n-th episode fails after its call."""
+    """An agent that fails in every n-th episode, after its call."""
 
     def __init__(self, every: int) -> None:
         self._numbers = itertools.count(1)
@@ -254,7 +254,7 @@ class Sometimes:
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[ChatAgentEnv]:
-    """All Envs that were closed."""
+    """Return the list of all closed Envs."""
     found: list[ChatAgentEnv] = []
     close = ChatAgentEnv.close
 
@@ -314,7 +314,7 @@ async def silent(client: AgentClient, task: int) -> float:
     return float(task)
 
 
-def test_an_episode_without_a_call_has_a_reward_and_trains_nothing(tmp_path: Path) -> None:
+def test_an_episode_without_a_call_has_a_reward_but_no_trained_token(tmp_path: Path) -> None:
     rollouts = Recorded(silent, range(10))
     (step,) = trained(rollouts, tmp_path)
 
@@ -345,10 +345,10 @@ def test_ctrl_c_closes_every_env(tmp_path: Path, closed: list[ChatAgentEnv]) -> 
 # -- settings ------------------------------------------------------------------------------------
 
 
-def test_prompts_arrive_as_often_as_there_are_rollouts_and_limits_bound_a_reply(
+def test_trl_passes_each_prompt_once_per_rollout(
     tmp_path: Path,
 ) -> None:
-    """TRL's docstring says otherwise; groups would be mixed if it came true."""
+    """TRL's docstring says otherwise; if it became true, groups would be mixed."""
     rollouts = game("identity", limits=RolloutLimits(max_turn_tokens=3))
     trained(rollouts, tmp_path)
 
@@ -359,7 +359,7 @@ def test_prompts_arrive_as_often_as_there_are_rollouts_and_limits_bound_a_reply(
     assert {len(ids) for ids in rollouts.given[0]["completion_ids"]} == {3}
 
 
-def test_the_same_seed_gives_the_same_rows(tmp_path: Path) -> None:
+def test_equal_seeds_give_equal_rows(tmp_path: Path) -> None:
     first, second, other = game("identity"), game("identity"), game("identity")
     trained(first, tmp_path, max_steps=2, seed=1)
     trained(second, tmp_path, max_steps=2, seed=1)
@@ -384,7 +384,7 @@ def test_a_completion_has_at_most_max_completion_length_tokens(tmp_path: Path) -
     assert step["evert/stop/max_tokens"] > 0.5
 
 
-def test_limits_bound_the_whole_episode(tmp_path: Path) -> None:
+def test_limits_apply_to_the_whole_episode(tmp_path: Path) -> None:
     rollouts = game("guess_number", limits=RolloutLimits(max_turns=2))
     (step,) = trained(rollouts, tmp_path)
 
@@ -392,7 +392,7 @@ def test_limits_bound_the_whole_episode(tmp_path: Path) -> None:
     assert step["evert/stop/max_turns"] == 1
 
 
-def test_the_models_context_bounds_every_prompt_and_another_dataset_is_refused(
+def test_the_models_context_limits_every_prompt_and_another_dataset_is_refused(
     tmp_path: Path,
 ) -> None:
     rollouts = game("guess_number")
@@ -410,10 +410,10 @@ def test_the_models_context_bounds_every_prompt_and_another_dataset_is_refused(
         rollouts(["What is 2 + 2?"], run)
 
 
-def test_the_temperature_is_the_trainers_and_then_log_probabilities_are_left_out(
+def test_with_another_temperature_log_probabilities_are_left_out(
     tmp_path: Path,
 ) -> None:
-    """The engine reports them at temperature 1; TRL trains the distribution that was drawn from."""
+    """The engine reports them at temperature 1, but TRL trains the sampling distribution."""
     rollouts = game("identity")
     (step,) = trained(rollouts, tmp_path, temperature=1e-4)
 
@@ -426,7 +426,7 @@ def test_the_temperature_is_the_trainers_and_then_log_probabilities_are_left_out
 @pytest.mark.parametrize(
     "setting", [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"repetition_penalty": 1.1}]
 )
-def test_settings_that_bend_the_distribution_are_refused(
+def test_settings_that_change_the_sampling_distribution_are_refused(
     setting: dict[str, float], tmp_path: Path
 ) -> None:
     [(name, value)] = setting.items()
@@ -435,7 +435,7 @@ def test_settings_that_bend_the_distribution_are_refused(
         trained(game("identity"), tmp_path, **setting)
 
 
-def test_test_tasks_are_evaluated(tmp_path: Path) -> None:
+def test_trl_evaluates_the_test_tasks(tmp_path: Path) -> None:
     rollouts = game("identity", test_tasks=f"{GAMES}.identity:TEST_TASKS")
     run = trainer(rollouts, tmp_path, per_device_eval_batch_size=8)
 
@@ -446,7 +446,7 @@ def test_test_tasks_are_evaluated(tmp_path: Path) -> None:
     assert {task for given in rollouts.given for task in given["task"]} == {*range(1000, 1004)}
 
 
-def test_agents_keep_their_event_loop_from_step_to_step(tmp_path: Path) -> None:
+def test_agents_keep_their_event_loop_between_steps(tmp_path: Path) -> None:
     loops = set()
 
     async def agent(client: AgentClient, task: int) -> float:
@@ -458,7 +458,7 @@ def test_agents_keep_their_event_loop_from_step_to_step(tmp_path: Path) -> None:
     assert len(loops) == 1
 
 
-async def test_it_runs_inside_a_running_loop_as_in_a_notebook(tmp_path: Path) -> None:
+async def test_training_works_inside_a_running_loop_as_in_a_notebook(tmp_path: Path) -> None:
     (step,) = trained(game("identity"), tmp_path)
 
     assert step["evert/failed"] == 0

@@ -1,6 +1,6 @@
 """evert's agents under verl: its own worker classes play them, its own ``main_ppo`` trains on them.
 
-Ids, masks and log-probabilities of an output are those of the Cookbook's data, id by id.
+Ids, masks and log-probabilities of an output equal those of the Cookbook's data, token by token.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ TASKS = [17, 512, 900, 3]
 
 
 def verl_config(folder: Path, *overrides: str, **loop: Any) -> DictConfig:
-    """verl's own configuration, with one agent loop."""
+    """Return verl's own configuration, with one agent loop."""
     loops = [{"name": "evert", "_target_": "evert.verl.EvertAgentLoop", **loop}]
     (folder / "loops.yaml").write_text(json.dumps(loops))
     given = [
@@ -71,7 +71,7 @@ def verl_config(folder: Path, *overrides: str, **loop: Any) -> DictConfig:
 
 
 class Servers(LLMServerClient):
-    """verl's servers, whose model is a policy; knows what was asked and answered."""
+    """verl's servers with a policy as the model; they record requests and answers."""
 
     def __init__(self, config: DictConfig, policy: TokenCompleter, version: int = 7) -> None:
         super().__init__(config)
@@ -99,7 +99,7 @@ class Servers(LLMServerClient):
 
 
 class Said(TokenCompleter):
-    """Says again what the servers answered."""
+    """A policy that repeats the servers' answers."""
 
     def __init__(self, servers: Servers) -> None:
         self._left = {prompt: list(said) for prompt, said in servers.answers.items()}
@@ -109,7 +109,7 @@ class Said(TokenCompleter):
 
 
 class Scripted(TokenCompleter):
-    """Replies that count up, with log-probabilities that are all different."""
+    """A policy whose replies count up, with log-probabilities that are all different."""
 
     def __init__(self, reply: str = "Fine.") -> None:
         self._policy = ScriptedPolicy(lambda prompt: reply)
@@ -127,7 +127,7 @@ def row(task: Any, **more: Any) -> dict[str, Any]:
 
 
 async def batch_of(servers: Servers, *rows: dict[str, Any]) -> DataProto:
-    """What verl's worker makes of some rows."""
+    """Return the batch that verl's worker makes of some rows."""
     names = {name: [each[name] for each in rows] for name in rows[0]}
     columns = {name: np.empty(len(rows), dtype=object) for name in names}
     for name, values in names.items():
@@ -141,7 +141,7 @@ async def batch_of(servers: Servers, *rows: dict[str, Any]) -> DataProto:
 
 
 async def outputs_of(servers: Servers, task: Any) -> Any:
-    """What an agent loop returns, made as verl's V1 worker makes it."""
+    """Return an agent loop's output, made as verl's V1 worker makes the loop."""
     servers.given.transfer_queue.enable = True
     worker = of_verl.AgentLoopWorker(servers.given, servers)
     found: list[Any] = []
@@ -162,7 +162,7 @@ async def outputs_of(servers: Servers, task: Any) -> Any:
 
 
 async def cookbook_data(agent: Any, task: Any, said: Said) -> tuple[Trajectory, list[tinker.Datum]]:
-    """The same episode under the Cookbook's runner, as its training data."""
+    """Play the same episode under the Cookbook's runner; return its training data."""
     env = ChatAgentEnv(agent, task, renderer=default_renderer())
     trajectory = await do_single_rollout(said, env)
     sort_by_lineage(trajectory, env.turn_lineages)
@@ -178,7 +178,7 @@ def of_datum(datum: tinker.Datum) -> dict[str, list[float]]:
 def of_output(
     prompt: list[int], response: list[int], mask: list[int], logprobs: list[float]
 ) -> dict[str, list[float]]:
-    """An output of verl's as a datum has it: each position with its next token."""
+    """Return verl's output as a datum has it: each position with its next token."""
     before = [0.0] * (len(prompt) - 1)
     ids = [*prompt, *response]
     return {
@@ -190,7 +190,7 @@ def of_output(
 
 
 def of_row(batch: DataProto, index: int) -> dict[str, list[float]]:
-    """A row of verl's tensors, without what it padded."""
+    """Return a row of verl's tensors without the padding."""
     tensors = {name: tensor[index] for name, tensor in batch.batch.items()}
     width = len(tensors["prompts"])
     seen = tensors["attention_mask"].bool()
@@ -205,7 +205,7 @@ def of_row(batch: DataProto, index: int) -> dict[str, list[float]]:
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Servers]:
-    """Makes verl's servers and configuration, for an agent of ``verl_agents``."""
+    """Return a function that makes verl's servers for an agent of ``verl_agents``."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
 
     def made(name: str, *overrides: str, reply: str = "Fine.", **loop: Any) -> Servers:
@@ -217,7 +217,7 @@ def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Se
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[TokenCompleter]:
-    """The shipped base, sampled by evert's engine."""
+    """Yield a completer of the shipped base on evert's engine."""
     with evert.embedded_engine(tmp_path, device="cpu", threads=1):
         client = tinker.ServiceClient().create_sampling_client(base_model="evert-tiny")
         yield TinkerTokenCompleter(client, max_tokens=16)
@@ -229,7 +229,7 @@ Made = Callable[..., Servers]
 
 
 @pytest.mark.parametrize("agent", [identity_agent, guess_number_agent])
-async def test_an_output_is_the_cookbooks_datum_id_by_id(
+async def test_an_output_equals_the_cookbooks_datum_token_by_token(
     agent: Any, engine: TokenCompleter, tmp_path: Path
 ) -> None:
     path = f"{agent.__module__}:{agent.__name__}"
@@ -260,7 +260,7 @@ async def test_all_turns_of_an_episode_go_to_the_same_server(servers: Made) -> N
     assert len(set(asked)) == 2
 
 
-async def test_an_episode_knows_the_oldest_and_the_newest_weights_that_sampled_it(
+async def test_an_output_has_the_oldest_and_newest_weights_of_its_episode(
     servers: Made,
 ) -> None:
     given = servers("two_talks")
@@ -277,7 +277,7 @@ async def test_an_episode_knows_the_oldest_and_the_newest_weights_that_sampled_i
     assert [each["max_global_steps"] for each in fields] == [11, 11]
 
 
-async def test_stops_in_text_leave_the_end_of_a_turn_a_token(servers: Made) -> None:
+async def test_stop_texts_do_not_replace_the_end_of_turn_token(servers: Made) -> None:
     given = servers("stops_at_lines", reply="Fine.\nAnd you?")
 
     batch = await batch_of(given, row(0, extra_info={"index": 0}))
@@ -289,7 +289,7 @@ async def test_stops_in_text_leave_the_end_of_a_turn_a_token(servers: Made) -> N
     assert float(batch.batch["rm_scores"].sum()) == 1.0
 
 
-async def test_without_log_probabilities_there_are_none(servers: Made) -> None:
+async def test_outputs_have_no_log_probabilities_if_verl_computes_none(servers: Made) -> None:
     off = "actor_rollout_ref.rollout.calculate_log_probs=False"
 
     batch = await batch_of(servers("two_talks", off), row(0))
@@ -301,7 +301,7 @@ async def test_without_log_probabilities_there_are_none(servers: Made) -> None:
 
 
 async def cookbooks(name: str, task: Any, given: Servers) -> list[dict[str, list[float]]]:
-    """The Cookbook's data of the same episode."""
+    """Return the Cookbook's data of the same episode."""
     import verl_agents
 
     _, data = await cookbook_data(getattr(verl_agents, name), task, Said(given))
@@ -330,7 +330,7 @@ async def test_each_lineage_is_an_output_with_the_whole_reward(
     ] * 2
 
 
-async def test_what_is_too_long_of_a_later_prompt_opens_the_response_unsampled(
+async def test_the_excess_of_a_long_later_prompt_begins_the_response_unmasked(
     servers: Made,
 ) -> None:
     given = servers("short_and_long")
@@ -343,7 +343,7 @@ async def test_what_is_too_long_of_a_later_prompt_opens_the_response_unsampled(
 
 
 @pytest.mark.parametrize("takes_lists", [True, False])
-async def test_the_last_lineage_alone_says_how_many_are_left_out(
+async def test_with_only_the_last_lineage_the_number_left_out_is_reported(
     servers: Made, takes_lists: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = servers("two_talks", **({"branches": "last"} if takes_lists else {}))
@@ -362,7 +362,7 @@ async def test_the_last_lineage_alone_says_how_many_are_left_out(
 
 
 @pytest.mark.parametrize("length", [100, 1000])
-async def test_a_first_prompt_over_verls_room_is_refused_before_it_is_sampled(
+async def test_a_first_prompt_over_verls_limit_is_refused_before_sampling(
     servers: Made, length: int
 ) -> None:
     given = servers("wordy")
@@ -390,7 +390,7 @@ ROUTED = "actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
         ([ROUTED], {}, "does not carry a router's choices"),
     ],
 )
-async def test_a_setting_that_cannot_be_served_is_refused_with_the_reason(
+async def test_an_unsupported_setting_is_refused_with_the_reason(
     servers: Made, overrides: list[str], settings: dict[str, Any], message: str
 ) -> None:
     given = servers("two_talks", *overrides, **settings)
@@ -416,7 +416,7 @@ async def test_an_agent_that_raises_fails_its_episode(servers: Made) -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_or_its_episode_is_scored(servers: Made) -> None:
+async def test_an_agent_that_raises_may_be_scored(servers: Made) -> None:
     batch = await batch_of(servers("odd_tasks_fail", on_agent_error=-1.0), row(0), row(1))
 
     assert batch.batch["rm_scores"].sum(-1).tolist() == [1.0, -1.0]
@@ -424,7 +424,7 @@ async def test_or_its_episode_is_scored(servers: Made) -> None:
     assert batch.non_tensor_batch["stop_reason"].tolist() == ["completed", "agent_error"]
 
 
-async def test_a_reply_that_the_server_broke_off_fails_its_episode(servers: Made) -> None:
+async def test_a_reply_that_the_server_aborts_fails_its_episode(servers: Made) -> None:
     given = servers("two_talks")
 
     async def generate(request_id: str, **_: Any) -> TokenOutput:
@@ -436,7 +436,7 @@ async def test_a_reply_that_the_server_broke_off_fails_its_episode(servers: Made
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_an_episode_without_a_call_counts_and_teaches_nothing(servers: Made) -> None:
+async def test_an_episode_without_a_call_counts_but_trains_no_token(servers: Made) -> None:
     [output] = await outputs_of(servers("silent"), 1)
 
     assert output.response_mask == [0]
@@ -455,7 +455,7 @@ async def test_an_episode_without_a_call_counts_and_teaches_nothing(servers: Mad
         ({"limits": {"max_turns": 9}, "context_length": 40}, 2),
     ],
 )
-async def test_an_agents_own_limits_hold_unless_the_yaml_has_others_and_the_lower_context_counts(
+async def test_the_yamls_limits_override_the_agents_and_the_lower_context_counts(
     servers: Made, settings: dict[str, Any], turns: int
 ) -> None:
     [output] = await outputs_of(servers("brief", **settings), 1)
@@ -463,7 +463,7 @@ async def test_an_agents_own_limits_hold_unless_the_yaml_has_others_and_the_lowe
     assert output.extra_fields["reward_extra_info"]["turns"] == turns
 
 
-async def test_a_conversation_that_grows_too_long_ends_within_verls_room(servers: Made) -> None:
+async def test_a_conversation_that_grows_too_long_ends_within_verls_limits(servers: Made) -> None:
     batch = await batch_of(servers("talks_on"), row(0))
 
     assert batch.batch["responses"].shape == (1, 448)
@@ -487,7 +487,7 @@ async def test_a_conversation_that_grows_too_long_ends_within_verls_room(servers
         ("without_a_task", None, row(0, extra_info={"index": 0}), 1.0),
     ],
 )
-async def test_the_task_comes_from_where_the_yaml_says(
+async def test_the_task_comes_from_the_field_that_the_yaml_names(
     servers: Made, agent: str, path: str | None, given: dict[str, Any], reward: float
 ) -> None:
     batch = await batch_of(servers(agent, task=path), given)
@@ -498,7 +498,7 @@ async def test_the_task_comes_from_where_the_yaml_says(
 # -- datasets ------------------------------------------------------------------------------------
 
 
-def test_verl_reads_the_tasks_that_were_written_as_they_were(tmp_path: Path) -> None:
+def test_verl_reads_back_the_written_tasks_unchanged(tmp_path: Path) -> None:
     tasks: list[Any] = [3, "three", {"a": [1, None]}, {"b": 2.5}, [True]]
     write_dataset(tmp_path / "tasks.parquet", tasks, agent_name="mine", data_source="test")
     config = OmegaConf.create({"max_prompt_length": 64, "cache_dir": str(tmp_path / "cache")})
@@ -521,7 +521,7 @@ def test_verl_reads_the_tasks_that_were_written_as_they_were(tmp_path: Path) -> 
         ("no.such:TASKS", "No tasks at 'no.such:TASKS'"),
     ],
 )
-def test_tasks_that_would_not_come_back_are_refused(
+def test_tasks_that_could_not_be_read_back_are_refused(
     tasks: Any, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(evert.InvalidDatasetError, match=message):
@@ -539,7 +539,7 @@ LOOPS = {
 
 
 def files_for(folder: Path) -> tuple[Path, str]:
-    """The YAML of all loops, and two tasks for each; a row names the loop that plays it."""
+    """Write the YAML of all loops, and two tasks for each; a row names its loop."""
     folder.mkdir()
     shared = {
         "_target_": "evert.verl.EvertAgentLoop",
@@ -554,7 +554,7 @@ def files_for(folder: Path) -> tuple[Path, str]:
 
 
 def run_main_ppo(folder: Path, *settings: str) -> list[dict[str, Any]]:
-    """What ``train.sh`` logs, by step."""
+    """Run ``train.sh``; return its log by step."""
     paths = [str(ROOT / "src"), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     given = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHON": sys.executable}
     with (folder / "log").open("wb") as log:
@@ -575,7 +575,7 @@ def run_main_ppo(folder: Path, *settings: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(900)
-def test_main_ppo_trains_on_all_kinds_of_episodes_at_once(tmp_path: Path) -> None:
+def test_main_ppo_trains_on_all_kinds_of_episodes_together(tmp_path: Path) -> None:
     loops, files = files_for(tmp_path / "mixed")
 
     before, *steps = run_main_ppo(

@@ -18,7 +18,7 @@ async def ask(client: AgentClient, messages: list[Any]) -> Any:
 
 
 async def two_talks(client: AgentClient, task: int) -> float:
-    """Two conversations whose turns alternate: two lineages."""
+    """Alternate the turns of two conversations: two lineages."""
     talks: list[list[Any]] = [[user(f"I am A{task}")], [user(f"I am B{task}")]]
     for _ in range(2):
         for messages in talks:
@@ -28,14 +28,14 @@ async def two_talks(client: AgentClient, task: int) -> float:
 
 
 async def calls_at_once(client: AgentClient, task: int) -> float:
-    """Two calls of which neither waits for the other: two lineages."""
+    """Make two concurrent calls: two lineages."""
     await asyncio.gather(*[ask(client, [user(f"I am {name}{task}")]) for name in "AB"])
     client.reward(0.25)
     return float(task % 2)
 
 
 async def short_and_long(client: AgentClient, task: int) -> float:
-    """A second conversation whose prompt is longer than the first one's may be."""
+    """Play two conversations; the second prompt is longer than a first prompt may be."""
     await ask(client, [user("Hi")])
     await ask(client, [user("Why? " * task)])
     return 1.0
@@ -59,14 +59,14 @@ async def silent(client: AgentClient, task: int) -> float:
 
 
 async def talks_on(client: AgentClient, task: Any) -> float:
-    """Goes on until it is refused, and knows what to do then."""
+    """Continue until a call is refused, and handle the refusal."""
     messages = [user("Hi")]
     while True:
         messages += [await ask(client, messages), user("And then?")]
 
 
 class Brief:
-    """Goes on, too, but brings limits of its own."""
+    """An agent that continues, too, but has its own limits."""
 
     env_options: ClassVar[EnvOptions] = {
         "limits": RolloutLimits(max_turns=1),

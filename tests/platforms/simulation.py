@@ -1,4 +1,4 @@
-"""Makes Linux look like macOS or Windows to evert and its tests, and to nobody else.
+"""Make Linux look like macOS or Windows, only to evert and its tests.
 
 Python does this at its start if ``PYTHONPATH`` names the folder ``darwin`` or ``win32`` beside this
 file, each of which has a ``sitecustomize.py``. What the platform lacks is hidden: functions,
@@ -91,7 +91,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _is_asked_by_us() -> bool:
-    """Whether the nearest caller outside Python's own library is evert or a test."""
+    """Return whether the nearest caller outside Python's own library is evert or a test."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -102,7 +102,7 @@ def _is_asked_by_us() -> bool:
 
 
 def _replace(module: ModuleType, values: Mapping[str, object]) -> None:
-    """Show us other values of a module's attributes; None: it has no such attribute."""
+    """Show evert other values of a module's attributes; None hides the attribute."""
 
     class Replaced(ModuleType):
         def __getattribute__(self, name: str) -> Any:
@@ -171,7 +171,7 @@ def _limit_sockets() -> None:
 
 
 def _become_windows() -> None:
-    """No Unix modules, no signal handlers on event loops, no descriptors of folders."""
+    """Hide Unix modules, signal handlers on event loops, and descriptors of folders."""
     load, open_file = builtins.__import__, os.open
     loop: Any = asyncio.SelectorEventLoop
     handle = loop.add_signal_handler

@@ -20,13 +20,13 @@ PLATFORMS = pytest.mark.parametrize("platform", ["darwin", "win32"])
 
 
 def variables(platform: str) -> dict[str, str]:
-    """The environment of a process on the platform."""
+    """Return the environment of a process on the platform."""
     ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE / platform), "TINKER_API_KEY": ""}
     return os.environ | ours
 
 
 def evert(platform: str, folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command there."""
+    """Run an evert command on the platform."""
     command = [sys.executable, "-m", "evert", *arguments]
     return subprocess.run(
         command, env=variables(platform), cwd=folder, capture_output=True, text=True, check=False
@@ -53,7 +53,7 @@ def test_a_run_is_trained_evaluated_and_shown(platform: str, tmp_path: Path) -> 
         viewer.terminate()
 
 
-def test_a_mac_plays_in_processes_and_sweeps(tmp_path: Path) -> None:
+def test_a_mac_plays_in_a_pool_and_sweeps(tmp_path: Path) -> None:
     pooled = evert("darwin", tmp_path, *SHORT, "rollouts=pool", "rollout_workers=1")
     assert pooled.returncode == 0, pooled.stderr
     swept = evert("darwin", tmp_path, "sweep", *TINY, "steps=1", "seed=0,1", "out=sweep")
@@ -90,7 +90,7 @@ is_sandboxed(True, "127.0.0.1")
         ("darwin", SANDBOXED, "sandbox=False runs the command as your user"),
     ],
 )
-def test_commands_and_sandboxes_are_refused_in_one_sentence(
+def test_unsupported_commands_and_sandboxes_are_refused_in_one_sentence(
     platform: str, code: str, sentence: str
 ) -> None:
     python = [sys.executable, "-c", code]

@@ -1,4 +1,4 @@
-"""What evert needs of a Tinker service: sampling, checkpoints, training, going on."""
+"""What evert needs of a Tinker service: sampling, checkpoints, training, resuming."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ pytestmark = [
 def sampled(
     client: tinker.SamplingClient, count: int = 1, **params: Any
 ) -> list[tinker.SampledSequence]:
-    """What the service says to the prompt."""
+    """Sample the service's replies to the prompt."""
     given = tinker.SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **params})
     future = client.sample(prompt=PROMPT, num_samples=count, sampling_params=given)
     return [*future.result().sequences]
@@ -34,7 +34,7 @@ def sampler(trained: tinker.TrainingClient) -> tinker.SamplingClient:
     return trained.save_weights_and_get_sampling_client().result()
 
 
-def test_as_many_sequences_come_as_were_asked_for_each_with_the_weights_logprobs(
+def test_the_requested_number_of_sequences_comes_with_correct_logprobs(
     sampler: tinker.SamplingClient,
 ) -> None:
     sequences = sampled(sampler, 3, max_tokens=6, temperature=1.0)
@@ -51,7 +51,7 @@ def test_as_many_sequences_come_as_were_asked_for_each_with_the_weights_logprobs
         assert again[PROMPT.length :] == pytest.approx(sequence.logprobs, abs=0.05)
 
 
-def test_a_reply_ends_at_a_token_that_stops(sampler: tinker.SamplingClient) -> None:
+def test_a_reply_ends_at_a_stop_token(sampler: tinker.SamplingClient) -> None:
     first = greedy(sampler)[0]
     [sequence] = sampled(sampler, stop=[first])
 
@@ -67,7 +67,7 @@ def test_saved_weights_are_sampled_by_their_path(
     assert greedy(again) == greedy(sampler)
 
 
-def test_training_goes_on_from_a_saved_state(
+def test_training_continues_from_a_saved_state(
     service: tinker.ServiceClient, trained: tinker.TrainingClient, sampler: tinker.SamplingClient
 ) -> None:
     saved = trained.save_state("contract-state").result()
@@ -77,7 +77,7 @@ def test_training_goes_on_from_a_saved_state(
     assert greedy(client) == greedy(sampler)
 
 
-def test_identity_trains_two_steps_and_goes_on_to_a_third(
+def test_identity_trains_two_steps_and_resumes_for_a_third(
     base_url: str, model: str, renderer: str, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Tasksets with the benchmarks themselves, and scripts for the model.
+"""Tasksets with the real benchmarks, and scripts for the model.
 
     .frameworks/tasksets/bin/python -m pytest tests/tasksets --environment tasksets
 
@@ -27,7 +27,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "tasksets.md"
 
 
 def check_lines_of_the_page(taskset: str) -> None:
-    """Whether ``evert train`` reads the lines that the page has of a taskset."""
+    """Assert that ``evert train`` accepts the page's command lines of a taskset."""
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("evert train ")]
     own = [shlex.split(line)[2:] for line in lines if f" tasks={taskset}:" in line]
     assert len(own) == 2
@@ -39,7 +39,7 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 
 
 def as_text(said: Said) -> str:
-    """A reply as the default renderer's model writes it."""
+    """Return a reply as the default renderer's model writes it."""
     if isinstance(said, str):
         return said
     calls = [json.dumps({"name": name, "arguments": given}) for name, given in said]
@@ -47,7 +47,7 @@ def as_text(said: Said) -> str:
 
 
 def scripted_openai(replies: Iterable[Said]) -> openai.OpenAI:
-    """OpenAI's own client; its server says these replies in turn."""
+    """Return OpenAI's own client, with a server that gives these replies in turn."""
     left = enumerate(replies)
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -64,7 +64,7 @@ def scripted_openai(replies: Iterable[Said]) -> openai.OpenAI:
 
 
 def tool_calls(said: list[Call], number: int) -> list[dict[str, Any]]:
-    """Calls as a message of the Chat Completions API has them."""
+    """Return calls as a message of the Chat Completions API has them."""
     return [
         {
             "id": f"call-{number}-{place}",

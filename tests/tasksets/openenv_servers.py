@@ -1,10 +1,10 @@
-"""OpenEnv servers of all kinds in one process, each under a path of its own.
+"""OpenEnv servers of all kinds in one process, each under its own path.
 
     python tests/tasksets/openenv_servers.py PORT
 
 ``/words`` is what ``openenv init`` writes into the current folder, ``/echo`` OpenEnv's quick start
-with MCP tools. ``/sums`` has tools, ``/walk`` has actions of two fields; both pay step by step.
-``/mute`` and ``/mutetools`` never give a reward, and ``/late`` gives one at the end alone.
+with MCP tools. ``/sums`` has tools, ``/walk`` has actions of two fields; both reward each step.
+``/mute`` and ``/mutetools`` never give a reward, and ``/late`` gives one only at the end.
 """
 
 import random
@@ -24,7 +24,7 @@ GOAL = 6
 
 
 class Tools(MCPEnvironment):
-    """Tools without any reward: the base class gives none."""
+    """An environment of tools without a reward, because the base class gives none."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -51,14 +51,14 @@ class Tools(MCPEnvironment):
 
 
 class Echo(Tools):
-    """The quick start: the reset has a reward, the calls have none."""
+    """OpenEnv's quick start: the reset has a reward, the calls have none."""
 
     def reset(self, seed: int | None = None, **options: Any) -> Observation:
         return Observation(reward=0.0, metadata={"message": "Echo environment ready!"})
 
 
 class Sums(Tools):
-    """A tenth for each sum of two numbers, and one for the right answer, which ends it."""
+    """Rewards 0.1 for each sum of two numbers, and 1 for the right answer, which ends it."""
 
     numbers: tuple[int, int]
 
@@ -102,7 +102,7 @@ class Place(Observation):
 
 
 class Walk(Environment):  # type: ignore[type-arg]
-    """From a place drawn by the seed to a goal; each step nearer pays 1, each step away -1."""
+    """A walk from a random place to a goal; a step nearer earns 1, a step away -1."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -122,7 +122,7 @@ class Walk(Environment):  # type: ignore[type-arg]
 
 
 class Text(Action):
-    """A text, and nothing else."""
+    """An action that is only a text."""
 
     text: str
 
@@ -150,7 +150,7 @@ class Mute(Environment):  # type: ignore[type-arg]
 
 
 class Late(Mute):
-    """Pays at the end alone."""
+    """Gives a reward only at the end."""
 
     last = 1.0
 

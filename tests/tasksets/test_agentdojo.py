@@ -1,4 +1,4 @@
-"""AgentDojo under evert: the same words earn what they earn under the package's own runner."""
+"""AgentDojo under evert: equal replies earn the rewards of the package's own runner."""
 
 import asyncio
 import threading
@@ -31,13 +31,13 @@ WAYS: list[list[str]] = [["user"], [], ["injection", "user"], ["injection"]]
 
 @pytest.fixture(autouse=True)
 def logged(tmp_path: Path) -> Iterator[None]:
-    """The package's runner writes a file for each message."""
+    """Keep the files of the package's runner, one per message, in a temporary folder."""
     with OutputLogger(str(tmp_path)):
         yield
 
 
 def script(suite: Any, task: str, roles: Sequence[str]) -> list[Said]:
-    """The calls with which the benchmark itself would do a user's task, or an injection's."""
+    """Return the calls with which the benchmark solves a user's task, or an injection's."""
     _, *ids = task.split("/")
     user = suite.get_user_task_by_id(ids[0])
     tasks = {"user": user}
@@ -50,7 +50,7 @@ def script(suite: Any, task: str, roles: Sequence[str]) -> list[Said]:
 
 
 def by_agentdojo(suite: Any, task: str, said: list[Said], attack: str) -> tuple[bool, bool]:
-    """Utility and security by the package's own runner."""
+    """Return utility and security by the package's own runner."""
     llm = OpenAILLM(scripted_openai(said), "scripted")
     llm.name = "local"
     given: dict[str, Any] = {"model_id": None, "system_message_name": None, "system_message": None}
@@ -67,7 +67,7 @@ def by_agentdojo(suite: Any, task: str, said: list[Said], attack: str) -> tuple[
 
 async def by_evert(agent: AgentDojo, task: str, said: list[Said]) -> tuple[bool, bool]:
     trajectory = await play(agent, *map(as_text, said), task=task)
-    # The package begins again where the fifteenth round of tools ends without a word.
+    # The package starts again if the fifteenth round of tools ends without a text.
     assert len(trajectory_to_data(trajectory, 1.0)) == (1 if len(said) < 17 else 2)
     metrics = trajectory.transitions[-1].metrics
     utility, security = bool(metrics["utility"]), bool(metrics.get("attacked", True))
@@ -76,7 +76,7 @@ async def by_evert(agent: AgentDojo, task: str, said: list[Said]) -> tuple[bool,
 
 
 @pytest.mark.parametrize("name", SUITES)
-async def test_every_users_task_earns_what_the_packages_own_runner_gives(name: str) -> None:
+async def test_every_user_task_earns_the_reward_of_the_packages_own_runner(name: str) -> None:
     agent, suite = AgentDojo(name), SUITES[name]
     tasks = sorted(agent.train_tasks + agent.test_tasks)
     assert len(tasks) == len(suite.user_tasks)
@@ -97,7 +97,9 @@ async def test_every_users_task_earns_what_the_packages_own_runner_gives(name: s
 
 @pytest.mark.parametrize("attack", ["important_instructions", "dos"])
 @pytest.mark.parametrize("name", SUITES)
-async def test_pairs_with_an_injection_do_too(name: str, attack: str) -> None:
+async def test_pairs_with_an_injection_earn_the_reward_of_the_packages_own_runner(
+    name: str, attack: str
+) -> None:
     agent, suite = AgentDojo(name, attack), SUITES[name]
     tasks = [*agent.train_tasks[:: len(agent.train_tasks) // 8 + 1], *agent.test_tasks[:2]]
     plays = [(task, script(suite, task, WAYS[n % len(WAYS)])) for n, task in enumerate(tasks)]
@@ -111,7 +113,7 @@ async def test_pairs_with_an_injection_do_too(name: str, attack: str) -> None:
 
 @pytest.mark.parametrize("given", [{"defense": one} for one in DEFENSES if one not in LEFT_OUT])
 @pytest.mark.filterwarnings("ignore:The query is not being added")  # the defence adds it again
-async def test_a_defense_changes_what_the_policy_is_told(given: dict[str, str]) -> None:
+async def test_a_defense_changes_the_policys_prompts(given: dict[str, str]) -> None:
     agent = AgentDojo("banking", **given)
     [call, *_] = script(SUITES["banking"], "banking/user_task_1", ["user"])
     seen: list[str] = []
@@ -130,7 +132,7 @@ async def test_a_defense_changes_what_the_policy_is_told(given: dict[str, str]) 
 
 
 @pytest.mark.parametrize("attack", [name for name in ATTACKS if name not in LEFT_OUT])
-def test_every_attack_has_pairs_and_held_out_tasks_are_of_other_users(attack: str) -> None:
+def test_every_attack_has_pairs_and_held_out_pairs_are_of_held_out_user_tasks(attack: str) -> None:
     agent = AgentDojo("slack,travel", attack)
     plain = AgentDojo("slack,travel")
     for tasks, users in (
@@ -153,7 +155,7 @@ def test_every_attack_has_pairs_and_held_out_tasks_are_of_other_users(attack: st
         as_text([("read_file", {"file_path": "-" * 3000 + "1"})]),
     ],
 )
-async def test_no_call_reaches_more_than_the_workspace(said: str) -> None:
+async def test_no_call_reaches_outside_the_workspace(said: str) -> None:
     given = {"task": "banking/user_task_1", "on_agent_error": 0.0}  # the package raises on the last
     assert reward(await play(AgentDojo("banking"), said, "Done.", **given)) == 0
 
@@ -181,12 +183,14 @@ async def test_an_episode_that_is_given_up_ends_its_thread() -> None:
         ),
     ],
 )
-def test_what_there_is_not_is_said(given: dict[str, Any], message: str) -> None:
+def test_unknown_suites_attacks_and_defenses_are_refused(
+    given: dict[str, Any], message: str
+) -> None:
     with pytest.raises(GameError, match=message):
         task_game(given)
 
 
-def test_a_game_names_its_agent_and_tasks() -> None:
+def test_an_agentdojo_game_names_its_agent_and_tasks() -> None:
     game = task_game({"id": "agentdojo:banking", "attack": "direct"})
     assert resolve(game.agent, "agent", GameError) == AgentDojo("banking", "direct")
     tasks = (resolve(path, "tasks", GameError) for path in (game.train_tasks, game.test_tasks))
@@ -195,5 +199,5 @@ def test_a_game_names_its_agent_and_tasks() -> None:
     assert all(task_game({"id": f"agentdojo:{name}"}) for name in OFFLINE)
 
 
-def test_the_lines_of_the_page_are_read() -> None:
+def test_the_command_lines_of_the_agentdojo_page_are_valid() -> None:
     check_lines_of_the_page("agentdojo")

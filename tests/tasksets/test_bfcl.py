@@ -1,7 +1,7 @@
 """BFCL under evert: the same calls get the verdict of the package's own checker.
 
-The package's checker evaluates calls as Python, here those of scripts alone; under evert a call
-does no more than call an API's method by name, in a process of its own.
+The package's checker evaluates calls as Python, here only those of scripts; under evert a call only
+calls an API's method by name, in a separate process.
 """
 
 import ast
@@ -36,7 +36,7 @@ ROWS = 50
 
 
 def golden(row: dict[str, Any]) -> Turns:
-    """What the benchmark would call, a call a step."""
+    """Return the benchmark's expected calls, one per step."""
     docs = _docs(row)
     turns: Turns = []
     for written in row["ground_truth"]:
@@ -60,7 +60,7 @@ def without_the_last(turns: Turns) -> Turns:
 
 
 def mistaken(turns: Turns) -> Turns:
-    """With another text in the last call that has one."""
+    """Change the text of the last call that has one."""
     changed = [[*turn] for turn in turns]
     for turn in reversed(changed):
         for place, [(name, args)] in reversed([*enumerate(turn)]):
@@ -71,7 +71,7 @@ def mistaken(turns: Turns) -> Turns:
 
 
 def wild(turns: Turns) -> Turns:
-    """First a function that there is not, one without its arguments and one with too many."""
+    """Begin with an unknown function, missing arguments and too many arguments."""
     bad: list[list[Call]] = [[("no_such", {})], [("cd", {}), ("pwd", {"x": 1})]]
     return [bad + turns[0], *turns[1:]]
 
@@ -94,7 +94,7 @@ names = count()
 
 
 def by_bfcl(row: dict[str, Any], turns: Turns) -> bool:
-    """The verdict of the package's checker, under a name of its own, which it keeps states by."""
+    """Return the verdict of the package's checker, under a unique name, by which it keeps states."""
     decoded = [[[_written(*call) for call in step] for step in turn] for turn in turns]
     category = row["id"].rpartition("_")[0]
     truth = row["ground_truth"]
@@ -128,7 +128,7 @@ async def test_every_row_gets_the_verdict_of_the_packages_own_checker(category: 
 # -- what is seen --------------------------------------------------------------------------------
 
 
-async def test_a_row_is_one_datum_until_the_policy_gets_further_tools() -> None:
+async def test_a_row_is_one_datum_unless_the_policy_gets_further_tools() -> None:
     limit = asyncio.Semaphore(1)
     for category, data in (("multi_turn_base", 1), ("multi_turn_miss_func", 2)):
         row = _rows(category)[f"{category}_0"]
@@ -139,7 +139,7 @@ async def test_a_row_is_one_datum_until_the_policy_gets_further_tools() -> None:
         assert last.logs["ended"] == "solved"
 
 
-async def test_a_missed_tool_is_offered_when_the_user_has_said_so() -> None:
+async def test_a_missing_tool_is_offered_once_the_user_mentions_it() -> None:
     prompts: list[str] = []
 
     def says(prompt: str) -> str:
@@ -153,7 +153,7 @@ async def test_a_missed_tool_is_offered_when_the_user_has_said_so() -> None:
     assert trajectory.transitions[-1].logs["ended"] == "multi_turn:empty_turn_model_response"
 
 
-async def test_a_turn_ends_after_too_many_steps_and_the_row_with_it() -> None:
+async def test_too_many_steps_in_a_turn_end_the_row() -> None:
     said = as_text([("pwd", {})])
     trajectory = await play(Bfcl("multi_turn_base"), lambda prompt: said, task="multi_turn_base_0")
     assert trajectory.transitions[-1].logs["ended"] == "too many steps"
@@ -176,7 +176,7 @@ MATHS = next(
         (("power", {"base": 9, "exponent": 10**9}), "an API took too long"),
     ],
 )
-async def test_a_call_does_nothing_but_call_an_api_within_limits(call: Call, ended: str) -> None:
+async def test_a_call_can_only_call_an_api_within_limits(call: Call, ended: str) -> None:
     trajectory = await play(Bfcl("multi_turn_base"), as_text([call]), *["No."] * 9, task=MATHS)
     assert reward(trajectory) == 0
     assert trajectory.transitions[-1].logs["ended"].startswith(ended)
@@ -195,7 +195,7 @@ async def test_an_episode_that_is_given_up_leaves_no_process() -> None:
 # -- names ---------------------------------------------------------------------------------------
 
 
-def test_held_out_rows_are_of_other_stories() -> None:
+def test_held_out_rows_have_other_scenarios() -> None:
     agent = Bfcl(",".join(CATEGORIES))
     trained, held_out = (
         {task.rpartition("_")[2] for task in tasks}
@@ -219,12 +219,12 @@ def test_held_out_rows_are_of_other_stories() -> None:
         ),
     ],
 )
-def test_what_there_is_not_is_said(given: dict[str, Any], message: str) -> None:
+def test_unknown_categories_and_arguments_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(GameError, match=message):
         task_game(given)
 
 
-def test_a_game_names_its_agent_and_tasks() -> None:
+def test_a_bfcl_game_names_its_agent_and_tasks() -> None:
     game = task_game({"id": "bfcl:multi_turn_base,multi_turn_miss_param"})
     assert resolve(game.agent, "agent", GameError) == Bfcl("multi_turn_base,multi_turn_miss_param")
     assert len(resolve(game.train_tasks, "tasks", GameError)) == 320
@@ -232,5 +232,5 @@ def test_a_game_names_its_agent_and_tasks() -> None:
     assert ways == set(game.metrics)
 
 
-def test_the_lines_of_the_page_are_read() -> None:
+def test_the_command_lines_of_the_bfcl_page_are_valid() -> None:
     check_lines_of_the_page("bfcl")

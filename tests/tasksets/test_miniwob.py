@@ -1,4 +1,4 @@
-"""MiniWoB++'s pages under evert earn what they earn in the package's own environments."""
+"""MiniWoB++'s pages under evert earn the rewards of the package's own environments."""
 
 import os
 import re
@@ -40,7 +40,7 @@ def _browser() -> None:
 
 
 def solved(observation: dict[str, Any]) -> list[str]:
-    """Commands that do what an instruction names: its quoted words are typed, or clicked on."""
+    """Return commands that follow an instruction: type or click on its quoted words."""
     elements = [each for each in observation["dom_elements"] if each["ref"] > 0]
     quoted = re.findall(r'"([^"]+)"', observation["utterance"])
     fields = [each["ref"] for each in elements if each["tag"] in FIELDS]
@@ -55,13 +55,13 @@ def solved(observation: dict[str, Any]) -> list[str]:
 
 
 def first_of_all(observation: dict[str, Any]) -> list[str]:
-    """A command to each element, the last first, whatever the instruction is."""
+    """Return a command for each element, the last first, whatever the instruction is."""
     refs = [each["ref"] for each in observation["dom_elements"] if each["ref"] > 0]
     return [f"click {ref}" for ref in reversed(refs)]
 
 
 def action(env: Any, said: str) -> Any:
-    """A command as the package's own action."""
+    """Return a command as the package's own action."""
     word, ref, text = (*said.split(" ", 2), "", "")[:3]
     if word == "click":
         return env.create_action("CLICK_ELEMENT", ref=int(ref))
@@ -69,7 +69,7 @@ def action(env: Any, said: str) -> Any:
 
 
 def in_their_loop(env: Any, seed: int, script: Any) -> tuple[list[str], list[float]]:
-    """The commands that were given until the page was done, and their rewards."""
+    """Play a page in the package's loop; return the commands and their rewards."""
     seen, _ = env.reset(seed=seed, options={"record_screenshots": False})
     given, earned = list[str](), list[float]()
     for said in (script(seen) + ["click 1"] * 8)[:8]:
@@ -82,7 +82,7 @@ def in_their_loop(env: Any, seed: int, script: Any) -> tuple[list[str], list[flo
 
 
 @pytest.mark.parametrize("name", PAGES)
-async def test_a_page_earns_what_it_earns_in_miniwobs_own_environment(name: str) -> None:
+async def test_a_page_earns_the_reward_of_miniwobs_own_environment(name: str) -> None:
     agent = resolve(miniwob(name).agent, "agent", GameError)
     env: Any = gymnasium.make(f"miniwob/{name}-v1", reward_processor=get_raw_reward).unwrapped
     env.instance.driver.execute_script(f"core.EPISODE_MAX_TIME = {LONG * 1000};")
@@ -100,7 +100,7 @@ async def test_a_page_earns_what_it_earns_in_miniwobs_own_environment(name: str)
         assert theirs[0][1][-1] == 1.0
 
 
-async def test_what_is_no_command_never_reaches_the_browser_which_is_gone_at_the_end() -> None:
+async def test_invalid_commands_never_reach_the_browser_which_ends_with_the_episode() -> None:
     before = set(psutil.Process().children(recursive=True))
     replies = ["click 1);core.endEpisode(1);(", "type x y", "key <Explode>"]
     trajectory = await play(resolve(miniwob("click-test").agent, "agent", GameError), *replies)
@@ -109,7 +109,7 @@ async def test_what_is_no_command_never_reaches_the_browser_which_is_gone_at_the
     assert set(psutil.Process().children(recursive=True)) == before
 
 
-async def test_a_page_is_told_in_words() -> None:
+async def test_a_page_is_described_in_words() -> None:
     prompts: list[str] = []
 
     def asked(prompt: str) -> str:
@@ -124,12 +124,12 @@ async def test_a_page_is_told_in_words() -> None:
 
 
 @pytest.mark.parametrize("said", ["click", "click 1 2", "clickety 1", "type 1", "drag 1 2", ""])
-def test_what_is_no_command_is_said(said: str) -> None:
+def test_an_invalid_command_is_explained(said: str) -> None:
     with pytest.raises(ValueError, match="expected click REF, type REF TEXT, key KEY or wait"):
         command(said)
 
 
-def test_a_page_that_there_is_not_and_a_missing_browser_are_said(
+def test_an_unknown_page_or_a_missing_browser_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert [miniwob(name).id for name in OFFLINE] == [f"miniwob/{name}" for name in OFFLINE]

@@ -1,4 +1,4 @@
-"""OpenEnv's servers under evert: those of its template and quick start, and others of each kind."""
+"""OpenEnv's servers under evert: its template, its quick start, and others of each kind."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ def filled(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of ``openenv_servers.py``."""
+    """Yield the address of ``openenv_servers.py``."""
     folder = tmp_path_factory.mktemp("words")
     for path in TEMPLATE.rglob("*.py"):
         to = folder / filled(str(path.relative_to(TEMPLATE)))
@@ -98,7 +98,7 @@ SCRIPTS = {"words": words, "echo": echo, "sums": sums, "walk": walk}
 
 
 async def in_their_loop(url: str, name: str, seed: int) -> list[float]:
-    """The rewards by OpenEnv's own clients; the reset's is the first action's."""
+    """Return the rewards by OpenEnv's own clients; the reset's counts for the first action."""
     tools = name in ("echo", "sums")
     async with (MCPToolClient if tools else GenericEnvClient)(f"{url}/{name}") as env:
         results = [await env.reset(seed=seed)]
@@ -126,9 +126,7 @@ async def under_evert(url: str, name: str, seed: int) -> list[float]:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-async def test_forty_episodes_earn_at_each_turn_what_openenvs_own_client_gets(
-    root: str, name: str
-) -> None:
+async def test_forty_episodes_earn_the_rewards_of_openenvs_own_client(root: str, name: str) -> None:
     theirs = [await in_their_loop(root, name, seed) for seed in SEEDS]
     assert [await under_evert(root, name, seed) for seed in SEEDS] == [
         pytest.approx(numbers) for numbers in theirs
@@ -152,7 +150,7 @@ async def test_the_policy_sees_the_servers_tools_and_their_results(root: str) ->
     requests: list[Any] = []
 
     class Client:
-        """Hands on the requests of the agent."""
+        """A client that records and forwards the agent's requests."""
 
         def __init__(self, client: Any) -> None:
             self.chat = self.completions = self
@@ -210,7 +208,7 @@ def test_an_environment_without_rewards_is_refused_before_a_run_begins(
     openenv(f"{root}/{name}", probe=0)
 
 
-def test_a_server_is_tried_once_though_a_command_makes_its_game_several_times(
+def test_a_server_is_probed_once_even_if_a_command_makes_its_game_repeatedly(
     root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probes, check = list[int](), OpenEnv.check
@@ -232,7 +230,7 @@ async def test_an_episode_that_ends_without_a_reward_is_an_error(root: str) -> N
         await play(OpenEnv(f"{root}/mute", "text"), "raise", task=1)
 
 
-async def test_a_reward_at_the_end_is_enough_and_one_session_serves_episode_after_episode(
+async def test_a_reward_at_the_end_is_enough(
     root: str,
 ) -> None:
     agent = resolve(openenv(f"{root}/late").agent, "agent", GameError)
@@ -241,7 +239,9 @@ async def test_a_reward_at_the_end_is_enough_and_one_session_serves_episode_afte
         assert rewards(await play(agent, *"abc", task=seed)) == [0.0, 0.0, 1.0]
 
 
-async def test_episodes_at_once_have_a_session_each_and_a_full_server_says_so(root: str) -> None:
+async def test_concurrent_episodes_have_separate_sessions_and_a_full_server_is_an_error(
+    root: str,
+) -> None:
     agent = OpenEnv(f"{root}/words", "message", 2)
     pair = await asyncio.gather(*(play(agent, text, text, task=1) for text in ("a", "four")))
     assert [reward(trajectory) for trajectory in pair] == pytest.approx([0.2, 0.8])
@@ -274,7 +274,7 @@ async def schemas(request: web.Request) -> web.Response:
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-async def test_what_a_hostile_server_sends_is_named_in_the_error(case: str) -> None:
+async def test_a_hostile_servers_message_is_named_in_the_error(case: str) -> None:
     first, message = HOSTILE[case]
 
     async def answers(request: web.Request) -> web.WebSocketResponse:
@@ -298,7 +298,7 @@ async def test_what_a_hostile_server_sends_is_named_in_the_error(case: str) -> N
             await play(agent, "a", "a", task=1)
 
 
-async def test_an_abandoned_episode_closes_its_session_though_the_server_is_silent() -> None:
+async def test_an_abandoned_episode_closes_its_session_even_if_the_server_is_silent() -> None:
     closed = asyncio.Event()
 
     async def waits(request: web.Request) -> web.WebSocketResponse:
@@ -331,6 +331,8 @@ async def test_an_abandoned_episode_closes_its_session_though_the_server_is_sile
         ({"field": "massage"}, "no text 'massage'. Did you mean message\\? It has message"),
     ],
 )
-def test_what_cannot_be_played_is_said(root: str, given: dict[str, str], message: str) -> None:
+def test_an_openenv_server_that_cannot_be_played_is_refused(
+    root: str, given: dict[str, str], message: str
+) -> None:
     with pytest.raises(GameError, match=message):
         openenv(**{"url": f"{root}/words", **given})

@@ -1,4 +1,4 @@
-"""What ``evert export format=training_trace`` writes is OpenEnv's ``TrainingTrace``."""
+"""``evert export format=training_trace`` writes OpenEnv's ``TrainingTrace``."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ from evert.trainers import cli
 
 
 async def agent(client: Any, task: str) -> float:
-    """A conversation, a branch of it, and another conversation."""
+    """Play a conversation, a branch of it, and another conversation."""
     messages = [user(task)]
     for _ in range(3):
         reply = (await call(client, *messages)).choices[0].message
@@ -46,7 +46,7 @@ def test_openenv_reads_the_traces_with_their_tokens(tmp_path: Path) -> None:
             assert turn.request["messages"] == record.asked(number)
 
 
-def test_openenvs_graph_of_the_tokens_has_the_parents_that_the_trace_names(tmp_path: Path) -> None:
+def test_openenvs_token_graph_has_the_parents_of_the_trace(tmp_path: Path) -> None:
     for trace, _ in exported(tmp_path):
         graph = RolloutGraph()
         for turn in trace.turns:

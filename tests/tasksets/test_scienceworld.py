@@ -1,4 +1,4 @@
-"""ScienceWorld's tasks under evert score what they score in the package's own loop."""
+"""ScienceWorld's tasks under evert have the scores of the package's own loop."""
 
 import asyncio
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def simulator() -> Iterator[Any]:
 
 
 def in_their_loop(env: Any, actions: list[str]) -> tuple[list[str], float]:
-    """The actions that were taken, and the score."""
+    """Play in the package's own loop; return the actions and the score."""
     _, info = env.reset()
     taken, over = list[str](), False
     for action in chain(actions, repeat("wait1")):
@@ -40,9 +40,7 @@ def in_their_loop(env: Any, actions: list[str]) -> tuple[list[str], float]:
 
 
 @pytest.mark.parametrize("name", ID2TASK.values())
-async def test_a_task_scores_what_it_scores_in_scienceworlds_own_loop(
-    name: str, simulator: Any
-) -> None:
+async def test_a_task_has_the_score_of_scienceworlds_own_loop(name: str, simulator: Any) -> None:
     easy = "" if "power" in name or "conductivity" in name else "easy"
     simulator.load(name, 0, easy, generateGoldPath=True)
     simulator.reset()
@@ -59,7 +57,7 @@ async def test_a_task_scores_what_it_scores_in_scienceworlds_own_loop(
         assert scores[0] == 1 > scores[1]
 
 
-def test_the_variations_are_split_as_the_benchmark_splits_them(simulator: Any) -> None:
+def test_the_variations_have_the_benchmarks_own_split(simulator: Any) -> None:
     agent = ScienceWorld("find-plant,identify-life-stages-2")
     expected = {"train": list[str](), "test": list[str]()}
     for name in agent.names.split(","):
@@ -79,9 +77,9 @@ async def test_an_episode_leaves_no_simulator() -> None:
     assert set(psutil.Process().children(recursive=True)) == before
 
 
-async def test_an_episode_that_is_given_up_while_its_simulator_starts_leaves_none() -> None:
+async def test_giving_up_an_episode_while_its_simulator_starts_leaves_no_simulator() -> None:
     before = set(psutil.Process().children(recursive=True))
-    client: Any = None  # it is not asked yet
+    client: Any = None  # it is not used yet
     playing = asyncio.ensure_future(ScienceWorld("find-plant")(client, "find-plant/0"))
     await asyncio.sleep(0)
     playing.cancel()
@@ -97,12 +95,14 @@ async def test_an_episode_that_is_given_up_while_its_simulator_starts_leaves_non
         ("boil", {"simplifications": "easi"}, "no simplification 'easi'. Did you mean easy"),
     ],
 )
-def test_what_there_is_not_is_said(names: str, given: dict[str, str], message: str) -> None:
+def test_unknown_tasks_and_arguments_of_scienceworld_are_refused(
+    names: str, given: dict[str, str], message: str
+) -> None:
     with pytest.raises(GameError, match=message):
         scienceworld(names, **given)
 
 
-def test_it_is_said_that_there_is_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_java_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [scienceworld(name).id for name in OFFLINE] == [f"scienceworld/{n}" for n in OFFLINE]
     assert "ScienceWorld(names='boil,melt'" in scienceworld("1-1,melt").agent
     monkeypatch.setenv("PATH", "")

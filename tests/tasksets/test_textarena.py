@@ -1,4 +1,4 @@
-"""TextArena's games under evert earn what they earn in TextArena's own loop."""
+"""TextArena's games under evert earn the rewards of TextArena's own loop."""
 
 import asyncio
 import random
@@ -53,14 +53,14 @@ AGENTS = {
 
 
 def script(id: str, seed: int) -> Iterator[str]:
-    """Moves in their order, and then at random; or at random from the beginning on."""
+    """Yield scripted moves, then random ones; or random ones from the beginning."""
     draw = random.Random(seed)
     first = [] if seed % 2 else GAMES[id]
     return chain(first, iter(lambda: draw.choice(GAMES[id]), None))
 
 
 def in_their_loop(agent: TextArena, seed: int) -> dict[int, float] | None:
-    """What each player earns; None where the game gives a text for a number."""
+    """Return what each player earns; None if the game gives a text instead of a number."""
     random.seed(seed)
     moves, over = script(agent.name, seed), False
     env = ta.make(agent.name)
@@ -85,7 +85,7 @@ async def under_evert(agent: TextArena, seed: int) -> dict[int, float] | None:
     return {player: reward(trajectory) for player, trajectory in enumerate(played)}
 
 
-async def test_twenty_games_at_once_earn_what_they_earn_in_textarenas_own_loop() -> None:
+async def test_twenty_concurrent_games_earn_the_rewards_of_textarenas_own_loop() -> None:
     plays = [(agent, seed) for agent in AGENTS.values() for seed in (0, 1)]
     theirs = [in_their_loop(*each) for each in plays]
     ours = await asyncio.gather(*(under_evert(*each) for each in plays))
@@ -94,7 +94,7 @@ async def test_twenty_games_at_once_earn_what_they_earn_in_textarenas_own_loop()
     assert theirs[2 * [*GAMES].index("TowerOfHanoi-v0")] == {0: 1}
 
 
-async def test_a_player_has_one_conversation_to_which_each_turn_adds_what_is_new() -> None:
+async def test_a_players_conversation_gets_only_the_new_observations_at_each_turn() -> None:
     prompts: list[str] = []
 
     def guess(prompt: str) -> str:
@@ -110,7 +110,7 @@ async def test_a_player_has_one_conversation_to_which_each_turn_adds_what_is_new
     assert last.logs["ended"].startswith("Congratulations!")
 
 
-async def test_a_game_prints_nothing_and_what_others_print_meanwhile_is_printed(
+async def test_a_game_prints_nothing_but_other_output_is_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     agent = TextArena("FrozenLake-v0", options={"size": 3, "num_holes": 9})  # which it warns of
@@ -128,7 +128,9 @@ async def test_a_game_prints_nothing_and_what_others_print_meanwhile_is_printed(
     [("TicTacToe-v0", {}, 2), ("Snake-v0", {}, 2), ("Snake-v0", {"players": 3, "width": 7}, 3),
      ("GuessTheNumber-v0", {"max_turns": 4}, 1)],
 )  # fmt: skip
-def test_a_game_says_who_plays(name: str, given: dict[str, int], players: int) -> None:
+def test_a_game_has_the_right_number_of_players_and_seats(
+    name: str, given: dict[str, int], players: int
+) -> None:
     game = textarena(name, **given)
     agent = resolve(game.agent, "agent", GameError)
     assert agent.players == players
@@ -148,10 +150,12 @@ def test_a_game_says_who_plays(name: str, given: dict[str, int], players: int) -
         ("UsedCar-v0-balanced", {}, "cannot start .* some of this version do not run"),
     ],
 )
-def test_what_cannot_be_played_is_said(name: str, given: dict[str, int], message: str) -> None:
+def test_a_textarena_game_that_cannot_be_played_is_refused(
+    name: str, given: dict[str, int], message: str
+) -> None:
     with pytest.raises(GameError, match=message):
         textarena(name, **given)
 
 
-def test_what_is_played_without_a_network_is_there() -> None:
+def test_all_offline_games_of_textarena_exist() -> None:
     assert [textarena(name).id for name in OFFLINE] == [f"textarena/{name}" for name in OFFLINE]

@@ -1,4 +1,4 @@
-"""Which of the questions that were written blindly the answerer gets wrong, by kind.
+"""List the blindly written questions that the answerer gets wrong, by kind.
 
     python -m tests.envs.twenty_questions.mistakes
 
@@ -34,7 +34,7 @@ KINDS = ("not understood", "guess not seen", "taken as a guess", "makes no sense
 
 
 def mistakes(name: str) -> Iterator[tuple[str, str, str, Parsed]]:
-    """Kind, noun, question and what it was parsed to, of each question answered wrongly."""
+    """Yield the kind, noun, question and parse of each question that is answered wrongly."""
     answerer = KnowledgeAnswerer()
     nouns = {noun.answer: noun for noun in shipped_nouns()}
     for row in SETS[name]:

@@ -1,4 +1,4 @@
-"""Those who answer: the knowledge base, an endpoint, a completer, a sampling client."""
+"""Answerers: the knowledge base, an endpoint, a completer, a sampling client."""
 
 import json
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ def said(yes_or_no: str, correct: bool = False, reason: str = "because") -> str:
     return json.dumps({"brief_reason": reason, "yes_or_no": yes_or_no, "correct": correct})
 
 
-async def test_the_knowledge_base_answers_from_facts_and_says_why_it_could_not_tell() -> None:
+async def test_the_knowledge_base_answers_from_facts_or_says_why_it_cannot() -> None:
     answerer = KnowledgeAnswerer()
     for question, expected in (
         ("Does it have four legs?", "yes"),
@@ -50,7 +50,7 @@ async def test_the_knowledge_base_answers_from_facts_and_says_why_it_could_not_t
         assert (answer.yes_or_no, answer.brief_reason) == ("n/a", reason)
 
 
-async def test_other_facts_may_be_given_and_are_needed_for_other_nouns() -> None:
+async def test_other_nouns_need_facts_of_their_own() -> None:
     wombat = Noun("wombat", "animal", "train")
     answerer = KnowledgeAnswerer(Facts({"wombat": {"animal": "yes"}}))
 
@@ -83,7 +83,7 @@ async def endpoint() -> AsyncIterator[Endpoint]:
         yield server
 
 
-async def test_an_endpoint_is_asked_for_json_and_its_answer_read(endpoint: Endpoint) -> None:
+async def test_an_endpoint_answers_in_json(endpoint: Endpoint) -> None:
     endpoint.replies = [said("yes", reason="zebras are mammals")]
     answer = await ModelAnswerer(endpoint.model).answer(ZEBRA, "Is it a mammal?")
 
@@ -96,7 +96,7 @@ async def test_an_endpoint_is_asked_for_json_and_its_answer_read(endpoint: Endpo
     assert list(schema["properties"]) == ["brief_reason", "yes_or_no", "correct"]
 
 
-async def test_what_does_not_fit_is_asked_for_again_so_often(endpoint: Endpoint) -> None:
+async def test_an_answer_in_the_wrong_format_is_retried_up_to_the_limit(endpoint: Endpoint) -> None:
     endpoint.replies = ["Yes!", '{"yes_or_no": "maybe"}', f"```json\n{said('no')}\n```"]
     answerer = ModelAnswerer(endpoint.model)
 
@@ -112,7 +112,7 @@ async def test_what_does_not_fit_is_asked_for_again_so_often(endpoint: Endpoint)
 
 
 class Judge(MessageCompleter):
-    """Says what is written in advance, and keeps what it was asked."""
+    """A model with scripted replies that records its requests."""
 
     def __init__(self, *replies: str) -> None:
         self.replies = list(replies)
@@ -123,7 +123,7 @@ class Judge(MessageCompleter):
         return {"role": "assistant", "content": self.replies.pop(0)}
 
 
-async def test_completers_of_messages_and_of_tokens_answer() -> None:
+async def test_message_and_token_completers_may_be_answerers() -> None:
     judge, policy = Judge(said("no"), said("n/a")), ScriptedPolicy([said("yes", True)])
     answerer = ModelAnswerer(judge)
 

@@ -1,4 +1,4 @@
-"""The players without a model: the oracle finds every noun, the random one goes by its seed."""
+"""Players without a model: the oracle finds every noun, the random one follows its seed."""
 
 import re
 from typing import Any
@@ -37,7 +37,7 @@ def test_the_oracle_finds_every_noun(rules: Any, most: int) -> None:
     assert not any(turn.answer is NOT_UNDERSTOOD for game in games for turn in game.turns)
 
 
-async def test_the_oracle_goes_by_what_is_left() -> None:
+async def test_the_oracle_asks_about_the_remaining_nouns() -> None:
     game = QuestionGame(NOUNS[0])
     for other in NOUNS:
         if other.category == NOUNS[0].category and other != NOUNS[0]:
@@ -68,7 +68,7 @@ async def test_the_oracle_is_an_agent_that_calls_no_model(task: Any, agent: Any,
     assert str(only.logs["transcript"]).endswith("questions")
 
 
-async def test_the_random_agent_asks_nothing_twice_and_goes_by_seed_and_category() -> None:
+async def test_the_random_agent_follows_its_seed_and_the_category_and_never_repeats() -> None:
     async def questions_of(agent: Any) -> list[str]:
         transcript = str((await play_alone(agent)).transitions[0].logs["transcript"])
         return re.findall(r"\d+\. (.*?)  ", transcript)

@@ -53,12 +53,12 @@ def having(attribute: str) -> list[str]:
 
 
 def holds(answer: str, expected: str) -> bool:
-    """Whether a fact is not contradicted; n/a contradicts nothing."""
+    """Return whether an answer does not contradict the expected one; n/a never does."""
     fact = FACTS.of(answer, expected.removeprefix("not "))
     return fact != ("yes" if expected.startswith("not ") else "no")
 
 
-def test_one_in_five_of_two_hundred_nouns_in_eighteen_categories_is_held_out() -> None:
+def test_a_fifth_of_the_nouns_of_every_category_is_held_out() -> None:
     everything = Counter(noun.category for noun in NOUNS)
     held_out = Counter(noun.category for noun in NOUNS if noun.split == "test")
 
@@ -68,7 +68,7 @@ def test_one_in_five_of_two_hundred_nouns_in_eighteen_categories_is_held_out() -
     assert sum(held_out.values()) == 40
 
 
-def test_there_are_facts_for_every_noun_and_what_cannot_be_told_is_rare() -> None:
+def test_every_noun_has_facts_and_few_are_unknown() -> None:
     values = Counter(value for row in FACTS.table.values() for value in row.values())
 
     assert FACTS.answers == tuple(ANSWERS)
@@ -78,7 +78,7 @@ def test_there_are_facts_for_every_noun_and_what_cannot_be_told_is_rare() -> Non
     assert values["n/a"] < 0.02 * values.total()
 
 
-def test_every_attribute_splits_and_any_two_nouns_differ() -> None:
+def test_every_attribute_divides_the_nouns_and_any_two_nouns_differ() -> None:
     of = {attribute: {FACTS.of(a, attribute) for a in ANSWERS} for attribute in FACTS.attributes}
     rows = [(noun, [*FACTS.table[noun.answer].values()]) for noun in NOUNS]
     alike = [
@@ -93,7 +93,7 @@ def test_every_attribute_splits_and_any_two_nouns_differ() -> None:
     assert alike == []  # in a plain yes against no
 
 
-def test_facts_and_categories_agree_with_what_follows_from_them() -> None:
+def test_facts_and_categories_satisfy_the_implications() -> None:
     for line in IMPLICATIONS.strip().replace("\n", ";").split(";"):
         fact, _, follows = line.strip().partition(" -> ")
         options = follows.split(" or ")
@@ -107,7 +107,7 @@ def test_facts_and_categories_agree_with_what_follows_from_them() -> None:
         assert having(CATEGORY_ATTRIBUTES.get(category, category)) == of_it, category
 
 
-def test_the_lexicon_has_the_same_nouns_and_attributes_each_by_its_own_name() -> None:
+def test_the_lexicon_has_the_facts_nouns_and_attributes_with_unique_names() -> None:
     questions = [*LEXICON.questions.values()]
     names = Counter(alias for aliases in LEXICON.aliases.values() for alias in aliases)
 
@@ -120,7 +120,7 @@ def test_the_lexicon_has_the_same_nouns_and_attributes_each_by_its_own_name() ->
     assert not set(names) & {answer.lower() for answer in FACTS.answers}
 
 
-def test_what_is_not_known_is_an_error() -> None:
+def test_an_unknown_noun_or_attribute_is_an_error() -> None:
     facts = Facts({"dog": {"animal": "yes"}})
     with pytest.raises(FactsError, match="There are no facts about 'cat'.*let a model answer"):
         facts.of("cat", "animal")

@@ -1,4 +1,4 @@
-"""Games to learn the form of the game from: what a model would have seen and said, mostly poor."""
+"""Demonstrations of the game's format: conversations of mostly poor players."""
 
 import itertools
 from typing import Any
@@ -29,7 +29,7 @@ def draw(seed: int, count: int = 100, *, shown: bool = False) -> list[list[dict[
     return list(itertools.islice((shown_demonstrations if shown else demonstrations)(seed), count))
 
 
-async def test_a_game_as_a_conversation_is_what_a_model_would_have_seen_and_said() -> None:
+async def test_a_games_conversation_equals_that_of_an_episode() -> None:
     noun = shipped_nouns()[0]
     game = play(OraclePlayer(), noun)
     for style in ("short", "full"):
@@ -55,7 +55,7 @@ def test_a_recipe_shows_games_of_its_own_game(shown: bool) -> None:
 
 
 @BOTH
-def test_conversations_take_turns_and_are_legal_and_the_same_for_a_seed(shown: bool) -> None:
+def test_demonstrations_alternate_roles_are_legal_and_follow_the_seed(shown: bool) -> None:
     answerer, noun = KnowledgeAnswerer(), shipped_nouns()[0]
     opening = {f"{noun.category} 1" for noun in shipped_nouns()} if shown else {"20 questions 1"}
     for messages in draw(2, 20, shown=shown):
@@ -74,7 +74,7 @@ def test_conversations_take_turns_and_are_legal_and_the_same_for_a_seed(shown: b
 
 
 @BOTH
-def test_they_name_only_nouns_that_are_trained_on_and_win_few_games_or_half(shown: bool) -> None:
+def test_demonstrations_name_only_training_nouns(shown: bool) -> None:
     games = draw(1, 400, shown=shown)
     questions = {message["content"] for messages in games for message in messages[1::2]}
     won = [len(messages) < 40 for messages in games]

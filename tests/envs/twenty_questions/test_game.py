@@ -28,14 +28,14 @@ def test_a_game_ends_with_the_right_guess_or_when_the_questions_are_used_up() ->
         assert (game.over, game.won, game.score) == (over, won, float(won)), game.transcript()
 
 
-def test_nothing_counts_after_the_end_nor_more_searches_than_are_allowed() -> None:
+def test_recording_after_the_end_or_too_many_searches_is_an_error() -> None:
     with pytest.raises(GameStateError, match="over after 1 of 1 questions \\(won\\)"):
         game_of(RIGHT, NO, most=1)
     with pytest.raises(GameStateError, match="2 searches.*allow 1"):
         QuestionGame(ZEBRA).record("Is it a cat?", NO, (Search("a", "b"), Search("c", "d")))
 
 
-def test_the_player_is_told_the_category_and_the_number() -> None:
+def test_the_prompt_has_the_category_and_the_number_of_the_question() -> None:
     game = game_of(NO)
 
     assert QuestionGame(ZEBRA).situation() == "Category: animal. Question 1 of 20."
@@ -43,7 +43,7 @@ def test_the_player_is_told_the_category_and_the_number() -> None:
     assert QuestionGame(ZEBRA, Rules(show_category=False)).situation() == "Question 1 of 20."
 
 
-def test_the_transcript_and_the_summary_have_everything() -> None:
+def test_the_transcript_and_the_summary_are_complete() -> None:
     game = QuestionGame(ZEBRA)
     game.record("Hm", Answer("n/a", brief_reason="what"), (Search("birds", "owl, eagle"),))
     assert game.transcript().endswith("in play, 1 questions")
@@ -59,7 +59,7 @@ def test_the_transcript_and_the_summary_have_everything() -> None:
     assert game.summary() == {"found": 1.0, "questions": 2, "not_told": 1, "searches": 1}
 
 
-def test_the_question_of_a_reply_is_its_last_line_that_asks() -> None:
+def test_the_question_of_a_reply_is_its_last_line_with_a_question() -> None:
     replies = {
         "It could be a cat.\nIs it a cat?": "Is it a cat?",
         "Is it a cat?\nI hope so.": "Is it a cat?",

@@ -1,4 +1,4 @@
-"""Players of a habit of asking and a habit of guessing; their games, drawn by a seed, are locked.
+"""Players with a habit of asking and a habit of guessing, whose games are determined by a seed.
 
 ``tests/bases/test_bases.py`` has the digest of what a base learned of them.
 """
@@ -24,7 +24,7 @@ HABITS: list[tuple[Asks, Guesses]] = [*product(get_args(Asks), get_args(Guesses)
 
 
 @pytest.mark.parametrize(("asks", "guesses"), HABITS)
-def test_nobody_asks_the_same_twice_nor_what_its_lists_do_not_have(asks: Any, guesses: Any) -> None:
+def test_a_habit_player_never_repeats_and_asks_only_from_its_lists(asks: Any, guesses: Any) -> None:
     player = HabitPlayer(asks, guesses, KNOWN, random.Random(0))
     for game in (play(player, noun, HIDDEN) for noun in NOUNS[::20]):
         assert len({t.question for t in game.turns}) == len(game.turns), (asks, guesses)
@@ -37,7 +37,7 @@ def test_nobody_asks_the_same_twice_nor_what_its_lists_do_not_have(asks: Any, gu
         game.record(question, ANSWERER.answer_now(game.noun, question))
 
 
-def test_what_it_may_not_name_it_does_not_name() -> None:
+def test_a_habit_player_never_guesses_a_forbidden_noun() -> None:
     trained = KNOWN.set_of(noun for noun in NOUNS if noun.split == "train")
     held_out = {guess(noun.answer) for noun in NOUNS if noun.split == "test"}
     for guesses in {*get_args(Guesses)} - {"never"}:

@@ -1,4 +1,4 @@
-"""What follows from the facts: which nouns fit the answers, and how much a question tells."""
+"""Inference from the facts: which nouns fit the answers, and the information of a question."""
 
 import math
 
@@ -32,7 +32,7 @@ def left_after(*turns: tuple[str, Answer], shown: bool = False) -> list[str]:
     return KNOWN.names(KNOWN.candidates(game))
 
 
-def test_an_answer_leaves_those_that_would_have_been_answered_so() -> None:
+def test_an_answer_leaves_the_nouns_that_fit_it() -> None:
     assert left_after() == left_after(("What is it?", NOT_TOLD)) == ALL
     assert left_after(shown=True) == ["owl", "bat", "cat"]
     assert left_after((FLIES, YES)) == ["owl", "bat"]
@@ -44,7 +44,7 @@ def test_an_answer_leaves_those_that_would_have_been_answered_so() -> None:
     assert KNOWN.names(KNOWN.category("animal")) == ["owl", "bat", "cat"]
 
 
-def test_a_question_tells_what_its_answer_is_undecided_about() -> None:
+def test_a_questions_information_is_the_entropy_of_its_answer() -> None:
     everything, fliers = KNOWN.everything, KNOWN.set_of(ZOO[:2])
 
     assert KNOWN.answer_entropy(everything, FLIES) == pytest.approx(1.5)

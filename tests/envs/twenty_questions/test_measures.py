@@ -1,4 +1,4 @@
-"""What a game says of its player beside whether it won."""
+"""Measures of a player besides whether it won."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def measured(*questions: str, rules: Rules = HIDDEN) -> dict[str, float]:
         (["Can it fly?", "Hm"], "guesses_in_vain", 0.0),
         (["Can it fly?", "Is it a dog?"], "questions_when_won", 2.0),
         (["Can it fly?", "Is it a cat?"], "questions_when_won", None),
-        ([], "bits_of_best", None),  # nothing was left to be told
+        ([], "bits_of_best", None),  # no information was left
         (["Hm"], "bits", 0.0),
         (["Is it a cat?"], "bits", pytest.approx(entropy((1, 199)))),
         (["Is it a cat?"] * 2, "bits", pytest.approx(entropy((1, 199)) / 2)),
@@ -51,21 +51,21 @@ def test_a_game_is_measured(questions: list[str], name: str, value: object) -> N
     assert measured(*questions).get(name) == value
 
 
-def test_a_question_that_wins_is_no_guess_in_vain_and_need_be_no_guess() -> None:
+def test_a_winning_question_is_not_a_wrong_guess() -> None:
     game = QuestionGame(DOG, HIDDEN)
     game.record("Does it look like a dog?", Answer("yes", correct=True))
 
     assert measures(game)["guesses_in_vain"] == 0.0
 
 
-def test_the_category_shown_is_nothing_that_a_question_tells() -> None:
+def test_a_question_about_the_shown_category_has_no_information() -> None:
     assert measured("Is it an animal?", rules=Rules(show_category=True))["bits"] == 0.0
     assert measured("Is it an animal?")["bits"] > 0.4
     assert measured("Is it a cat?")["bits_of_best"] < 0.1
 
 
 @pytest.mark.parametrize("noun", shipped_nouns()[::40])
-def test_the_oracle_has_all_bits_there_are_and_the_random_player_few(noun: Any) -> None:
+def test_the_oracle_gets_all_bits_and_the_random_player_few(noun: Any) -> None:
     oracle = measures(play(OraclePlayer(), noun, HIDDEN))
     some = measures(play(RandomPlayer(), noun, HIDDEN))
 
@@ -74,7 +74,7 @@ def test_the_oracle_has_all_bits_there_are_and_the_random_player_few(noun: Any) 
     assert some["bits_of_best"] < 0.5
 
 
-def test_of_a_noun_that_the_facts_do_not_have_there_are_no_bits() -> None:
+def test_a_noun_without_facts_has_no_bits() -> None:
     game = QuestionGame(Noun("axolotl", "animal", "train"), HIDDEN)
     game.record("Can it fly?", Answer("no"))
 

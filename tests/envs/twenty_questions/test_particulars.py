@@ -70,7 +70,7 @@ NOT_TOLD = [
 ]
 
 
-def test_a_particular_holds_for_its_nouns_and_no_others() -> None:
+def test_a_particular_holds_only_for_its_nouns() -> None:
     answers = [
         (question, answer_to(yes, question), answer_to(no, question)) for question, yes, no in TOLD
     ]
@@ -96,7 +96,7 @@ def test_canonical_questions_are_answered_from_the_facts() -> None:
     assert other == []
 
 
-def test_no_phrase_is_in_two_lines() -> None:
+def test_every_phrase_is_in_one_line_of_the_lexicon() -> None:
     _, lexicon = extended_facts()
     lines: dict[frozenset[str], set[str]] = {}
     for phrase in lexicon.phrases[len(load_lexicon().phrases) :]:
@@ -122,7 +122,7 @@ LEAST = {
 
 
 @pytest.mark.parametrize("name", LEAST)
-def test_questions_written_before_the_parser_was_read_are_answered(name: str) -> None:
+def test_most_blindly_written_questions_are_answered_rightly(name: str) -> None:
     kinds, (questions, least) = Counter(kind for kind, *_ in mistakes(name)), LEAST[name]
 
     assert len(SETS[name]) == questions

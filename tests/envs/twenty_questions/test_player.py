@@ -1,4 +1,4 @@
-"""The plain player under the bridge: the whole game is one conversation, hence one datum."""
+"""The plain player: the whole game is one conversation, so it is one datum."""
 
 import pickle
 from typing import Any
@@ -40,7 +40,7 @@ async def play_game(
     return trajectory, policy.prompts
 
 
-async def test_finding_the_noun_pays_one_and_is_on_record() -> None:
+async def test_finding_the_noun_earns_one_and_is_recorded() -> None:
     trajectory, prompts = await play_game(twenty_questions_agent, "What?", BIRD, RIGHT)
     first, *_, last = trajectory.transitions
 
@@ -55,7 +55,7 @@ async def test_finding_the_noun_pays_one_and_is_on_record() -> None:
     assert {**expected, "questions_when_won": 3.0}.items() <= last.metrics.items()
 
 
-async def test_twenty_questions_and_no_more_may_be_asked_or_as_many_as_the_task_says() -> None:
+async def test_a_game_ends_after_twenty_questions_or_the_tasks_number() -> None:
     def always(prompt: str) -> str:
         return "Is it a cat?"
 
@@ -72,7 +72,7 @@ async def test_twenty_questions_and_no_more_may_be_asked_or_as_many_as_the_task_
 
 
 async def test_empty_replies_and_tool_calls_without_a_search_are_questions() -> None:
-    class Flatterer:  # an answerer of one's own
+    class Flatterer:  # a user's own answerer
         async def answer(self, noun: Noun, question: str) -> Answer:
             return Answer("yes", correct=question == "Hm?")
 
@@ -99,7 +99,7 @@ async def test_the_category_and_short_prompts_are_options(agent: Any, told: list
     assert ("animal" in prompts[0]) == ("animal" in told[0])
 
 
-async def test_guesses_in_vain_cost_reward_and_no_score() -> None:
+async def test_wrong_guesses_cost_reward_but_not_the_score() -> None:
     [task] = with_rules([ZEBRA], guess_cost=0.1)
     guesses = ["Is it a cat?", BIRD, RIGHT]  # a bird is no noun of the game's, but a question
     trajectory, _ = await play_game(twenty_questions_agent, *guesses, task=task)
@@ -108,7 +108,7 @@ async def test_guesses_in_vain_cost_reward_and_no_score() -> None:
     assert trajectory.transitions[-1].metrics["found"] == 1.0
 
 
-def test_an_agent_with_all_its_parts_passes_the_checks_and_pickles_small() -> None:
+def test_an_agent_with_all_options_passes_check_env_and_pickles_small() -> None:
     check_env(ChatAgentEnv(TwentyQuestions(search=KnowledgeSearch()), ZEBRA))
     for agent in (
         TwentyQuestions(answerer=KnowledgeAnswerer(), search=KnowledgeSearch(), style="short"),
@@ -120,7 +120,7 @@ def test_an_agent_with_all_its_parts_passes_the_checks_and_pickles_small() -> No
         assert isinstance(pickle.loads(pickled), ChatAgentGroupBuilder)
 
 
-async def test_a_search_comes_before_a_question_once_and_who_only_searches_loses() -> None:
+async def test_one_search_per_question_is_allowed_and_searching_alone_loses() -> None:
     agent = TwentyQuestions(search=KnowledgeSearch())
     trajectory, prompts = await play_game(agent, SEARCH, SEARCH, BIRD, BAD_SEARCH, SEARCH, RIGHT)
 
@@ -138,7 +138,7 @@ async def test_a_search_comes_before_a_question_once_and_who_only_searches_loses
     assert only.transitions[-1].metrics["not_told"] == 2.0
 
 
-async def test_tasks_follow_the_split_and_held_out_nouns_are_played_alike() -> None:
+async def test_training_and_test_tasks_are_disjoint_and_played_alike() -> None:
     assert (len(TRAIN_TASKS), len(TEST_TASKS)) == (160, 40)
     assert {task["split"] for task in TRAIN_TASKS} == {"train"}
     assert not {task["answer"] for task in TRAIN_TASKS} & {task["answer"] for task in TEST_TASKS}

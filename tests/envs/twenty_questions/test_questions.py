@@ -50,7 +50,7 @@ def rows(name: str) -> list[tuple[str, str]]:
 
 
 def fits(parsed: Parsed, expected: str) -> bool:
-    """Whether a label fits.
+    """Return whether a label fits.
 
     The files' "none" is also where two things are asked at once, or a noun is named that is none
     of the list: both can be told since.
@@ -189,7 +189,7 @@ def test_every_noun_can_be_guessed(form: str) -> None:
     assert {answer: Guess(answer) for answer in ANSWERS} == guesses, form
 
 
-def test_what_is_none_of_the_nouns_is_a_guess_too_and_what_a_thing_is_or_does_is_none() -> None:
+def test_guesses_of_other_nouns_are_guesses_but_attributes_are_not() -> None:
     guesses = {q: p.answer for q, p in parsed(FOREIGN).items() if isinstance(p, Guess)}
 
     assert guesses.keys() == parsed(FOREIGN).keys()
@@ -203,12 +203,12 @@ def stem_key(question: str) -> tuple[str, ...]:
     return tuple(stem(word) for word in words_of(question))
 
 
-def test_development_questions_but_three_and_95_percent_of_held_out_ones_are_understood() -> None:
+def test_development_questions_and_95_percent_of_held_out_ones_are_understood() -> None:
     assert wrong(DEVELOPMENT) == KNOWN_TO_FAIL
     assert len(wrong(HELD_OUT)) <= 0.05 * len(HELD_OUT)
 
 
-def test_the_held_out_questions_are_worded_as_no_other() -> None:
+def test_the_held_out_questions_are_worded_unlike_all_others() -> None:
     kinds = [kind.partition(":")[0] for _, kind in HELD_OUT]
     stems = {stem_key(q) for q in (*load_lexicon().questions.values(), *dict(DEVELOPMENT))}
     attributes = [q for q, kind in HELD_OUT if not kind.startswith("guess")]

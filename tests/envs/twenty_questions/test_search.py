@@ -1,4 +1,4 @@
-"""What a player may look things up in: the knowledge base, a model, an address."""
+"""The searches of a player: in the knowledge base, by a model, at an HTTP address."""
 
 import aiohttp
 import pytest
@@ -36,14 +36,14 @@ class Encyclopedia(MessageCompleter):
         return {"role": "assistant", "content": f"{messages[-1]['content']} " * 500}
 
 
-async def test_a_model_is_asked_and_its_answer_cut() -> None:
+async def test_a_models_search_result_is_truncated() -> None:
     results = await ModelSearch(Encyclopedia()).search("zebras")
 
     assert results.startswith("zebras zebras")
     assert len(results) == LONGEST_RESULT
 
 
-async def test_an_address_is_asked() -> None:
+async def test_a_search_may_use_an_http_address() -> None:
     async def answer(request: web.Request) -> web.Response:
         query = request.query["q"]
         answers = {"error": web.Response(status=500), "nothing": web.Response(text=" ")}

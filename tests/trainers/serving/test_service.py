@@ -188,7 +188,7 @@ STRANGE: list[tuple[bytes, int]] = [
 
 
 @pytest.mark.parametrize(("headers", "status"), STRANGE)
-async def test_a_request_needs_the_key_and_the_services_own_host_name(
+async def test_a_request_needs_the_key_and_a_local_host_and_origin(
     headers: bytes, status: int, service: PolicyService, caplog: Logs
 ) -> None:
     host, port = service.url.split("/")[2].split(":")
