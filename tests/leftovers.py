@@ -3,8 +3,8 @@
 A test that leaves a child process or a thread running fails, and its children are killed, whether
 it passed, failed or timed out. What existed before it, and what its fixtures made, does not count.
 
-Signals that our parent ignores (``nohup``, a shell's background job) have no effect on this process,
-but children get them as usual: a handler, unlike ``SIG_IGN``, is not inherited by a new program.
+Signals that our parent ignores (``nohup``, a shell's background job) have no effect here, but
+children get them as usual: a handler, unlike ``SIG_IGN``, is not inherited by a new program.
 """
 
 import signal

@@ -1,4 +1,4 @@
-"""Tests of nightly runs, of which every change runs a part: ``make nightly`` sets ``EVERT_NIGHTLY``.
+"""Nightly tests, a part of which runs on each change. ``make nightly`` sets ``EVERT_NIGHTLY``.
 
 Without it, tests marked ``nightly`` are left out (``conftest.py``), and random tests draw fewer
 examples.

@@ -103,7 +103,7 @@ def used(tree: ast.AST) -> Iterator[str]:
 
 
 def defined(tree: ast.AST) -> Iterator[str]:
-    """Yield names that a module defines: functions, classes, fields, attributes of ``self``, slots."""
+    """Yield a module's names: functions, classes, fields, attributes of ``self``, slots."""
     for node in ast.walk(tree):
         match node:
             case (

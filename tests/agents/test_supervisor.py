@@ -36,7 +36,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds eve
 
 @linux
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_a_command_that_ended_or_was_closed_leaves_nothing(name: str) -> None:
+async def test_a_command_that_ended_or_was_closed_leaves_nothing_behind(name: str) -> None:
     assert await ended_by_itself(name)
     assert await closed(name)
 
@@ -121,7 +121,7 @@ asyncio.run(ChatAgentEnv(agent).initial_observation())
 
 @pytest.mark.nightly
 @linux
-def test_killing_the_trainer_ends_a_supervisor_that_its_command_stopped(tmp_path: Path) -> None:
+def test_killing_the_trainer_leaves_no_supervisor_that_its_command_stopped(tmp_path: Path) -> None:
     mark = new_mark()
     trainer = start(STOPPED, mark, TMPDIR=str(tmp_path))
     stopped = wait_for(

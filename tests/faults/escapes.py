@@ -1,8 +1,8 @@
 """Attempts to escape from a sandbox, each in its own process.
 
 A row is an attempt in words and in Python; it succeeds if it returns a true value. ``PROGRAM``
-tries them and prints the results. Those of ``ANYWHERE`` are also tried without a sandbox, where they
-must succeed, because otherwise a row would prove nothing.
+tries them and prints the results. Those of ``ANYWHERE`` are also tried without a sandbox, where
+they must succeed, because otherwise a row would prove nothing.
 
 ``outside`` makes the targets of the attempts: the names in capital letters.
 """

@@ -35,7 +35,7 @@ class Elsewhere:
         self.url = ""
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Answer with a completion, or an error of that status; an empty list of models; or a 404."""
+        """Answer with a completion or an error of that status, no models, or a 404."""
         body = await request.read()
         fields = json.loads(body) if body.startswith(b"{") else None
         self.asked.append((request.method, request.path, fields))

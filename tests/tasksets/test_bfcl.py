@@ -94,7 +94,7 @@ names = count()
 
 
 def by_bfcl(row: dict[str, Any], turns: Turns) -> bool:
-    """Return the verdict of the package's checker, under a unique name, by which it keeps states."""
+    """Return the verdict of the package's checker, under a unique name: it keeps states by name."""
     decoded = [[[_written(*call) for call in step] for step in turn] for turn in turns]
     category = row["id"].rpartition("_")[0]
     truth = row["ground_truth"]

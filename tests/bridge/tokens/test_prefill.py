@@ -48,7 +48,7 @@ async def test_the_prompt_is_the_renderers_own_with_the_prefill(family: cookbook
     assert await observed([ASKED, assistant(BEGUN)], renderer=family) == prompt.to_ints()
 
 
-async def test_a_message_that_cannot_be_a_prefill_is_a_whole_message() -> None:
+async def test_an_impossible_prefill_is_a_whole_message_and_control_tokens_are_text() -> None:
     call = {"type": "tool_use", "id": "1", "name": "add", "input": {}}
     for messages in ([assistant("alone")], [ASKED, {"role": "assistant", "content": [call]}]):
         text = str(default_renderer().tokenizer.decode(await observed(messages)))

@@ -87,7 +87,7 @@ def test_evaluations_and_judges_use_the_runs_variable(
 
 
 @pytest.mark.parametrize("command", ["train steps=1 log_path=", "evaluate models=evert-tiny out="])
-def test_a_variable_that_the_template_does_not_read_leaves_nothing_behind(
+def test_a_variable_that_the_template_does_not_read_is_refused_and_leaves_no_file(
     command: str, tmp_path: Path, cli: Cli
 ) -> None:
     folder = shutil.copytree(base_path(), tmp_path / "model")

@@ -227,7 +227,7 @@ sys.exit("torch" in sys.modules)
     assert os.listdir(tmp_path) == ["full"]
 
 
-def test_an_export_that_computes_something_else_leaves_nothing_behind(
+def test_an_export_that_computes_something_else_leaves_no_file(
     run: Path, tmp_path: Path, cli: Cli, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("evert.trainers.commands.model_export.BAR", 0.0)

@@ -145,7 +145,7 @@ BAD: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_folder_with_wrong_files_is_refused_and_leaves_nothing_behind(
+def test_a_folder_with_wrong_files_is_refused_and_leaves_no_copy(
     kind: str, imported: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(imported, tmp_path / "model")
@@ -234,7 +234,7 @@ def test_a_gguf_that_claims_more_than_it_has_is_refused(original: Path, tmp_path
         import_model(str(tmp_path / "base.gguf"), tmp_path / "out")
 
 
-def test_an_invalid_model_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_invalid_model_is_refused_and_leaves_no_copy(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(b"GGUF" + bytes(60))
     there = tmp_path / "there"
