@@ -53,7 +53,7 @@ ROWS = {
     "ppo, 4 substeps": ("loss_fn=ppo num_substeps=4", FASTER),
     "cispo, 4 substeps": ("loss_fn=cispo num_substeps=4", FASTER),
     "importance_sampling, kl_penalty=0.1": ("kl_penalty=0.1", "lower reward, nearer the base"),
-    "importance_sampling, async": (f"{ASYNC}=2", "as fast a step; the ratio corrects the lag"),
+    "importance_sampling, async": (f"{ASYNC}=8", "as fast a step; the ratio corrects the lag"),
 }
 """Name -> settings, and what the papers lead to expect."""
 
