@@ -40,7 +40,7 @@ def form_of(record: RolloutRecord, turn: int) -> str:
     if form is None:
         raise RecordError(
             f"The conversation of turn {turn} cannot be written so that a trainer renders it to "
-            "the sampled tokens: the renderer encodes a reply differently from how it was sampled, or "
+            "the sampled tokens: either the renderer encodes a reply as different tokens, or it "
             "does not accept a message's calls or parts. Use format=atif, which has the tokens."
         )
     return form
