@@ -231,8 +231,8 @@ TOKENIZER = NEEDS % (
 )
 CONFIG = NEEDS % "config.json names {'AutoConfig': 'evil.EvilConfig', …"
 DAMAGED = "Model 'FOLDER' could not be loaded. Check the files in FOLDER; "
-SAYS = f"{DAMAGED}the loader says: "
-PICKLE = f"{DAMAGED}its weights are a pickle with more than tensors; take .safetensors"
+SAYS = f"{DAMAGED}the loader raised "
+PICKLE = f"{DAMAGED}its weights are a pickle of more than tensors; use .safetensors"
 
 ROWS = [
     # code, where it is needed
