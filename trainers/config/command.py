@@ -28,7 +28,7 @@ class Command(Generic[T]):
     bare: str
     """The setting that an error suggests for an argument without ``=``."""
     name: str = ""
-    """Both words of a two-word command (``engine plan``); ``bare=`` may be left out after them."""
+    """Both words of a two-word command (``engine plan``), which may omit ``bare=`` after them."""
     examples: Mapping[str, str] = field(default_factory=dict)
     """An example of each setting that is a mapping."""
 

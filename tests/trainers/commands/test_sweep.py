@@ -194,7 +194,7 @@ def test_the_best_is_a_command_that_trains(resumed: Swept) -> None:
     chosen = train.parse(shlex.split(best["command"])[2:])
     assert (chosen.learning_rate, chosen.steps) == (float(first["learning_rate"]), 2)
     assert "┃ run ┃ learning_rate ┃ seed ┃ objective ┃ mean " in resumed.shown
-    assert "over 2 seeds, by its lower end" in resumed.shown
+    assert "over 2 seeds, ranked by lower end" in resumed.shown
     assert resumed.shown.strip().endswith(best["command"])
     assert (resumed.folder / "parallel_coordinates.png").stat().st_size > 10_000
 
