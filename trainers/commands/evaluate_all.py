@@ -116,7 +116,7 @@ def offline_tasks() -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
 
 
 def _python_of(evaluation: Mapping[str, str], environments: str) -> tuple[str, str]:
-    """Return the first Python that can make the taskset's game, or "" and why ours cannot."""
+    """Return the first Python that can make the taskset's game, or "" and this one's error."""
     arguments = [f"id={evaluation['tasks']}"]
     arguments += [f"{k[6:]}={v}" for k, v in evaluation.items() if k.startswith("tasks.")]
     interpreters = sorted(Path(environments).expanduser().glob("*/bin/python"))
@@ -137,8 +137,8 @@ def _evaluate(python: str, evaluation: Mapping[str, str], output: Path) -> str:
     command = [python, "-P", "-m", "evert.trainers.cli", "evaluate", *pairs]
     with (
         output.open("wb") as file,
-        # A new session keeps the terminal's Ctrl-C and hang-up from the process, so that we can
-        # pass each on once.
+        # In a new session, the terminal's Ctrl-C and hang-up do not reach the process. We pass
+        # each on once.
         subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True) as process,
         _hang_up_interrupts(),
     ):

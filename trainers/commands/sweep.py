@@ -1,4 +1,4 @@
-"""Search the settings of a run: ``evert sweep env=identity learning_rate=1e-4,1e-3 steps=10``.
+"""Search for a run's best settings: ``evert sweep env=identity learning_rate=1e-4,1e-3 steps=10``.
 
 As many runs train at a time as fit on the machine. ``sweeping/`` has the search and its record. The
 folder of a sweep contains

@@ -39,7 +39,7 @@ FIELDS = {
 
 
 class UsageError(EvertError, ValueError):
-    """An argument is not a setting of the command, or the setting does not take its value."""
+    """An argument is not a setting of the command, or a setting does not accept its value."""
 
 
 def read_pairs(arguments: Sequence[str], names: Collection[str], bare: str = "") -> dict[str, str]:

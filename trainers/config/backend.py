@@ -111,7 +111,7 @@ def running_engine(
     checkpoints: Path,
     models: "Mapping[str, FrozenModel]",
 ) -> Iterator[dict[str, Any]]:
-    """Use the engine and its frozen models inside the block; yield its description."""
+    """Run the engine inside the block, with access to the models' hosts; yield its description."""
     register_folder(settings.model_name)  # the user's own service may have this model, too
     if choice.kind == "service":
         complete_client(settings.base_url)

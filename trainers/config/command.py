@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Command(Generic[T]):
-    """A command: its settings' class, the text above them in its help, and its function."""
+    """A command: the class of its settings, the help text above them, and its function."""
 
     settings: type[T]
     usage: str

@@ -33,7 +33,7 @@ NAMES = (
 
 @chz.chz
 class PlayingSettings(SharedSettings):
-    """Settings of episodes in which a named model answers a named agent."""
+    """Settings of episodes in which a named model answers a named agent's calls."""
 
     agent: str = setting("", "your agent's import path, 'package.module:function'")
     train_tasks: str = setting("", "with agent=: import path or file of the training tasks")
@@ -97,7 +97,7 @@ class PlayingSettings(SharedSettings):
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Settings that overrule a run's: device and threads; renderer and dtype, if set."""
+        """Settings that override a run's: device and threads; renderer and dtype, if set."""
         candidates = {"renderer_name": self.renderer_name, "dtype": self.dtype}
         overrides: dict[str, Any] = {
             key: value for key, value in candidates.items() if value not in (None, "", "auto")
@@ -123,7 +123,7 @@ class PlayingSettings(SharedSettings):
         return chz.replace(run, **episodes)
 
     def agent_of(self, run: TrainSettings) -> str:
-        """Return the import path of the run's agent, with ``search`` of its searching variant."""
+        """Return the import path of the run's agent; with ``search``, its searching variant."""
         if not self.search:
             return str(run.agent)
         all_games = [game for game in (self.game, *games().values()) if game is not None]
@@ -234,7 +234,7 @@ class PlaySettings(PlayingSettings):
         return {} if has_own else PlayingSettings.paths_by_split(self)
 
     def tasks_by_split(self, objects: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
-        """Return the tasks that ``task`` indexes: of one split, held out if possible."""
+        """Return the tasks that ``task`` indexes: the held-out ones, or else the training tasks."""
         if self.paths_by_split():
             tasks = PlayingSettings.tasks_by_split(self, objects)
             return dict([item for item in tasks.items() if len(item[1])][-1:])
@@ -296,7 +296,7 @@ def _name_of(key: str) -> str:
 
 
 def spread(tasks: Sequence[Any], limit: int | None) -> Sequence[Any]:
-    """Return at most ``limit`` tasks, evenly spaced; None: all. A string is cut to a string."""
+    """Return at most ``limit`` tasks, evenly spaced; None: all. A string stays a string."""
     if limit is None or len(tasks) <= limit:
         return tasks
     if isinstance(tasks, str):

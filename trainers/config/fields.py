@@ -15,7 +15,7 @@ Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class RecipeError(EvertError, ValueError):
-    """The settings give no run: a game is unknown, a value is missing, or two values conflict."""
+    """The settings are invalid: a game is unknown, a value is missing, or two values conflict."""
 
 
 class DemonstrationsError(EvertError, ValueError):
@@ -37,7 +37,7 @@ def _checked_field(default: Any, doc: str, fits: Callable[[Any], bool], rule: st
 
 
 def size(default: Any, doc: str, minimum: float = 1, *, or_more: bool = True) -> Any:
-    """Return a field for None or a number, at least ``minimum`` (without ``or_more``, above)."""
+    """Return a field for None or a number of at least ``minimum`` (above, without ``or_more``)."""
 
     def fits(value: float | None) -> bool:
         if value is None:

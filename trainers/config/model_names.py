@@ -188,7 +188,7 @@ def check_model(
 
 
 OR_RUN = ", runs/NAME or runs/NAME@STEP"
-"""Ends a message's list of models where a run's weights are accepted, too."""
+"""The end of a message's list of models if a run's weights are accepted, too."""
 
 
 def check_weights(model: ModelRef, setting: str, purpose: str, more: str = "") -> ModelRef:
@@ -233,7 +233,7 @@ def _check_name(name: str, players: Collection[str], is_local: bool) -> None:
     path = Path(split_step(name)[0]).expanduser()
     is_path = "/" in name and path.parent.is_dir() and not _is_known(name)
     candidates = {*map(str, path.parent.iterdir())} if is_path else {*players, *BASES}
-    candidates.discard(str(Path(name).expanduser()))  # else an existing file suggests itself
+    candidates.discard(str(Path(name).expanduser()))  # never suggest the name itself
     near = did_you_mean(str(path), candidates, "{}")
     strange = not name or name.count("/") > 1 or name.startswith((".", "~", "/", "<", "runs/"))
     if near or is_path or strange:

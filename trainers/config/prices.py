@@ -1,4 +1,4 @@
-"""Prices: the cost of a run on the hosted Tinker service, and settings for the cost of runs."""
+"""Prices of the hosted Tinker service, the cost of a run there, and settings for prices."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +14,7 @@ CACHED = 0.2
 
 @chz.chz
 class PriceSettings:
-    """Prices that give the cost of runs."""
+    """The user's prices, for the cost of runs."""
 
     prefill_price: float | None = size(None, "dollars per million prompt tokens", 0)
     sample_price: float | None = size(None, "dollars per million sampled tokens", 0)

@@ -14,7 +14,7 @@ from evert.trainers.config.fields import RecipeError
 def choose_recipe(
     settings: Mapping[str, object], game: Game | None = None
 ) -> tuple[str, Mapping[str, Any]]:
-    """Return the name and the values of the settings' preset; ``game``: theirs, if already made."""
+    """Return the name and the values of the settings' preset; ``game``: their game, if made."""
     taskset = taskset_of(settings)
     names = {"env": str(settings.get("env") or ""), "tasks": str(taskset.get("id", ""))}
     sources = [f"{key}={name}" for key, name in names.items() if name]
@@ -71,7 +71,7 @@ def game_name(text: str) -> str:
 
 
 def path_of(value: Any) -> str:
-    """Return an object's import path, or a plain name if it has none; a string unchanged."""
+    """Return an object's import path, or a plain name if it has none; return a string unchanged."""
     if isinstance(value, str):
         return value
     if not callable(value):

@@ -81,7 +81,7 @@ class TrainSettings(SharedSettings):
         BASE_MODEL, "a shipped base, a Hugging Face folder, or a model's name"
     )
     engine: Literal["auto", "embedded", "service"] = setting(
-        "auto", "auto: the service if TINKER_API_KEY is set and it may have the model"
+        "auto", "auto: the service if TINKER_API_KEY is set and the service may have the model"
     )
     base_url: str | None = setting(None, "address of your own Tinker service")
     full_parameter: bool | None = setting(

@@ -104,7 +104,7 @@ class RunFolder:
 
 @contextmanager
 def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
-    """Keep other processes out of a folder inside the block; ``key`` is the folder's setting."""
+    """Keep other processes out of a folder inside the block; the setting ``key`` has its path."""
     lock = FileLock(path / LOCK)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -150,8 +150,8 @@ def check_output(path: Path, home: str, marker: str) -> None:
 def recorded_settings(log_path: str | Path, kind: type, name: str = files.RUN) -> dict[str, Any]:
     """Return the settings that a folder records; {} if it has no record.
 
-    Settings that this version of evert no longer has are left out, and ``trust_remote_code``: a
-    record may come from someone else, who must not decide that.
+    Settings that this version of evert no longer has are left out. So is ``trust_remote_code``,
+    which a record from someone else must not set.
     """
     file = Path(log_path).expanduser() / name
     if not log_path or not os.path.lexists(file):

@@ -11,7 +11,7 @@ HELD_OUT_REWARD = "test/env/all/reward/total"
 MIXED_GROUPS = "env/all/by_group/frac_mixed"
 """Share of a step's groups whose rewards differ; only such groups have nonzero advantages."""
 FAILED, SKIPPED = "rollout/failed", "rollout/skipped_batches"
-"""Share of a step's failed episodes; 1 if a batch had nothing to learn from, else 0."""
+"""Share of failed episodes; 1 if a batch was skipped, with nothing to learn from, else 0."""
 LOST = "rollout/lost_groups"
 """Groups of a step that were lost with a worker and played again; only in runs with workers."""
 
@@ -51,5 +51,5 @@ def _held_out(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_step(row: Mapping[str, Any]) -> bool:
-    """Return whether a training step wrote this metrics row: only such rows have a progress."""
+    """Return whether a training step wrote this metrics row: only those have progress."""
     return "progress/done_frac" in row or "progress" in row  # RL; supervised training

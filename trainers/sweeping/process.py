@@ -128,7 +128,7 @@ def room_for(folder: RunFolder, pid: int | None) -> int:
 
 
 def memory_of(process: psutil.Process) -> int:
-    """Return a process's bytes of memory, without those shared with the fork server if known."""
+    """Return a process's memory in bytes, without memory shared with the fork server if known."""
     try:
         return int(process.memory_full_info().uss)
     except psutil.AccessDenied:  # macOS shows it only to root

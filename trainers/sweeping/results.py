@@ -46,7 +46,7 @@ def objective_of(folder: RunFolder, objective: str) -> float:
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)
     names = textwrap.shorten(", ".join(metrics), 300, placeholder=" ...") or "nothing"
-    raise ObjectiveError(f"the run's {objective!r} is {value}, not a finite number; it has {names}")
+    raise ObjectiveError(f"the run's {objective!r} is {value}, not a finite number; found {names}")
 
 
 def rank(runs: Sequence[SweepRun]) -> list[Configuration]:

@@ -1,9 +1,9 @@
 """The search space of a sweep, and its record: an Optuna study in the sweep's folder.
 
 Every attempt at a run is a trial, enqueued in Optuna with its known values; the sampler chooses the
-others. For a grid point, a retry, or another seed of the same values, all values are known; else
-at most the first seed is. (``GridSampler`` could lose a point when the sweep is killed.) The run's
-number seeds the sampler, so that a resumed sweep samples the same values.
+others. For a grid point, a retry, or another seed of the same values, all values are known; for
+new values, only the seed is. (``GridSampler`` could lose a point when the sweep is killed.) The
+run's number seeds the sampler, so that a resumed sweep samples the same values.
 """
 
 import ast

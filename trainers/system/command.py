@@ -92,7 +92,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end, in a new event loop.
 
     Ctrl-C and SIGTERM cancel the coroutine and are raised after its cleanup; a second signal ends
-    the process at once. If this thread has a loop, as in a notebook, the new loop gets a thread.
+    the process at once. If this thread has a loop, as in a notebook, another thread runs ``main``.
     """
     started: list[asyncio.Task[Any]] = []
 
@@ -138,7 +138,7 @@ def _second_signal_leaves() -> Iterator[None]:
 
 @contextmanager
 def _dropped_interrupts_raised() -> Iterator[None]:
-    """Raise again a Ctrl-C that Python drops inside the block, as in a finalizer."""
+    """Re-raise a Ctrl-C that Python drops inside the block, as in a finalizer."""
     before, over = sys.unraisablehook, threading.Event()
 
     def raise_later() -> None:

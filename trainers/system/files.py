@@ -55,7 +55,7 @@ class RunFolderError(EvertError, OSError):
 
 
 LARGEST = 2**28
-"""Maximum bytes of a JSON file to read; evert writes no larger files."""
+"""Maximum size of a JSON file to read, in bytes; evert writes no larger files."""
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -169,7 +169,7 @@ def fsync(path: Path) -> None:
 
 @contextmanager
 def file_errors(folder: Path, key: str) -> Iterator[None]:
-    """Turn OS errors about a folder into a ``RunFolderError``; ``key`` is the folder's setting."""
+    """Turn OS errors about a folder into a ``RunFolderError``; the setting ``key`` has its path."""
     try:
         yield
     except EvertError:
@@ -205,7 +205,7 @@ def cannot_read(path: Path) -> RunFolderError:
 def cannot_write(path: Path, error: OSError) -> RunFolderError:
     """Return the error to raise for a file or folder that cannot be written."""
     return RunFolderError(
-        f"{path} cannot be written to: {error.strerror or error}. What was written before is "
+        f"{path} cannot be written to: {error.strerror or error}. Its old content is "
         "untouched. Free some space, or choose a folder that can be written to."
     )
 

@@ -120,7 +120,7 @@ def test_an_objective_that_is_missing_lists_the_others(finished: RunFolder, tmp_
             "'reward' is None, not a finite number; .*a, eval, odd, held_out",
         ),
         (finished, "odd", "'odd' is nan, not a finite number"),
-        (nothing, "held_out", "'held_out' is None, not a finite number; it has nothing"),
+        (nothing, "held_out", "'held_out' is None, not a finite number; found nothing"),
     ):
         with pytest.raises(ObjectiveError, match=message):
             objective_of(run, objective)
