@@ -58,7 +58,7 @@ def test_players_are_compared_and_every_episode_is_on_record(tmp_path: Path, cap
     asked = ["env=twenty_questions", "models=random,oracle", "max_tasks=9", "seeds=2"]
     assert run(*asked, f"out={out}") == 0
     shown = capsys.readouterr().out
-    for said in ("2 episodes a task, temperature 1", "oracle: 36 episodes in", "100.0%"):
+    for said in ("2 episodes per task, temperature 1", "oracle: 36 episodes in", "100.0%"):
         assert said in shown
     found = {(row["model"], row["split"], row["category"]): row for row in rows(out)}
     assert float(found["oracle", "test", ""]["success"]) == 1.0

@@ -157,7 +157,7 @@ def test_everybody_has_a_digest_of_their_own() -> None:
         ("oracel", r"Did you mean oracle\?"),
         ("evert-tyni", r"Did you mean evert-tiny\?"),
         ("RUNn", r"Did you mean /.*/run\?"),
-        ("RUN@12", "no weights after step 12; it has those after 10, 20"),
+        ("RUN@12", "no weights after step 12; it has weights after 10, 20"),
         ("tinker://abc/sampler_weights/final", "model_name=Qwen/Qwen3-8B"),
     ],
 )

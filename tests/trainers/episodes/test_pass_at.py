@@ -85,4 +85,4 @@ def test_a_k_that_no_task_has_episodes_for_is_refused(k: str, capsys: Shown) -> 
         evaluate.main(["env=twenty_questions", "models=random", "seeds=4", f"pass_at=1,{k}"]) == 1
     )
     message = capsys.readouterr().err
-    assert f"pass_at has {k} and seeds=4" in message
+    assert f"pass_at has {k}, but seeds=4" in message
