@@ -65,7 +65,7 @@ class Game:
         agent: Import path of the agent, 'package.module:function'.
         train_tasks: Import path of the tasks to train on.
         test_tasks: Import path of the held-out tasks; "" for none.
-        recipe: Defaults of a training run with a shipped base, by name (``evert train --help``).
+        recipe: Default settings of a run with a shipped base, by name (``evert train --help``).
         full_size: Changes to the recipe for any other model.
         players: Players without a model, by name: import paths of functions
             from a seed to an agent.
@@ -98,7 +98,7 @@ class Game:
 
 @cache
 def games() -> Mapping[str, Game]:
-    """The games in this folder, by the names of their files, and their variants."""
+    """Return the games in this folder, by file name, and their variants."""
     by_name = dict[str, Game]()
     for entry in sorted(pkgutil.iter_modules([str(Path(__file__).parent)])):
         module = importlib.import_module(f"{__package__}.{entry.name}")
@@ -125,7 +125,8 @@ def metrics_of(game: Game | None = None) -> dict[str, Metric]:
 def find_game(name: str) -> Game | None:
     """Find a game by name: one of ``games``, or the one in a user's module ('package.module').
 
-    Hyphens count as underscores, and evert's games ignore case. None: no game or module.
+    Hyphens count as underscores; for evert's games, case does not matter. Return None if there is
+    no such game or module.
     """
     name = name.replace("-", "_")
     if game := games().get(name.lower()):
@@ -135,7 +136,7 @@ def find_game(name: str) -> Game | None:
 
 
 def import_user_module(name: str) -> ModuleType | None:
-    """Import a user's module ('package.module'). None if there is none.
+    """Import a user's module ('package.module'). Return None if it does not exist.
 
     Raises:
         GameError: The module cannot be imported.
@@ -189,7 +190,7 @@ class MadeTasks(Sequence[T]):
 
 
 def literals(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments without ``id``; strings that are Python literals are evaluated."""
+    """Return the arguments without ``id``, with strings that are Python literals evaluated."""
     return {key: _literal(value) for key, value in arguments.items() if key != "id"}
 
 

@@ -119,7 +119,7 @@ def judge(answer: str, target: int) -> tuple[str, float]:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Endless games of a player who guesses at random within the known bounds.
+    """Yield endless games of a player who guesses at random within the known bounds.
 
     The same seed gives the same games. No target is a held-out number.
     """

@@ -1,9 +1,9 @@
 """Tic-tac-toe: a zero-sum game with two seats, and opponents without a model.
 
-A board is shown as rows, with X, O, or the number of a free cell. A line for each free cell
-follows, with the marks in its row, column and diagonals: a tiny model needs them side by side. Each
+A board is shown as rows of X, O and the numbers of free cells. A line for each free cell follows,
+with the marks in its row, column and diagonals, because a tiny model needs them side by side. Each
 player sees its own marks as X, so that one model learns both seats from the same boards. Each turn
-is a separate conversation. In this file: the rules, the text, the agents, the players, their
+is a separate conversation. This file has the rules, the text, the agents, the players and their
 habits.
 """
 
@@ -60,7 +60,7 @@ MISTAKE = -0.1
 # -- the rules -----------------------------------------------------------------------------------
 
 Board = str
-"""Nine cells, row by row: "x", "o", or "." if free; x begins."""
+"""Nine cells, row by row: "x", "o", or "." if free; x moves first."""
 
 EMPTY: Board = "." * 9
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
@@ -104,7 +104,7 @@ def best(board: Board) -> list[int]:
 
 
 def boards(rng: random.Random, max_moves: int = 8) -> Iterator[Board]:
-    """Endless boards of unfinished games after at most ``max_moves`` random moves."""
+    """Yield endless boards of unfinished games after at most ``max_moves`` random moves."""
     while True:
         board, moves = EMPTY, rng.randint(0, max_moves)
         while moves and winner(board) is None:
@@ -233,13 +233,13 @@ async def tic_tac_toe_agent(client: "AgentClient", task: Board) -> float:
 
 
 Turn = Callable[[Board], Awaitable[int | None]]
-"""From the board to the mover's cell. None if the mover made no legal move."""
+"""Function from the board to the mover's cell, or None if the mover made no legal move."""
 
 
 async def _play(
     board: Board, turns: Mapping[str, Turn], later: Mapping[str, Turn] | None = None
 ) -> str:
-    """The winner, or "" for a draw. ``later``: turns after the first; None: ``turns`` again."""
+    """Play on; return the winner, or "" for a draw. ``later`` replaces ``turns`` after one turn."""
     while (victor := winner(board)) is None:
         cell = await turns[mover(board)](board)
         if cell is None:
@@ -309,7 +309,7 @@ def habits(board: Board) -> list[list[int]]:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:
-    """Endless moves on random boards. All habits are equally frequent."""
+    """Yield endless moves on random boards. All habits are equally frequent."""
     rng = random.Random(seed)
     for board in boards(rng):
         answer = str(rng.choice(rng.choice(habits(board))) + 1)

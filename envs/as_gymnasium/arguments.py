@@ -1,7 +1,7 @@
 """Checks an environment's arguments: errors name the mistake and what was expected.
 
 Wrong actions, calls in the wrong order and wrong ids raise Gymnasium's errors
-(``gymnasium.error.InvalidAction``, ``ResetNeeded``, ``RegistrationError``), which its users catch.
+(``gymnasium.error.InvalidAction``, ``ResetNeeded``, ``RegistrationError``), as its users expect.
 """
 
 from collections.abc import Iterable, Sequence
@@ -73,7 +73,7 @@ def read_options(options: EnvOptions, max_turns: int | None) -> EnvOptions:
 
 
 def is_same_task(first: Any, second: Any) -> bool:
-    """Whether two tasks are equal, arrays included."""
+    """Return whether two tasks are equal. They may be arrays."""
     if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
         return bool(np.array_equal(first, second))
     try:

@@ -71,25 +71,25 @@ def is_encodable(text: str) -> bool:
 
 
 def message_space() -> spaces.Sequence:
-    """A conversation: a tuple of ``{"role": ..., "content": ...}``."""
+    """Return the space of conversations: tuples of ``{"role": ..., "content": ...}``."""
     role = spaces.Text(16, charset=string.ascii_lowercase)
     return spaces.Sequence(spaces.Dict({"role": role, "content": AnyText()}))
 
 
 def token_space(vocabulary: int) -> spaces.Sequence:
-    """A token sequence: a tuple of ids below ``vocabulary``."""
+    """Return the space of token sequences: tuples of ids below ``vocabulary``."""
     return spaces.Sequence(spaces.Discrete(vocabulary))
 
 
 def message_observation(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], ...]:
-    """Messages as an observation, with only role and text."""
+    """Return messages as an observation, with only role and text."""
     return tuple(
         {"role": str(message.get("role")), "content": text_of(message)} for message in messages
     )
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """The text of a message, where a part without text becomes its type in brackets."""
+    """Return the text of a message; a part without text becomes its type in brackets."""
     content = message.get("content")
     if isinstance(content, str):
         return content

@@ -47,7 +47,7 @@ class Screen:
         self._is_closed = False
 
     def show(self, moment: "Moment", total: float) -> None:
-        """Print the messages that were not printed yet."""
+        """Print the messages that have not been printed yet."""
         from rich.console import Console  # here, since most users never render
         from rich.text import Text
 

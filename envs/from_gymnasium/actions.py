@@ -1,7 +1,7 @@
 """The names of an environment's actions, and how replies are parsed.
 
-A reply is a name or a number for a ``Discrete`` space, JSON for arrays, and the text itself for
-text. ``actions_of`` takes the names from ``get_action_meanings()`` (Atari), an enumeration
+For a ``Discrete`` space, a reply is a name or a number; for arrays, it is JSON; for text, it is the
+action itself. ``actions_of`` takes the names from ``get_action_meanings()`` (Atari), an enumeration
 ``actions`` (MiniGrid), or the docstring's "Action Space" (Gymnasium).
 """
 
@@ -87,7 +87,7 @@ class Actions:
 
     @cached_property
     def _unique_words(self) -> dict[int, set[str]]:
-        """By action, the words that only its name has, such as "left" in "Move left"."""
+        """For each action, the words that only its name has, such as "left" in "Move left"."""
         words = {n: {*_words(name)} for n, name in self.names.items()}
         return {
             n: name_words - {w for m in words if m != n for w in words[m]}
@@ -103,7 +103,7 @@ def actions_of(env: Env, parse: Callable[[str], Any] | None = None) -> Actions:
     """The actions of an environment.
 
     Raises:
-        EnvArgumentError: They need a ``parse``.
+        EnvArgumentError: The actions need a ``parse`` function.
     """
     space = env.action_space
     if isinstance(space, spaces.Discrete):

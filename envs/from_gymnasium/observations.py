@@ -28,7 +28,7 @@ def toy_text(env: Env) -> Callable[[Any, Any], str] | None:
 
 
 def plainly(observation: Any) -> str:
-    """The text of any observation: strings as they are, arrays as lists, mappings by key."""
+    """The text of any observation: strings unchanged, arrays as lists, mappings by key."""
     if isinstance(observation, Mapping):
         return "\n".join(f"{key}: {plainly(value)}" for key, value in observation.items())
     if isinstance(observation, tuple):
