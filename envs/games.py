@@ -87,7 +87,7 @@ class Game:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def settings(self, *, full_size: bool = False) -> dict[str, Any]:
-        """The settings of a training run: agent, tasks and recipe.
+        """Return the settings of a training run: agent, tasks and recipe.
 
         Args:
             full_size: Whether the model is not a shipped base.
@@ -117,7 +117,7 @@ def games() -> Mapping[str, Game]:
 
 
 def metrics_of(game: Game | None = None) -> dict[str, Metric]:
-    """The metrics of the games in this folder and of ``game``, by name."""
+    """Return the metrics of the games in this folder and of ``game``, by name."""
     all_games = [*games().values(), *([game] if game else [])]
     return {name: metric for entry in all_games for name, metric in entry.metrics.items()}
 
@@ -125,8 +125,7 @@ def metrics_of(game: Game | None = None) -> dict[str, Metric]:
 def find_game(name: str) -> Game | None:
     """Find a game by name: one of ``games``, or the one in a user's module ('package.module').
 
-    Hyphens count as underscores; for evert's games, case does not matter. Return None if there is
-    no such game or module.
+    Hyphens count as underscores; evert's games ignore case. Return None if there is no such game.
     """
     name = name.replace("-", "_")
     if game := games().get(name.lower()):
@@ -156,7 +155,7 @@ def import_user_module(name: str) -> ModuleType | None:
 
 
 def game_of(module: ModuleType) -> Game:
-    """The ``GAME`` of a module.
+    """Return the ``GAME`` of a module.
 
     Raises:
         GameError: The module has no ``GAME``, or it is not a ``Game``.
@@ -183,7 +182,7 @@ class MadeTasks(Sequence[T]):
         return len(self._places)
 
     def __getitem__(self, index: Any) -> Any:
-        """The task at an index, or the tasks of a slice."""
+        """Return the task at an index, or the tasks of a slice."""
         if isinstance(index, slice):
             return [self._make(place) for place in self._places[index]]
         return self._make(self._places[index])

@@ -105,7 +105,7 @@ async def guess_number_agent(client: "AgentClient", task: int) -> float:
 
 
 def judge(answer: str, target: int) -> tuple[str, float]:
-    """The feedback on an answer, and its reward."""
+    """Return the feedback on an answer, and its reward."""
     match = re.match(r"Guess: (.*)", answer)
     try:
         guess = int(match.group(1)) if match else None

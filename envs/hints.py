@@ -99,12 +99,12 @@ async def _ask(client: "AgentClient", question: str) -> str:
 
 
 def hint_question(word: str) -> str:
-    """The hinter's prompt."""
+    """Return the hinter's prompt."""
     return f"Word: {word}. Hint?"
 
 
 def word_question(hint: str) -> str:
-    """The guesser's prompt."""
+    """Return the guesser's prompt."""
     return f"Hint: {hint}. Word?"
 
 

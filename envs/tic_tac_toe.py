@@ -67,22 +67,22 @@ LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4
 
 
 def free(board: Board) -> list[int]:
-    """The free cells, numbered from 0 to 8."""
+    """Return the free cells, numbered from 0 to 8."""
     return [cell for cell in range(9) if board[cell] == "."]
 
 
 def put(board: Board, cell: int, mark: str) -> Board:
-    """The board with one more mark."""
+    """Return the board with one more mark."""
     return board[:cell] + mark + board[cell + 1 :]
 
 
 def mover(board: Board) -> str:
-    """The seat to move."""
+    """Return the seat to move."""
     return SEATS[(9 - board.count(".")) % 2]
 
 
 def winner(board: Board) -> str | None:
-    """The seat with three in a line; "" for a draw; None while the game goes on."""
+    """Return the seat with three in a line; "" for a draw; None while the game goes on."""
     for a, b, c in LINES:
         if board[a] == board[b] == board[c] != ".":
             return board[a]
@@ -91,7 +91,7 @@ def winner(board: Board) -> str | None:
 
 @cache
 def value(board: Board) -> int:
-    """The mover's reward if both seats play perfectly: 1, 0 or -1."""
+    """Return the mover's reward if both seats play perfectly: 1, 0 or -1."""
     victor = winner(board)
     if victor is not None:
         return 0 if not victor else 1 if victor == mover(board) else -1
@@ -99,7 +99,7 @@ def value(board: Board) -> int:
 
 
 def best(board: Board) -> list[int]:
-    """The mover's best moves against a perfect player."""
+    """Return the mover's best moves against a perfect player."""
     return [c for c in free(board) if -value(put(board, c, mover(board))) == value(board)]
 
 
@@ -114,7 +114,7 @@ def boards(rng: random.Random, max_moves: int = 8) -> Iterator[Board]:
 
 
 def opening(seed: int) -> Board:
-    """A board of an unfinished game after at most seven random moves."""
+    """Return a board of an unfinished game after at most seven random moves."""
     return next(boards(random.Random(seed), max_moves=7))
 
 
@@ -126,7 +126,7 @@ TEST_TASKS: Sequence[Board] = [EMPTY] * 64
 
 
 def board_text(board: Board) -> str:
-    """The board for its mover, whose marks are X: the rows, then a line for each free cell."""
+    """Return the board for its mover, who is X: the rows, then a line for each free cell."""
     marks = {mover(board): "X", SEATS[mover(board) == "x"]: "O"}
     cells = [marks.get(mark, str(cell + 1)) for cell, mark in enumerate(board)]
     rows = " ".join("".join(cells[cell] for cell in line) for line in LINES[:3])
@@ -134,7 +134,7 @@ def board_text(board: Board) -> str:
 
 
 def _cell_text(cells: Sequence[str], free: int) -> str:
-    """A free cell with the marks of each of its lines: "7 XX O"."""
+    """Return a free cell with the marks of each of its lines: "7 XX O"."""
     through = [line for line in LINES if free in line]
     marks = ("".join(sorted(cells[c] for c in line if cells[c] in "XO")) for line in through)
     return " ".join([cells[free], *filter(None, marks)])
@@ -154,14 +154,14 @@ def read_board(text: str) -> Board:
 
 
 def move_in(answer: str, board: Board) -> int | None:
-    """The cell named by an answer's first digit. None: no digit, or the cell is not free."""
+    """Return the cell named by an answer's first digit. None: no digit, or the cell is not free."""
     digit = re.search(r"\d", answer)
     cell = int(digit.group()) - 1 if digit else -1
     return cell if cell in free(board) else None
 
 
 def correction(answer: str, board: Board) -> str:
-    """The message that follows an illegal answer."""
+    """Return the message that follows an illegal answer."""
     cells = "".join(str(cell + 1) for cell in free(board))
     return f"{answer[:20]!r} is no move. Answer with one of {cells}."
 
@@ -277,12 +277,12 @@ def _note(client: "AgentClient", reward: float) -> None:
 
 
 def random_player(seed: int) -> Callable[[Sequence[Any]], str]:
-    """A player who picks any free cell at random."""
+    """Return a player who picks any free cell at random."""
     return partial(_reply, random.Random(seed), free)
 
 
 def perfect_player(seed: int) -> Callable[[Sequence[Any]], str]:
-    """A player who picks one of the best moves at random."""
+    """Return a player who picks one of the best moves at random."""
     return partial(_reply, random.Random(seed), best)
 
 
@@ -294,7 +294,7 @@ def _reply(rng: random.Random, cells: Callable[[Board], list[int]], messages: Se
 
 
 def habits(board: Board) -> list[list[int]]:
-    """The cells among which each of four habits picks at random.
+    """Return the cells among which each of four habits picks at random.
 
     The habits: any free cell; cells that win; cells that block the opponent's win; cells that do
     neither. A habit without cells picks any free cell.

@@ -37,8 +37,8 @@ class Moment:
     """The state of an episode between two actions, or at its end.
 
     Attributes:
-        messages: The conversation to continue, as the agent sent it; at the end, also the last reply.
-        tokens: The prompt's token ids; at the end, also the last action. None if there are images.
+        messages: The conversation to continue, as the agent sent it; at the end with the reply.
+        tokens: The prompt's token ids; at the end also the last action. None with images.
         stop_reason: Why the episode is over; None while it runs.
         max_tokens: Maximum length of the reply in tokens; None: any length.
         action: The last action's tokens, after any cut; None at the start.
@@ -120,7 +120,7 @@ class AgentEpisode:
         await self._env.close()
 
     def encode(self, text: str) -> list[int]:
-        """Return a reply's tokens: its text, with control tokens as text, and the end of the turn."""
+        """Return a reply's tokens: its text, where control tokens stay text, and the turn's end."""
         end = self._renderer.end_tokens[:1]
         if not end and isinstance(self._renderer.stop[0], str):
             end = self._renderer.encode(self._renderer.stop[0])
@@ -181,7 +181,7 @@ def _token_ids(prompt: tinker.ModelInput) -> tuple[int, ...] | None:
 
 
 def copy_json(value: Any) -> Any:
-    """A deep copy of JSON data, in a tenth of ``copy.deepcopy``'s time."""
+    """Return a deep copy of JSON data, in a tenth of ``copy.deepcopy``'s time."""
     if type(value) is str:
         return value
     if type(value) is dict:

@@ -103,7 +103,7 @@ async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], future: Futur
     except asyncio.CancelledError:
         future.cancel()
         raise
-    except BaseException as error:  # even KeyboardInterrupt, since other environments share the loop
+    except BaseException as error:  # even KeyboardInterrupt, since other episodes share the loop
         if future.set_running_or_notify_cancel():
             future.set_exception(error)
     else:

@@ -127,7 +127,7 @@ def check_some_tasks(tasks: Any) -> None:
 
 
 def import_path(value: Any) -> str | None:
-    """The path 'package.module:name' at which ``value`` can be imported, or None."""
+    """Return the path 'package.module:name' at which ``value`` can be imported, or None."""
     if isinstance(value, str):
         return value
     module_name, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")

@@ -34,7 +34,7 @@ class AnyText(spaces.Text):
         super().__init__(sys.maxsize, min_length=0, charset=characters, seed=seed)
 
     def contains(self, x: Any) -> bool:
-        """Whether ``x`` is a string that can be encoded."""
+        """Return whether ``x`` is a string that can be encoded."""
         return isinstance(x, str) and is_encodable(x)
 
     def sample(
@@ -42,7 +42,7 @@ class AnyText(spaces.Text):
         mask: tuple[int | None, NDArray[np.int8] | None] | None = None,
         probability: tuple[int | None, NDArray[np.float64] | None] | None = None,
     ) -> str:
-        """A random text of at most ``SAMPLE_LENGTH`` characters, unless a mask gives a length."""
+        """Return a random text of up to ``SAMPLE_LENGTH`` characters, or of a mask's length."""
         if mask is None and probability is None:
             mask = (None, None)
         return super().sample(self._with_length(mask), self._with_length(probability))
@@ -62,7 +62,7 @@ class AnyText(spaces.Text):
 
 
 def is_encodable(text: str) -> bool:
-    """Whether ``text`` has a UTF-8 encoding: half of a surrogate pair has none."""
+    """Return whether ``text`` has a UTF-8 encoding: half of a surrogate pair has none."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -34,8 +34,8 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
     """Many episodes of a chat agent at once: a step takes as long as its slowest episode.
 
     ``gymnasium.make_vec`` makes one from any of evert's ids. The same seeds and actions give the
-    same results as ``SyncVectorEnv``, which plays one episode at a time. A copy made by ``copy``
-    or ``pickle`` is a new environment with the same arguments.
+    same results as ``SyncVectorEnv``, which plays one episode at a time. A copy made by ``copy`` or
+    ``pickle`` is a new environment with the same arguments.
 
     An episode that fails (``AgentError``, ``AgentTimeoutError``, ``RewardError``, ...) does not
     stop the others. It is truncated, with reward NaN, its last observation and, in

@@ -52,7 +52,8 @@ class GymAgent:
     How a reply is parsed: its last line has the name or number of one action, or a JSON list if
     actions are arrays; if actions are text, the whole reply counts. Names come from the environment
     (``get_action_meanings()``, an enumeration ``actions``) or its docstring. If ``info`` has an
-    ``action_mask``, the policy is told which actions are left; any other still goes to the environment.
+    ``action_mask``, the policy is told which actions are left; any other still goes to the
+    environment.
 
     Args:
         id: Id for ``gymnasium.make``.
@@ -61,9 +62,8 @@ class GymAgent:
         parse: Function from a reply to an action, or its import path; it returns None or raises
             ``ValueError`` if the reply is not an action. None: the rules above.
         illegal: What happens after a reply that is not an action; the environment never sees it.
-            "explain": the policy is told the actions and asked again; after three such replies in a
-            row the episode is truncated. "end": the episode ends. A number: it ends with that
-            reward.
+            "explain": the policy is told the actions and asked again; three such replies in a row
+            truncate the episode. "end": the episode ends. A number: it ends with that reward.
         prompt: System message. None: from the environment's docstring and spaces; "": no message.
         off_loop: Whether to run each episode's environment in a thread, because it blocks.
         **make: Arguments of ``gymnasium.make``: ``is_slippery=False``, ``max_episode_steps=20``.
@@ -168,7 +168,7 @@ class GymAgent:
     # -- messages --------------------------------------------------------------------------------
 
     def actions(self, env: "gymnasium.Env[Any, Any]") -> Actions:
-        """The environment's actions, with their names.
+        """Return the environment's actions, with their names.
 
         Raises:
             EnvArgumentError: The actions need a ``parse`` function.
@@ -178,7 +178,7 @@ class GymAgent:
     def opening(
         self, env: "gymnasium.Env[Any, Any]", actions: Actions, observation: Any, info: Any
     ) -> list[Message]:
-        """The first messages: the system message, if any, and the first observation."""
+        """Return the first messages: the system message, if any, and the first observation."""
         prompt = prompt_of(env, actions) if self.prompt is None else self.prompt
         system = [{"role": "system", "content": prompt}] if prompt else []
         return [*system, self.observation_message(env, actions, observation, info)]
@@ -186,7 +186,7 @@ class GymAgent:
     def observation_message(
         self, env: "gymnasium.Env[Any, Any]", actions: Actions, observation: Any, info: Any
     ) -> Message:
-        """The message with an observation."""
+        """Return the message with an observation."""
         text = self._describe(observation, info, env)
         if (legal := legal_in(env, info)) is not None:
             text += f"\nActions left: {', '.join(map(actions.name, legal))}."
@@ -233,7 +233,7 @@ class GymAgent:
 
 
 def start_of(task: Any, seed: int) -> dict[str, Any]:
-    """The arguments of ``reset`` for a task.
+    """Return the arguments of ``reset`` for a task.
 
     Args:
         task: A seed, None, or ``{"seed": ..., "options": ...}``.

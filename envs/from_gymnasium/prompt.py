@@ -21,7 +21,7 @@ _MARKUP = r"\s*\[<a [^>]*>[^<]*</a>\]|<[^>]*>|!\[[^\]]*\]\([^)]*\)"
 
 
 def prompt_of(env: gymnasium.Env[Any, Any], actions: Actions) -> str:
-    """The rules of an environment, and how to reply."""
+    """Return the rules of an environment, and how to reply."""
     omitted = "Observation Space" if toy_text(env) else ""  # evert describes them differently
     rules = _rules(type(env.unwrapped).__doc__ or "", omitted)
     if not rules:

@@ -44,7 +44,7 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
 
 
 def gymnasium(id: str, **arguments: Any) -> Game:
-    """The game of a Gymnasium environment.
+    """Return the game of a Gymnasium environment.
 
     Args:
         id: Id of the environment.

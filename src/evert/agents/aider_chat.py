@@ -51,8 +51,8 @@ def aider(
         edit_format: How the model writes its edits: "whole" files, "diff" blocks, or another of
             Aider's formats; None: "whole", Aider's default for unknown models.
         program: The program, or its path.
-        arguments: Further arguments. For example, ``["--map-tokens", "0"]`` leaves the
-            repository map out of the prompt.
+        arguments: Further arguments. For example, ``["--map-tokens", "0"]`` leaves the repository
+            map out of the prompt.
         **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``, ``sandbox``: see
             ``ProcessAgent``.
 

@@ -2,9 +2,9 @@
 
 ``Workplace`` is where an episode's commands run: its folders, its environment variables, and the
 values of ``{task}`` and the other placeholders. ``Workplace.run`` runs a command to its end and
-returns a ``ProcessResult``. A command's outputs go to unnamed temporary files; only the end of
-each is read, so an output may be of any length. A command may leave files of any kind, so
-``read_left`` reads only regular files up to a size limit, and does not follow links.
+returns a ``ProcessResult``. A command's outputs go to unnamed temporary files; only the end of each
+is read, so an output may be of any length. A command may leave files of any kind, so ``read_left``
+reads only regular files up to a size limit, and does not follow links.
 """
 
 import asyncio

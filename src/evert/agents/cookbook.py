@@ -12,8 +12,8 @@ copy of the policy's renderer that remembers the messages of each prompt (``Prom
 The action is the sampled tokens of the reply. If the reply came as text, its tokens are unknown, so
 the action is tokens that this renderer parses into that reply.
 
-The environment of the recipe ``math_rl`` grades answers with sympy, which a crafted answer can
-keep busy forever. So its answers are graded in an isolate (``_ReportingEnv``).
+The environment of the recipe ``math_rl`` grades answers with sympy, which a crafted answer can keep
+busy forever. So its answers are graded in an isolate (``_ReportingEnv``).
 """
 
 import copy

@@ -81,9 +81,9 @@ def codex(
         prompt: The instruction. ``{task}`` is replaced by the episode's task, ``{task[name]}`` by
             one part of the task.
         sandbox: As for ``ProcessAgent``: evert's sandbox, with Codex's own switched off. Or the
-            name of a Codex sandbox to use instead: "read-only", "workspace-write" (its commands
-            may change files in the folder, and have no network), or "danger-full-access" (no
-            sandbox, for containers). Where evert makes no sandbox, Codex uses "workspace-write".
+            name of a Codex sandbox to use instead: "read-only", "workspace-write" (its commands may
+            change files in the folder, and have no network), or "danger-full-access" (no sandbox,
+            for containers). Where evert makes no sandbox, Codex uses "workspace-write".
         lean: Whether to shorten the prompt from 39 kB to 5 kB, with two lines of instructions and
             a shell as the only tool.
         program: The program, or its path.

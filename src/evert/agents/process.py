@@ -70,17 +70,17 @@ class ProcessAgent:
         command: Program and arguments.
         files: Files by name: text, bytes, or the ``Path`` of a file or folder to copy. They are put
             into the folder before the command runs. ``"{home}/name"`` goes to the home, for
-            configuration that is no part of the agent's work; ``"{judge}/name"`` goes to the
-            folder of the reward command.
+            configuration that is no part of the agent's work; ``"{judge}/name"`` goes to the folder
+            of the reward command.
         setup: Run in the folder before the command: another command, or a function of the folder
             and the task.
         reward: How to score the episode. A reward command gives 1.0 for exit status 0, else 0.0. It
             runs after all processes of the agent have ended, with a new folder and home; its
-            ``{folder}`` is where the agent ran. A function of the ``ProcessResult`` and the task
-            is called at the same point, and returns what an agent returns. For a ``command`` that
+            ``{folder}`` is where the agent ran. A function of the ``ProcessResult`` and the task is
+            called at the same point, and returns what an agent returns. For a ``command`` that
             scores itself, and does not run the policy's code: "exit" gives 1.0 for exit status 0,
-            else 0.0; "file" reads a number, or JSON with "reward" and "metrics", from the file
-            that ``EVERT_REWARD_FILE`` names.
+            else 0.0; "file" reads a number, or JSON with "reward" and "metrics", from the file that
+            ``EVERT_REWARD_FILE`` names.
         cwd: Where to run. None: a new folder for each episode, removed afterwards.
         env: Further environment variables; the value None removes a variable. ``"{env[NAME]}"`` in
             a value is replaced by the trainer's variable NAME when the episode begins.
@@ -153,9 +153,9 @@ class ProcessAgent:
         """Run the command to its end, and return its reward.
 
         Raises:
-            CommandError: The command cannot be started; or its exit status was not 0, and it had made
-                no model call or its last one was refused; or the setup failed; or no sandbox can be
-                made here.
+            CommandError: The command cannot be started; or its exit status was not 0, and it had
+                made no model call or its last one was refused; or the setup failed; or no sandbox
+                can be made here.
             openai.BadRequestError: The command's last prompt was too long.
             RewardError: The command left no reward, or one that cannot be read.
         """

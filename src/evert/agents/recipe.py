@@ -34,8 +34,8 @@ class ProcessOptions(CommonOptions, total=False):
 def as_text(prompt: str) -> str:
     """Return a prompt that no program mistakes for one of its commands: "/run", "!ls", "-".
 
-    Programs look for commands at the very beginning. A prompt that begins with a placeholder gets
-    a leading newline; a command that the prompt's author wrote, "/ask {task}", still works.
+    Programs look for commands at the very beginning. A prompt that begins with a placeholder gets a
+    leading newline; a command that the prompt's author wrote, "/ask {task}", still works.
     """
     return f"\n{prompt}" if prompt.lstrip().startswith("{") else prompt
 
