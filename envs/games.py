@@ -125,7 +125,7 @@ def metrics_of(game: Game | None = None) -> dict[str, Metric]:
 def find_game(name: str) -> Game | None:
     """Find a game by name: one of ``games``, or the one in a user's module ('package.module').
 
-    Hyphens count as underscores; evert's games ignore case. Return None if there is no such game.
+    Hyphens count as underscores; evert's games ignore case. Return None if nothing has this name.
     """
     name = name.replace("-", "_")
     if game := games().get(name.lower()):

@@ -273,17 +273,17 @@ async def twenty_questions_agent(client: AgentClient, task: Task) -> float:
 
 
 async def short_twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """Return the same game with prompts of a few words, for models of a few million parameters."""
+    """Play the same game with prompts of a few words, for models of a few million parameters."""
     return await TwentyQuestions(rules=HIDDEN, style="short")(client, task)
 
 
 async def searching_twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """Return the same game with a tool that looks things up in the shipped facts."""
+    """Play the same game with a tool that looks things up in the shipped facts."""
     return await TwentyQuestions(rules=HIDDEN, search=shipped_search())(client, task)
 
 
 async def searching_short_twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """Return the same game with short prompts and the search tool."""
+    """Play the same game with short prompts and the search tool."""
     agent = TwentyQuestions(rules=HIDDEN, search=shipped_search(), style="short")
     return await agent(client, task)
 
@@ -325,16 +325,16 @@ async def shown_twenty_questions_agent(client: AgentClient, task: Task) -> float
 
 
 async def shown_short_twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """Return the same game with prompts of a few words."""
+    """Play the same game with prompts of a few words."""
     return await TwentyQuestions(rules=SHOWN, style="short")(client, task)
 
 
 async def shown_searching_twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """Return the same game with a tool that looks things up in the shipped facts."""
+    """Play the same game with a tool that looks things up in the shipped facts."""
     return await TwentyQuestions(rules=SHOWN, search=shipped_search())(client, task)
 
 
 async def shown_searching_short_twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """Return the same game with short prompts and the search tool."""
+    """Play the same game with short prompts and the search tool."""
     agent = TwentyQuestions(rules=SHOWN, search=shipped_search(), style="short")
     return await agent(client, task)

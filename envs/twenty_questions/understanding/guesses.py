@@ -68,7 +68,7 @@ class Names:
         return _find_name(words, self._names)
 
     def find_foreign(self, words: Sequence[str]) -> str | None:
-        """Do the same for known things that are not among the nouns."""
+        """Return the known thing outside the list of nouns that the words name, or None."""
         return _find_name(words, self._foreign_names)
 
 

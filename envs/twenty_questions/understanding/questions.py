@@ -177,7 +177,7 @@ class QuestionParser:
         )
 
     def _parse_several(self, words: list[str]) -> Compound | None:
-        """Return what its clauses ask; None if there is only one, or one is not understood."""
+        """Return what a question's clauses ask; None if one is not understood or there is one."""
         clauses = _clauses(words)
         parsed = [parse_comparison(c, self._lexicon) or self._parse_attribute(c) for c in clauses]
         parts = tuple(part for part in parsed if part is not None)
