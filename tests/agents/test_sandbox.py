@@ -281,7 +281,7 @@ async def test_files_for_a_kept_folder_follow_no_link_of_an_earlier_command(tmp_
             cwd=project, files=files, sandbox=True, reward=lambda result, task: 1.0,
         )  # fmt: skip
         await ChatAgentEnv(agent).initial_observation()
-        with pytest.raises(AgentError, match=r"cannot be written to .*follows no link"):
+        with pytest.raises(AgentError, match=r"cannot be written to .*does not follow links"):
             await ChatAgentEnv(agent).initial_observation()
         (project / link).unlink()
     assert (outside / "file").read_text() == "mine"
@@ -353,7 +353,7 @@ async def test_where_there_can_be_none_it_is_an_error_or_runs_without_and_says_s
     without(line)
     sandboxes: list[Any] = [True, [os.curdir]]
     for sandbox in sandboxes:
-        with pytest.raises(AgentError, match=f"asks for a sandbox, and .*{said}.*sandbox=False"):
+        with pytest.raises(AgentError, match=f"asks for a sandbox, but .*{said}.*sandbox=False"):
             await kit.play(ProcessAgent([sys.executable, "-c", ""], sandbox=sandbox))
     for _ in range(2):
         agent = ProcessAgent([sys.executable, "-c", ""], sandbox=None)
