@@ -217,7 +217,7 @@ def test_an_agent_of_ones_own_is_evaluated_and_its_failures_are_counted_and_said
     shown = capsys.readouterr().out
     assert "2 (25%)" in shown
     assert "evert-tiny: 2 of 8 episodes failed (2 agent errors)\n" in shown
-    assert "the commonest, 2 times: ValueError: no such word\n" in shown
+    assert "most common, 2 times: ValueError: no such word\n" in shown
     assert 'evaluated_agent.py", line ' in shown
     own[1] = "test_tasks=evaluated_agent:HOPELESS"
     assert run(*own, "models=evert-tiny", "seeds=1", "out=f") == 1

@@ -102,7 +102,7 @@ def test_a_run_counts_failures_as_without_workers_and_goes_on_without_them(tmp_p
     here, _ = run(tmp_path / "here", agent=sometimes_fails())
     workers = {"rollouts": "pool", "rollout_workers": 2, "groups_per_worker": 2}
     there, shown = run(tmp_path / "there", agent=sometimes_fails(), steps=1, **workers)
-    assert "rollouts: 2 processes of this machine of up to 2 groups each" in shown
+    assert "rollouts: 2 processes on this machine of up to 2 groups each" in shown
     run(tmp_path / "there", agent=sometimes_fails(), rollouts="here")
     batches = read_jsonl(there.path / BATCHES)
     assert batches[0]["metrics"].pop("rollout/lost_groups") == 0.0
