@@ -206,8 +206,8 @@ def _mean(values: Sequence[float]) -> float:
 def pass_at(k: int, outcomes: Sequence[Sequence[bool]]) -> PassAt:
     """Estimate pass@k, the share of tasks that at least one of k episodes solves.
 
-    If c of a task's n episodes succeed, the unbiased estimate is 1 - C(n - c, k) / C(n, k),
-    averaged over tasks (Chen et al., Evaluating Large Language Models Trained on Code, 2021, eq. 1).
+    If c of a task's n episodes succeed, the unbiased estimate is 1 - C(n - c, k) / C(n, k); we
+    average over tasks (Chen et al., Evaluating Large Language Models Trained on Code, 2021, eq. 1).
 
     For the interval, a task counts as n // k independent draws, because its estimate varies no more
     than the mean of that many disjoint draws of k episodes (Hoeffding, JASA 58, 1963). pass@1 thus

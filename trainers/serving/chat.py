@@ -131,8 +131,7 @@ class ChatModel:
         Raises:
             openai.BadRequestError: The request cannot be rendered, or its prompt is too long.
         """
-        # finish this even if the client disconnects
-        book, conversation = await finished(self._observe(request, size))
+        book, conversation = await finished(self._observe(request, size))  # even if cancelled
         reader = partial(self._read, conversation, request)
         params = self._params(conversation.length, request, sampling)
         if live is not None:

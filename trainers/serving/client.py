@@ -1,7 +1,6 @@
 """``ServedSamplingClient``: a ``tinker.SamplingClient`` for a server that takes token ids.
 
-It has the methods that the Cookbook and evert call. It can be pickled, and connects when first
-called.
+It has the methods that the Cookbook and evert call, can be pickled, and connects when first called.
 """
 
 import asyncio
@@ -38,8 +37,7 @@ TIMEOUT = 600.0
 class ServedSamplingClient:
     """Samples from a model behind vLLM's ``/v1/completions``, tokens in and tokens out.
 
-    If ``base_model`` is None, it is ``model``. If ``dialect`` is None, the first call asks the
-    server for it.
+    ``base_model`` defaults to ``model``. If ``dialect`` is None, the first call asks the server.
     """
 
     def __init__(

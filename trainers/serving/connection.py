@@ -1,8 +1,7 @@
 """Requests to a server that takes token ids; each event loop keeps its HTTP sessions.
 
 A session lives as long as its loop, because an asynchronous generator holds the session, and
-``asyncio.run`` closes such generators. Rollouts that each run in their own loop thus leave no
-session open.
+``asyncio.run`` closes generators. Rollouts with a loop each thus leave no session open.
 """
 
 import asyncio

@@ -1,9 +1,8 @@
 """The data sent to a worker and back, and its pickling.
 
-    Parcel              a group to play
-    GroupOutcome        its result
-    pack, unpack        pickle to bytes, and back
-    PackedError         an exception with its causes
+    Parcel, GroupOutcome    a group to play; its result
+    pack, unpack            pickle to bytes, and back
+    PackedError             an exception with its causes
 
 ``cloudpickle`` copies functions and classes without an import path, such as lambdas, closures and
 those of a script or a notebook. It sends only the path of others, so the worker needs the module.
@@ -41,8 +40,7 @@ class Parcel:
     allow_hosts: frozenset[str] | None = None
     """Hosts that stay reachable besides the worker's machine; None: all."""
     weights: tuple[tuple[TinkerModel, Any, int | None], ...] = ()
-    """For each frozen model that the trainer has opened: the model, a client, its context length.
-    """
+    """For each frozen model that the trainer opened: the model, a client, its context length."""
     level: int = logging.WARNING
     """The trainer's log level."""
 
