@@ -208,6 +208,6 @@ def test_a_task_that_needs_an_image_is_refused_by_name(
         (tmp_path / name / "inner").mkdir(parents=True)
         (tmp_path / name / "inner/link").symlink_to(leads)
     (tmp_path / "to-up").symlink_to("up")
-    advice = r".*The task mine needs an image .*Run it in a container: environment=docker"
+    advice = r".*The task mine needs an image .*Run it in a container \(environment=docker"
     with pytest.raises(SandboxBuildFailedError, match=f"(?s)(?={advice}).*{what}"):
         plan(tmp_path, dockerfile, **config)

@@ -380,7 +380,7 @@ ROUTED = "actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
     ("overrides", "settings", "message"),
     [
         ([], {"seats": ["a", "b"]}, "verl trains one policy"),
-        ([], {"branches": "all"}, "only its V1 trainers take several"),
+        ([], {"branches": "all"}, "only verl's V1 trainers take several"),
         ([], {"branches": "some"}, "branches is 'some'; expected 'all', 'last'"),
         ([], {"policy_name": "gpt-4o"}, "Did you mean 'policy_names'"),
         ([], {"limits": {"max_turn": 3}}, "Did you mean 'limits.max_turns'"),

@@ -181,7 +181,7 @@ def test_what_was_played_is_kept_when_a_line_is_cut_off_and_when_models_and_seed
     with log.open("a") as file:
         file.write('{"model": "oracle", "colour": "red"}\n')
     assert run(out) == 1
-    assert "other fields than this version of evert writes" in capsys.readouterr().err
+    assert "fields that this version of evert does not read" in capsys.readouterr().err
 
 
 OWN_AGENT = """

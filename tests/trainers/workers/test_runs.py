@@ -121,7 +121,7 @@ def test_lost_groups_are_in_the_metrics_and_said_once(tmp_path: Path) -> None:
     lost = [row["rollout/lost_groups"] for row in folder.steps()]
     assert len(lost) == 2
     assert sum(lost) >= 1.0
-    assert "was killed by SIGKILL (out of memory?)); the groups that were lost" in shown
+    assert "was killed by SIGKILL (out of memory?)); its groups are played again" in shown
     assert shown.count("a worker died") == 1
 
 
