@@ -80,7 +80,7 @@ def test_the_lines_of_the_page_are_read() -> None:
         ({"environment": {"type": "dokcer"}}, "no environment 'dokcer'"),
         ({"timeout": 3}, "no field of TrialConfig 'timeout'. Did you mean 'timeout_multiplier'"),
         ({"trial_name": "mine"}, "no field of TrialConfig 'trial_name'"),
-        ({"serve_address": "trainer:8443"}, "expected the URL by which an agent reaches this"),
+        ({"serve_address": "trainer:8443"}, "expected the URL at which an agent reaches this"),
         ({"timeout_multiplier": "often"}, "timeout_multiplier: Input should be a valid number"),
         ({"agent": {"name": "aider", "env": 3}}, "env: Input should be a valid dictionary"),
     ],
@@ -150,8 +150,8 @@ def test_each_agent_of_harbors_is_led_to_the_episode(name: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("agent", "options", "message"),
     [
-        ("devin", {}, "Harbor's agent 'devin' uses only its maker's models"),
-        ("mini-swe-agent", {}, "Give an address of this machine: host='172.17.0.1'"),
+        ("devin", {}, "Harbor's agent 'devin' supports only its vendor's models"),
+        ("mini-swe-agent", {}, "Give an address of this machine, such as host='172.17.0.1'"),
     ],
 )
 async def test_an_agent_that_cannot_reach_the_episode_is_refused(

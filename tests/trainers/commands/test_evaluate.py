@@ -181,7 +181,7 @@ def test_what_was_played_is_kept_when_a_line_is_cut_off_and_when_models_and_seed
     with log.open("a") as file:
         file.write('{"model": "oracle", "colour": "red"}\n')
     assert run(out) == 1
-    assert "other fields than this version of evert writes" in capsys.readouterr().err
+    assert "fields that this version of evert does not read" in capsys.readouterr().err
 
 
 OWN_AGENT = """
@@ -217,7 +217,7 @@ def test_an_agent_of_ones_own_is_evaluated_and_its_failures_are_counted_and_said
     shown = capsys.readouterr().out
     assert "2 (25%)" in shown
     assert "evert-tiny: 2 of 8 episodes failed (2 agent errors)\n" in shown
-    assert "the commonest, 2 times: ValueError: no such word\n" in shown
+    assert "most common, 2 times: ValueError: no such word\n" in shown
     assert 'evaluated_agent.py", line ' in shown
     own[1] = "test_tasks=evaluated_agent:HOPELESS"
     assert run(*own, "models=evert-tiny", "seeds=1", "out=f") == 1

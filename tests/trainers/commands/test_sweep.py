@@ -269,7 +269,7 @@ def test_a_run_that_fails_is_a_row(tmp_path: Path, monkeypatch: Patch, capsys: S
     assert sweep.main([*agent, *sizes, *searched]) == 1
     errors = {row["failed_steps"]: row["error"] for row in rows_of(Path("s")).values()}
     assert "nearly all episodes failed" in errors["3"]
-    assert "The commonest: KeyError: 'the mistake'" in errors["3"]
+    assert "The most common failure: KeyError: 'the mistake'" in errors["3"]
     assert "the run's 'charm' is None, not a finite number; found step, " in errors["0"]
     shown = capsys.readouterr().out
     assert shown.count(" failed in ") == 2

@@ -228,7 +228,7 @@ async def test_an_endpoint_gets_the_temperature_and_the_smaller_cap(
 async def test_a_player_without_a_model_that_calls_one_is_told_so() -> None:
     with found("oracle").ready(lambda line: None) as player:
         env = ChatAgentEnv(three_calls)
-        with pytest.raises(PolicyError, match="has no model, but called one"):
+        with pytest.raises(PolicyError, match="has no model, but made a model call"):
             await do_single_rollout(player.policy(env, 0), env)
         await env.close()
 

@@ -55,7 +55,7 @@ def test_its_interval_holds_the_truth_in_19_of_20_samples() -> None:
 
 
 def test_a_task_with_too_few_episodes_is_an_error() -> None:
-    with pytest.raises(ValueError, match="pass@4 needs 4 episodes of each task; one has 3"):
+    with pytest.raises(ValueError, match="pass@4 needs 4 episodes of each task; one task has 3"):
         pass_at(4, [[True] * 4, [False] * 3])
 
 

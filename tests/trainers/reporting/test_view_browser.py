@@ -134,7 +134,7 @@ def test_keys_search_and_go_from_episode_to_episode(browser: Browser, link: str)
     assert browser.ask("document.activeElement.name") == "words"
     browser.ask("document.activeElement.value = 'nobody says this'")
     browser.ask("document.getElementById('search').requestSubmit()")
-    until(lambda: "No episode says that" in browser.ask("document.querySelector('main').innerText"))
+    until(lambda: "No episode contains" in browser.ask("document.querySelector('main').innerText"))
 
 
 def test_tokens_are_coloured_by_what_they_were_worth(browser: Browser, link: str) -> None:

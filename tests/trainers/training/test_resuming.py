@@ -150,7 +150,7 @@ def test_a_damaged_checkpoint_falls_back(copied: RunFolder, finished: RunFolder,
         part = file.read_bytes()[:1000]
         file.unlink()
         file.write_bytes(part)
-    text = "the newest checkpoint is damaged or gone: resuming after step 2"
+    text = "the newest checkpoint is damaged or missing: resuming after step 2"
     assert text in resume(cli, copied)
     assert rewards(copied) == rewards(finished)
 
@@ -161,11 +161,11 @@ def test_a_lost_list_costs_no_checkpoint_and_lost_checkpoints_make_a_run_start_a
     listed, before = copied.path / files.CHECKPOINTS, saved(copied)
     text = listed.read_text()
     listed.unlink()
-    assert "lists no checkpoint, and" in resume(cli, copied, status=1)
+    assert "lists no checkpoint, but" in resume(cli, copied, status=1)
     assert saved(copied) == before
     listed.write_text(text)
     shutil.rmtree(copied.path / "checkpoints")
-    message = "is damaged or gone: starting again from the first step instead"
+    message = "is damaged or missing: starting again from the first step instead"
     assert message in resume(cli, copied)
     assert rewards(copied) == rewards(finished)
     assert steps_written(copied) == [0, 1, 2]

@@ -177,7 +177,7 @@ async def test_what_a_group_logs_is_logged_here(pool: PoolRollouts, caplog: Any)
 
 async def test_what_cannot_be_pickled_is_refused_with_the_reason(pool: PoolRollouts) -> None:
     lock = asyncio.get_running_loop()
-    with pytest.raises(WorkerError, match=r"cannot pickle .* open locks, clients, files"):
+    with pytest.raises(WorkerError, match=r"cannot pickle .* create locks, clients, files"):
         await play(pool, after_a_call(lambda task: float(bool(lock))))
 
 
