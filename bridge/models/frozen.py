@@ -62,11 +62,11 @@ def frozen_models(
 ) -> dict[str, FrozenAnswer]:
     """Return the functions that answer the calls to each model, by name.
 
-    A call without a reply within ``timeout`` seconds (None: no limit) is a 400. A ``RemoteModel``
-    has its own timeout.
+    A call fails with a 400 if it gets no reply within ``timeout`` seconds (None: no limit). A
+    ``RemoteModel`` has its own timeout.
 
     Raises:
-        InvalidModelError: A name is the policy's, or a model is of another kind.
+        InvalidModelError: A name is the policy's, or a model is of an unsupported kind.
     """
     for name in policy:
         if name in models:
@@ -89,14 +89,14 @@ def frozen_model(
 ) -> FrozenAnswer:
     """Return the function that answers the calls to a model; see ``frozen_models``.
 
-    ``parameter`` is the model's parameter in error messages.
+    Error messages call the model ``parameter``.
     """
     seconds = model.timeout if isinstance(model, RemoteModel) else timeout
     return partial(_in_time, _answerer(parameter, model, renderer), seconds)
 
 
 async def _in_time(answer: FrozenAnswer, seconds: float | None, request: ChatRequest) -> Reply:
-    """Return a model's reply, or raise in time, even if the model ignores cancellation."""
+    """Return a model's reply, or raise at the timeout even if the model ignores cancellation."""
     task = asyncio.ensure_future(answer(request))
     task.add_done_callback(lambda future: future.cancelled() or future.exception())
     try:
@@ -171,7 +171,7 @@ async def _ask_for_message(
     images = Images()
     try:
         messages = [images.check(message, 0) for message in messages]
-    except LongTextError:  # it has images
+    except LongTextError:  # the messages have images
         messages = await off_loop(lambda: [*map(images.check, messages)])
     if request.format is not None and request.format.is_asked_for:
         messages.append(request.format.request())

@@ -28,11 +28,12 @@ class RemoteModel:
         model: The model's name at the endpoint.
         base_url: The endpoint's URL, up to ``/v1``.
         api_key_env: Environment variable with the key, which is read at each call and never stored.
-        timeout: Seconds for a call, including retries.
+        timeout: Maximum seconds for a call, including retries.
         temperature: Sampling temperature; None: the endpoint's default.
 
-    The honoured fields of the agent's request are passed on. The handle raises the SDK's errors.
-    Other ways in answer with the error's status, or with a 400 (``model_failed``) if it has none.
+    Fields of the agent's request that evert supports are passed on. If the endpoint fails, evert's
+    client raises the SDK's error; other clients get the error's HTTP status, or a 400 with the code
+    ``model_failed`` if the error has no status.
     """
 
     model: str
@@ -50,7 +51,7 @@ class RemoteModel:
         """Return the endpoint's reply.
 
         Raises:
-            openai.OpenAIError: The SDK raised it, or the endpoint's response has no usable reply.
+            openai.OpenAIError: The request failed, or the response has no usable reply.
         """
         import openai
 
@@ -65,7 +66,7 @@ class RemoteModel:
             **_format_fields(request.format),
         }
         messages: Any = [as_fields(m, index) for index, m in enumerate(request.messages)]
-        with left_alone():  # else the call of an agent that uses this object could reach the policy
+        with left_alone():  # otherwise take-over could send this call to the policy
             async with openai.AsyncOpenAI(
                 base_url=self.base_url,
                 api_key=self.api_key,
@@ -99,7 +100,7 @@ class RemoteModel:
 
 
 def check_no_prefill(request: ChatRequest, kind: str) -> None:
-    """Refuse a request with a prefill; ``kind`` describes the model, which cannot continue it."""
+    """Refuse a request with a prefill; ``kind`` says why the model cannot continue a reply."""
     if request.prefill:
         raise bad_request(
             f"The model {request.model!r} is {kind}, which cannot continue a reply; the last "
@@ -121,7 +122,7 @@ def _with_endpoint_logprobs(reply: Reply, choice: Choice) -> Reply:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Return the process's context: loading the certificates takes longer than a short call."""
+    """Return the shared TLS context: loading the certificates takes longer than a short call."""
     return ssl.create_default_context()
 
 
