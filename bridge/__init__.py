@@ -7,7 +7,7 @@ There are nine rooms, and each imports only rooms above it:
     episode/         one run of an agent: its calls, and what answers them
     conversations/   the token sequence that a call continues
     models/          frozen models besides the policy
-    clients/         how agents call the model: the handle, real SDKs, take-over, HTTP
+    clients/         how an agent's calls reach evert: its client, real SDKs, take-over, HTTP
     env/             the Env
     records/         rollouts: written, read and replayed
     groups/          groups, advantages, batches

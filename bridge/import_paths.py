@@ -64,12 +64,12 @@ def _advice(cause: BaseException) -> str:
         return f"Correct {cause.filename}, line {cause.lineno}."
     if isinstance(cause, ImportError):
         return (
-            "Correct that import, start evert in the folder that has the module, or install its "
+            "Correct that import, start evert in the module's folder, or install the module's "
             f"package into this Python, {sys.executable}."
         )
     return (
         "Importing a module runs it. Provide what it needs (such as a key in the environment), and "
-        "put a script's own work under `if __name__ == '__main__':`."
+        "put a script's main code under `if __name__ == '__main__':`."
     )
 
 

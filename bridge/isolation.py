@@ -252,7 +252,7 @@ _running: _ForkServer | None = None
 def _server() -> _ForkServer:
     global _running
     if sys.platform == "win32":
-        raise IsolateError(f"An answer is scored in a separate process, which {NEEDS_UNIX}")
+        raise IsolateError(f"Scoring answers in a separate process {NEEDS_UNIX}")
     with _lock:
         if _running is not None and not _running.is_running():
             _running.end()

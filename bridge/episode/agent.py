@@ -144,7 +144,7 @@ def _inspect(agent: Agent, roles: tuple[str, ...]) -> AgentForm:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidAgentError(
             f"The agent {name} is a generator function; an agent runs to its end and returns its "
-            "reward. Replace `yield` by calls to the client and `return` the reward."
+            "reward. Replace `yield` with calls to the client, and `return` the reward."
         )
     is_async = inspect.iscoroutinefunction(function)
     try:
@@ -260,8 +260,8 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
         if inspect.iscoroutine(value):
             value.close()
         raise RewardError(
-            f"The agent {name} returned an awaitable, not a reward: it is a plain function that "
-            "calls an async one. Declare it `async def` and `return await ...`."
+            f"The agent {name} returned an awaitable, not a reward, because it is a plain function "
+            "that calls an async one. Declare it `async def`, and `return await ...`."
         )
     outcome = value if isinstance(value, Outcome) else Outcome(reward=value)  # type: ignore[arg-type]
     outcome = with_checked_notes(outcome, f"in the Outcome of the agent {name}")
@@ -270,7 +270,7 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
             return outcome
         raise RewardError(
             f"The agent {name} ended without a reward: it returned {repr_of(value)} and never "
-            "called client.reward(x). Return a number (0.0 if you mean that) or call client.reward."
+            "called client.reward(x). Return a number (0.0 for no reward) or call client.reward."
         )
     reward = reward_of(outcome.reward, f"The reward returned by the agent {name}")
     return replace(outcome, reward=reward)

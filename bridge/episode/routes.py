@@ -112,8 +112,8 @@ class Routes:
         self.strangers[model] = None
         raise bad_request(
             f"There is no model {model!r} in this episode.{did_you_mean(model, self._targets)} "
-            f"Models: {', '.join(self._targets)}. Call one of them (an agent with seats: with "
-            f"client.seat(name)), or give the policy that name: policy_names={model!r}.",
+            f"Models: {', '.join(self._targets)}. Call one of them (with client.seat(name) if the "
+            f"agent has seats), or give the policy that name: policy_names={model!r}.",
             param="model",
             code="model_not_found",
         )

@@ -79,7 +79,7 @@ class RemoteModel:
                     **{name: value for name, value in fields.items() if value is not None},
                 )
         if not completion.choices:
-            raise failed(request.model, f"returned no choice: {completion.model_dump()!r:.300}")
+            raise failed(request.model, f"returned no choices: {completion.model_dump()!r:.300}")
         choice, usage = completion.choices[0], completion.usage
         raw_message = {"role": "assistant", **choice.message.model_dump(exclude_none=True)}
         raw_message.setdefault("content", "")
@@ -103,16 +103,16 @@ def check_no_prefill(request: ChatRequest, kind: str) -> None:
     """Refuse a request with a prefill; ``kind`` says why the model cannot continue a reply."""
     if request.prefill:
         raise bad_request(
-            f"The model {request.model!r} is {kind}, which cannot continue a reply; the last "
-            "message is the assistant's. End with the user's, or give the Env a TokenCompleter or "
-            "a TinkerModel for it.",
+            f"The model {request.model!r} is {kind}, which cannot continue a reply, but the last "
+            "message is the assistant's. End with a user message, or declare a TokenCompleter or "
+            "a TinkerModel instead.",
             param="messages",
         )
 
 
 def _with_endpoint_logprobs(reply: Reply, choice: Choice) -> Reply:
     if choice.logprobs is None or choice.logprobs.content is None:
-        raise unavailable("the endpoint of this model gave none")
+        raise unavailable("this model's endpoint returned none")
     logprobs = (
         TokenLogprob(item.token, item.logprob, None if item.bytes is None else bytes(item.bytes))
         for item in choice.logprobs.content
