@@ -51,8 +51,7 @@ class RewardError(EvertError, ValueError):
 class AgentError(EvertError, RuntimeError):
     """The agent raised an exception, which is ``__cause__``.
 
-    The class is named after that exception (``AgentError.KeyError``), since the Cookbook counts
-    errors by class name.
+    The class has its name (``AgentError.KeyError``), since the Cookbook counts by class name.
     """
 
     cause_name: ClassVar[str] = ""

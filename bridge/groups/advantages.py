@@ -71,8 +71,7 @@ class Group:
         """[G, T]: the discounted return of each turn.
 
         Args:
-            gamma: Discount factor: with 0, a return is the turn's own reward; with 1, later rewards
-                count in full.
+            gamma: Discount factor: 0 counts only the turn's own reward, 1 also all later rewards.
 
         Raises:
             AdvantagesError: ``gamma`` is not a number from 0 to 1.

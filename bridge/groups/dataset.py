@@ -46,8 +46,7 @@ class AgentDataset(RLDataset):
             not change. None: every task comes once per epoch.
         sampler_log: File that logs the sampler's rewards. If the file exists, the sampler first
             gets its rewards of steps before the first requested batch. None: no file.
-        opponents: Chooses frozen models for seats (``opponents.py``). None: the policy plays all
-            seats.
+        opponents: Chooses frozen models for seats (``opponents.py``). None: only the policy plays.
         held_out: Whether the tasks are for evaluation. If not, a group without a trainable token is
             dropped (``ChatAgentGroupBuilder.batch``).
         **options: Other options of ``ChatAgentGroupBuilder``, including those of an Env.

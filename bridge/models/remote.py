@@ -31,9 +31,8 @@ class RemoteModel:
         timeout: Maximum seconds for a call, including retries.
         temperature: Sampling temperature; None: the endpoint's default.
 
-    Fields of the agent's request that evert supports are passed on. If the endpoint fails, evert's
-    client raises the SDK's error; other clients get the error's HTTP status, or a 400 with the code
-    ``model_failed`` if the error has no status.
+    Supported fields of the agent's request are passed on. On a failure, evert's client raises the
+    SDK's error; other clients get the error's status, or else a 400 (``model_failed``).
     """
 
     model: str
