@@ -127,5 +127,5 @@ async def test_beside_a_forced_tool_or_a_format_it_is_refused(client: AgentClien
         {"tools": [TOOL], "tool_choice": {"type": "any"}},
         {"output_config": {"format": schema}},
     ):
-        with pytest.raises(anthropic.BadRequestError, match="only one of these"):
+        with pytest.raises(anthropic.BadRequestError, match="cannot be combined"):
             await create(client, [ASKED, assistant("{")], **fields)
