@@ -1,4 +1,4 @@
-"""A renderer of each family in turn, and a server that stands for the network."""
+"""Fixtures: a renderer of each family, and a server that plays the rest of the network."""
 
 from collections.abc import AsyncIterator
 

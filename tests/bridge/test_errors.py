@@ -1,5 +1,5 @@
-"""Errors: one root, standard-library parents, pickles; and the traceback of an agent's exception,
-of its own frames alone as long as there is one."""
+"""Errors: one root, standard-library parents, pickling; and the traceback of an agent's exception,
+which shows only the agent's own frames if it has any."""
 
 import asyncio
 import copy
@@ -28,7 +28,7 @@ ALL: list[Any] = [
 ]
 
 
-def test_every_error_is_under_the_root_and_keeps_a_standard_parent() -> None:
+def test_every_error_is_an_evert_error_and_a_standard_exception() -> None:
     for error in set(ALL) - {EvertError, AgentAborted}:
         root, parent = error.__bases__
         assert root is EvertError, error
@@ -62,7 +62,7 @@ def odd(client: Any, depth: int) -> float:
 
 
 class Gathers:
-    """Reads texts in tasks of a group in a group."""
+    """An agent that parses texts in nested task groups."""
 
     def __init__(self, *texts: str) -> None:
         self.texts = texts
@@ -80,7 +80,7 @@ async def reads_later(text: str) -> None:
 
 
 async def raised_by(agent: Any) -> tuple[str, str]:
-    """What comes out of an Env, and the traceback of what the agent raised."""
+    """Return the Env's error message, and the traceback of the agent's exception."""
     with pytest.raises(AgentError) as raised:
         await ChatAgentEnv(agent).initial_observation()
     assert raised.value.__cause__ is not None
@@ -99,7 +99,7 @@ def functions(text: str) -> list[str]:
         (Gathers("{"), ["reads_later"]),  # a group of one is told as what it holds
     ],
 )
-async def test_an_agents_own_frames_are_left_whatever_ran_it(agent: Any, frames: list[str]) -> None:
+async def test_a_traceback_keeps_only_the_agents_own_frames(agent: Any, frames: list[str]) -> None:
     message, trace = await raised_by(agent)
 
     assert "raised JSONDecodeError after 0 model calls: Expecting" in message
@@ -111,8 +111,8 @@ async def test_an_agents_own_frames_are_left_whatever_ran_it(agent: Any, frames:
     assert agent_traceback(ValueError("made, never raised")) == ""
 
 
-async def test_an_agent_of_a_library_shows_its_library() -> None:
-    # httpx raises out of its own code, called by nobody else's: the Env starts it.
+async def test_the_traceback_of_a_librarys_agent_shows_the_library() -> None:
+    # httpx raises in its own code, and no other code but the Env is on the stack.
     nothing: Any = None
     agent = functools.partial(httpx.URL, nothing)
     with pytest.raises(TypeError, match="Invalid type for url") as raised:
@@ -136,7 +136,7 @@ except TypeError as error:
 """
 
 
-def test_a_library_is_known_too_where_a_link_leads_to_the_environment(tmp_path: Path) -> None:
+def test_a_library_is_recognised_behind_a_symbolic_link(tmp_path: Path) -> None:
     (tmp_path / "linked").symlink_to(sys.prefix)
     python = tmp_path / "linked" / "bin" / Path(sys.executable).name
 
@@ -145,7 +145,7 @@ def test_a_library_is_known_too_where_a_link_leads_to_the_environment(tmp_path: 
     assert printed == "['<string>']\n"
 
 
-async def test_of_a_group_each_exception_is_told_at_any_depth() -> None:
+async def test_each_exception_of_a_nested_group_is_shown() -> None:
     message, trace = await raised_by(Gathers("{", "1 2"))
     assert "raised ExceptionGroup after 0 model calls: unhandled errors" in message
     assert "; JSONDecodeError: Expecting property name" in message
@@ -158,7 +158,7 @@ async def test_of_a_group_each_exception_is_told_at_any_depth() -> None:
     assert (name_and_message(error), agent_traceback(error)) == (("ValueError", "deep within"), "")
 
 
-async def test_a_prompt_too_long_in_a_group_is_an_overflow_and_no_error_of_the_agent() -> None:
+async def test_a_context_overflow_in_an_exception_group_is_not_an_agent_error() -> None:
     async def too_much(client: Any) -> float:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(ask(client, "word " * 99))

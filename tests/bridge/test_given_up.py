@@ -1,9 +1,9 @@
-"""A call that the agent gives up: nobody reads its reply, so its tokens have no weight.
+"""A call that the agent gives up: its reply is not read, so its tokens have no weight.
 
-1. However an agent gives a call up, and under whichever runner: no token of it is trained on.
-2. It is counted once; its transition says so, unless the call was sampled ahead of the runner.
+1. No token of the call is trained on, however the agent gives it up, and under every runner.
+2. It is counted once; its transition is marked, unless the call was sampled ahead of the runner.
 3. A conversation that continues without the call stays one datum.
-4. A record says so, and an episode with such a call can be replayed and branched.
+4. Its record is marked, and an episode with such a call can be replayed and branched.
 """
 
 import asyncio
@@ -197,7 +197,7 @@ RUNNERS = {
 
 
 def trained_text(trajectory: Trajectory) -> list[str]:
-    """The tokens of each datum that are trained on, as text."""
+    """Return the trained tokens of each datum as text."""
     texts = list[str]()
     for datum in trajectory_to_data(trajectory, 1.0):
         targets = datum.loss_fn_inputs["target_tokens"].tolist()
@@ -215,7 +215,7 @@ def total(trajectory: Trajectory, metric: str) -> float:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("runner", RUNNERS)
-async def test_its_tokens_have_no_weight_and_it_is_counted_once(way: str, runner: str) -> None:
+async def test_a_given_up_call_has_no_weight_and_is_counted_once(way: str, runner: str) -> None:
     story = Story()
 
     trajectory = await RUNNERS[runner](WAYS[way](story), story)
@@ -227,7 +227,7 @@ async def test_its_tokens_have_no_weight_and_it_is_counted_once(way: str, runner
     assert masks == [False] * (len(masks) - 1) + [True] or way.startswith("the")
 
 
-async def test_a_reply_that_comes_in_the_moment_of_the_cancellation_counts_as_unread(
+async def test_a_reply_that_arrives_during_the_cancellation_counts_as_unread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answer = ParkedCall.answer
@@ -250,8 +250,8 @@ async def test_a_reply_that_comes_in_the_moment_of_the_cancellation_counts_as_un
     assert total(trajectory, "calls/given_up") == total(trajectory, "given_up") == 1
 
 
-async def test_calls_that_overlap_and_are_given_up_are_counted_and_not_trained_on() -> None:
-    """A guardrail: the answer is sampled beside its check, and given up when the check fails."""
+async def test_overlapping_calls_that_are_given_up_are_counted_and_not_trained_on() -> None:
+    """A guardrail samples answers beside a check, and gives them up when the check fails."""
     story = Story()
 
     async def agent(client: AgentClient) -> float:
@@ -271,7 +271,7 @@ async def test_calls_that_overlap_and_are_given_up_are_counted_and_not_trained_o
     assert total(trajectory, "given_up") == len(trajectory.transitions) - 2
 
 
-async def test_nothing_judges_a_reply_that_nobody_reads() -> None:
+async def test_an_unread_reply_is_not_checked_for_parse_errors() -> None:
     bad = '<tool_call>\n{"name": oops}\n</tool_call>'
     story = Story(reply=bad)
     env = ChatAgentEnv(
@@ -286,7 +286,9 @@ async def test_nothing_judges_a_reply_that_nobody_reads() -> None:
 
 
 @pytest.mark.parametrize("again", [LONG, SHORT])
-async def test_a_conversation_that_continues_without_the_call_stays_one_datum(again: str) -> None:
+async def test_a_conversation_that_continues_without_a_given_up_call_stays_one_datum(
+    again: str,
+) -> None:
     replies = iter(["one", "unread", "two", "three"])
 
     async def agent(client: AgentClient) -> float:
@@ -337,9 +339,7 @@ async def test_a_reply_refused_for_its_log_probabilities_is_not_trained_on() -> 
     assert "given_up" not in last.metrics
 
 
-async def test_a_seat_whose_episode_ends_at_another_seat_learns_nothing_from_an_unread_reply() -> (
-    None
-):
+async def test_a_seat_is_not_trained_on_a_reply_that_the_episodes_end_left_unread() -> None:
     story = Story()
 
     async def agent(client: AgentClient) -> dict[str, float]:
@@ -381,7 +381,7 @@ def gives_up_after_a_while(reply: list[str]) -> AnyAgent:
     return agent
 
 
-async def test_a_record_says_so_and_replays_and_branches(tmp_path: Path) -> None:
+async def test_a_record_with_a_given_up_call_can_be_replayed_and_branched(tmp_path: Path) -> None:
     story, replies = Story(calling("add", x=1)), list[str]()
     agent = gives_up_after_a_while(replies)
     asyncio.get_running_loop().call_later(0.4, story.is_given_up.set)
@@ -403,7 +403,7 @@ async def test_a_record_says_so_and_replays_and_branches(tmp_path: Path) -> None
     assert replies == ["end", "end", "new"]
 
 
-async def test_an_agent_that_now_waits_for_the_reply_differs_from_its_record(
+async def test_waiting_for_a_given_up_reply_is_a_difference_in_a_replay(
     tmp_path: Path,
 ) -> None:
     story = Story()

@@ -1,4 +1,4 @@
-"""Import paths: what they name, and why they name nothing."""
+"""Import paths: what they name, and the errors when they name nothing."""
 
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ class Other:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """A file whose module can be imported as ``a_users_module``."""
+    """Return the path of a file that can be imported as ``a_users_module``."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "a_users_module", raising=False)
     (tmp_path / "a_users_module.py").write_text(MADE)
@@ -38,7 +38,7 @@ def found(path: str) -> object:
     return resolve(path, "agent", InvalidAgentError)
 
 
-def test_a_path_names_a_part_of_a_module_or_a_class_called_with_literals(module: Path) -> None:
+def test_an_import_path_may_call_a_class_with_literals(module: Path) -> None:
     player = found("a_users_module:Player('a:b(c)', level=-2)")
 
     assert (player.name, player.level) == ("a:b(c)", -2)  # type: ignore[attr-defined]
@@ -46,7 +46,7 @@ def test_a_path_names_a_part_of_a_module_or_a_class_called_with_literals(module:
     assert found("a_users_module:Other.first") == 1
 
 
-def test_a_file_that_an_installed_module_hides_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_file_hidden_by_an_installed_module_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("json.py").write_text("agent = print")
     with pytest.raises(InvalidAgentError, match="which comes before json.py in"):
@@ -80,7 +80,7 @@ def test_a_path_to_nothing_or_a_call_is_refused(module: Path, path: str, said: s
         found(path)
 
 
-def test_a_module_that_fails_when_it_is_imported_is_an_error_with_its_place(module: Path) -> None:
+def test_the_place_of_an_error_in_an_imported_module_is_named(module: Path) -> None:
     for source, message in (
         ("import argparse\nargparse.ArgumentParser().parse_args(['--no'])\n", "SystemExit: 2"),
         ("def agent(client:\n", rf"SyntaxError: .*\)\. Correct {module}, line 1\."),

@@ -1,6 +1,6 @@
-"""Code that computes on a model's words runs in isolates, and harms nothing but its own call.
+"""Code that computes on a model's output runs in isolates, and can harm only its own call.
 
-The words are Python code here, and the function is ``eval``: an answer that has got through.
+Here the output is Python code and the function is ``eval``, as if an attack had succeeded.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ CHANNEL = f"int({OS}.listdir('/proc/self/fd')[3])"
 
 
 def server() -> psutil.Process:
-    """The only child of this process that forks isolates."""
+    """Return the only child of this process that forks isolates."""
     children = psutil.Process().children()
     [process] = [child for child in children if "isolation_server.py" in " ".join(child.cmdline())]
     return process
 
 
-async def test_an_isolate_keeps_its_state_from_call_to_call_and_shares_none() -> None:
+async def test_an_isolate_keeps_its_state_between_calls_and_shares_none() -> None:
     count = "__import__('builtins').__dict__.setdefault('calls', []).append(1) or len(calls)"
     for _ in range(2):
         async with isolate(*EVAL) as call:
@@ -69,7 +69,9 @@ async def test_an_isolate_keeps_its_state_from_call_to_call_and_shares_none() ->
     ],
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux refuses these")
-async def test_what_an_isolate_may_not_do_is_an_error_of_its_call(code: str, message: str) -> None:
+async def test_a_forbidden_action_in_an_isolate_is_an_error_of_its_call(
+    code: str, message: str
+) -> None:
     async with isolate(*EVAL) as call:
         with pytest.raises(IsolateError, match=message):
             await call(code.replace("TRAINER", str(os.getpid())))
@@ -101,14 +103,16 @@ async def test_a_call_beyond_the_limits_ends_only_its_isolate(code: str) -> None
     assert stall.longest < stalls.LONGEST
 
 
-async def test_an_isolate_has_no_variable_that_may_be_a_secret(monkeypatch: Patch) -> None:
+async def test_an_isolate_has_no_environment_variable_that_may_be_a_secret(
+    monkeypatch: Patch,
+) -> None:
     end_server()
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-trainer")
     async with isolate(*EVAL) as call:
         assert "sk-of-the-trainer" not in await call(f"str({OS}.environ)")
 
 
-async def test_a_function_that_cannot_be_made_and_a_server_that_is_gone_are_told_apart() -> None:
+async def test_a_function_that_cannot_be_made_is_an_error_and_a_dead_server_is_replaced() -> None:
     with pytest.raises(IsolateError, match="eval raised in an isolate: NameError: name 'x'"):
         async with isolate(eval, "x"):
             pass
@@ -117,7 +121,7 @@ async def test_a_function_that_cannot_be_made_and_a_server_that_is_gone_are_told
         assert await call("1 + 1") == 2
 
 
-async def test_a_call_that_is_given_up_leaves_no_process() -> None:
+async def test_a_cancelled_call_leaves_no_process() -> None:
     async with isolate(*EVAL) as call:
         first = await call(f"{OS}.getpid()")
         with pytest.raises(TimeoutError):
@@ -128,7 +132,7 @@ async def test_a_call_that_is_given_up_leaves_no_process() -> None:
     assert psutil.pid_exists(server().pid)
 
 
-def test_agents_that_block_call_isolates_from_their_threads() -> None:
+def test_blocking_agents_call_isolates_from_their_threads() -> None:
     results: list[int] = []
 
     def agent(number: int) -> None:
@@ -168,7 +172,7 @@ def test_no_isolate_and_no_server_outlives_the_process(end: signal.Signals | Non
     assert not survivors
 
 
-def test_a_fork_of_the_trainer_has_a_server_of_its_own(tmp_path: Path) -> None:
+def test_a_fork_of_the_trainer_has_its_own_server(tmp_path: Path) -> None:
     with_isolate = Isolate(*EVAL)
     before = server()
     pid = os.fork()
@@ -187,7 +191,7 @@ def test_a_fork_of_the_trainer_has_a_server_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "code", ["socket.socket()", "os.fork()", "os.system('true')", "os.kill(1, 0)"]
 )
-def test_where_the_kernel_has_no_filter_python_refuses_what_its_modules_do(code: str) -> None:
+def test_without_a_kernel_filter_an_audit_hook_refuses_forbidden_actions(code: str) -> None:
     program = (
         "import os, socket, sys; from evert.bridge.isolation_server import _refuse; "
         f"sys.addaudithook(_refuse); {code}"

@@ -1,4 +1,4 @@
-"""Calls that an agent makes at the same time, under ``ParallelRollouts``."""
+"""An agent's concurrent calls, under ``ParallelRollouts``."""
 
 import asyncio
 import itertools
@@ -50,9 +50,9 @@ WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 
 
 class Together(ScriptedPolicy):
-    """Answers when a number of calls wait for it at once, in order or backwards.
+    """Answers once a number of calls wait at the same time, in order or backwards.
 
-    ``most`` calls waited at once, at most; ``given_up`` were cancelled.
+    ``most`` is the maximum of calls that waited at once; ``given_up`` were cancelled.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class Together(ScriptedPolicy):
             asyncio.get_running_loop().call_later(0.01, self._go_on)
 
     def let_go(self) -> None:
-        """Answer whoever waits, and everybody from now on."""
+        """Answer all waiting calls, and every later call at once."""
         self._count = 1
         self._go_on()
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Give way until something is so."""
+    """Yield to the loop until the condition holds."""
     async with asyncio.timeout(PATIENCE):
         while not condition():  # noqa: ASYNC110 (nobody tells when)
             await asyncio.sleep(0)
@@ -116,7 +116,7 @@ def has_threads(client: BlockingAgentClient, count: int) -> float:
 
 
 async def conversation(client: AgentClient, name: str, turns: int) -> None:
-    """A sub-agent, which is paid for each turn but the first."""
+    """Play a sub-agent that earns a reward for each turn but the first."""
     messages = [user(f"You are sub-agent {name}.")]
     for turn in range(turns):
         messages += [assistant(await ask(client, *messages)), user("Go on.")]
@@ -132,7 +132,7 @@ async def play_group(
 
 
 async def play(agent: Any, policy: TokenCompleter, *task: Any, **options: Any) -> Trajectory:
-    """An episode's trajectory, as the Cookbook trains on it."""
+    """Play an episode; return its trajectory as the Cookbook trains on it."""
     return (await play_group(policy, agent, *task, **options)).trajectories_G[0]
 
 
@@ -153,7 +153,7 @@ async def _nothing_is_left() -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("agent", [gathers, has_threads])
-async def test_calls_made_at_the_same_time_are_sampled_at_the_same_time(agent: Any) -> None:
+async def test_concurrent_calls_are_sampled_concurrently(agent: Any) -> None:
     policy = Together(16)
     group = await play_group(policy, agent, 8, 2)  # of all episodes of a group
 
@@ -165,7 +165,7 @@ async def test_calls_made_at_the_same_time_are_sampled_at_the_same_time(agent: A
         assert all(str(turn.logs.get("word", "")) in prompt(turn) for turn in turns)
 
 
-async def test_one_sub_agent_goes_on_while_another_waits_for_its_reply_or_to_be_scored() -> None:
+async def test_one_sub_agent_continues_while_another_waits() -> None:
     over = asyncio.Event()
 
     class SlowIsLast(ScriptedPolicy):
@@ -227,7 +227,7 @@ def has_a_thread(client: BlockingAgentClient) -> float:
 
 
 @pytest.mark.parametrize("agent", [notes_on_the_way, gives_up_a_call, has_a_thread])
-async def test_one_by_one_calls_are_played_as_without_it(
+async def test_sequential_calls_are_played_as_without_parallel_rollouts(
     agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slowly(ScriptedPolicy):
@@ -265,7 +265,9 @@ NOTING: dict[str, Callable[[AgentClient, str], Awaitable[str]]] = {
 
 @pytest.mark.parametrize("asking", NOTING.values(), ids=NOTING)
 @pytest.mark.parametrize("backwards", [False, True])
-async def test_rewards_metrics_and_logs_are_at_their_own_call(asking: Any, backwards: bool) -> None:
+async def test_rewards_metrics_and_logs_belong_to_their_own_call(
+    asking: Any, backwards: bool
+) -> None:
     async def sub(client: AgentClient, number: int) -> None:
         await asking(client, f"Number {WORDS[number]}?")
         client.reward(float(number))
@@ -293,7 +295,7 @@ async def by_sdk(client: AgentClient, text: str) -> None:
 
 
 @pytest.mark.parametrize("asking", [ask, by_sdk])
-async def test_notes_on_calls_that_wait_for_one_another_are_at_their_own_call(asking: Any) -> None:
+async def test_rewards_and_logs_of_overlapping_calls_belong_to_their_own_call(asking: Any) -> None:
     async def sub(client: AgentClient, number: int) -> None:
         await asking(client, f"Number {WORDS[number]}?")
         client.reward(float(number))
@@ -312,9 +314,7 @@ async def test_notes_on_calls_that_wait_for_one_another_are_at_their_own_call(as
     ]
 
 
-async def test_sub_agents_side_by_side_give_one_datum_each_and_alone_turns_in_order_of_play() -> (
-    None
-):
+async def test_parallel_sub_agents_give_one_datum_each() -> None:
     async def agent(client: AgentClient) -> float:
         await asyncio.gather(*(conversation(client, name, 3) for name in "ABC"))
         return 0.0
@@ -348,7 +348,7 @@ async def test_sub_agents_side_by_side_give_one_datum_each_and_alone_turns_in_or
     ],
     ids=["turns", "one call", "two calls"],
 )
-async def test_no_more_calls_are_sampled_than_there_may_be_turns_or_calls(
+async def test_no_more_calls_are_sampled_than_the_limits_allow(
     most: int, options: Any, turns: int
 ) -> None:
     policy = Together(most)
@@ -359,7 +359,7 @@ async def test_no_more_calls_are_sampled_than_there_may_be_turns_or_calls(
     assert trajectory.stop_reason == ("max_turns" if turns == 3 else "completed")
 
 
-async def test_sampled_tokens_are_counted_over_all_calls_and_each_calls_own_cap_holds() -> None:
+async def test_sampled_tokens_are_limited_over_all_calls_and_per_call() -> None:
     policy = Together(8, lambda _: "one two three four five six")
     trajectory = await play(gathers, policy, 8, limits=RolloutLimits(max_sampled_tokens=20))
 
@@ -375,7 +375,7 @@ async def test_sampled_tokens_are_counted_over_all_calls_and_each_calls_own_cap_
     assert sorted(len(turn.ac.tokens) for turn in trajectory.transitions) == [1, 2, 3, 4]
 
 
-def test_what_is_cut_keeps_the_log_probabilities_of_what_is_left() -> None:
+def test_a_truncated_action_keeps_the_log_probabilities_of_its_tokens() -> None:
     whole = TokensWithLogprobs(tokens=[1, 2, 3], maybe_logprobs=[-0.1, -0.2, -0.3])
 
     cut = shortened(whole, 2)
@@ -387,7 +387,7 @@ def test_what_is_cut_keeps_the_log_probabilities_of_what_is_left() -> None:
     assert shortened(TokensWithLogprobs([1, 2], None), 1).maybe_logprobs is None
 
 
-async def test_what_fails_or_takes_too_long_to_be_sampled_is_the_runners_error() -> None:
+async def test_a_sampling_failure_or_timeout_is_the_runners_error() -> None:
     class Fails(Together):
         async def __call__(self, *inputs: Any, **options: Any) -> Any:
             await super().__call__(*inputs, **options)
@@ -400,7 +400,7 @@ async def test_what_fails_or_takes_too_long_to_be_sampled_is_the_runners_error()
         await play(gathers, Together(9), limits=limits)
 
 
-async def test_an_episode_out_of_time_keeps_the_turns_it_has() -> None:
+async def test_an_episode_that_runs_out_of_time_keeps_its_turns() -> None:
     async def agent(client: AgentClient) -> float:
         await asyncio.gather(*(conversation(client, name, 2) for name in "AB"))
         await gathers(client, 2)
@@ -420,7 +420,7 @@ async def test_an_episode_out_of_time_keeps_the_turns_it_has() -> None:
     assert lineages == [1, 0, 0], "a turn is over when the next observation is there"
 
 
-async def test_a_long_wait_for_replies_is_not_the_agents() -> None:
+async def test_waiting_for_replies_does_not_count_towards_the_agents_timeout() -> None:
     policy = Together(9)
     playing = asyncio.create_task(play(gathers, policy, 2, agent_timeout=0.02))
     await asyncio.sleep(0.1)
@@ -456,7 +456,7 @@ async def test_hooks_may_add_to_a_prompt_that_was_sampled_ahead() -> None:
     assert said == ["Be brief." in prompt(turn) for turn in turns] == [True] * 4
 
 
-async def test_failed_episodes_are_played_again_with_calls_at_the_same_time() -> None:
+async def test_failed_episodes_are_retried_with_concurrent_calls() -> None:
     runs: list[int] = []
 
     async def fails_at_first(client: AgentClient) -> float:
@@ -474,7 +474,7 @@ async def test_failed_episodes_are_played_again_with_calls_at_the_same_time() ->
     assert group.get_total_rewards() == [1.0]
 
 
-async def test_replies_out_of_format_are_counted_for_each_call() -> None:
+async def test_replies_in_the_wrong_format_are_counted_per_call() -> None:
     async def agent(client: AgentClient) -> float:
         wanted = {"type": "json_object"}
         calls = [ask(client, f"Call {n}?", response_format=wanted) for n in range(4)]
@@ -496,7 +496,7 @@ async def test_replies_out_of_format_are_counted_for_each_call() -> None:
 # -- failures and ends -----------------------------------------------------------------------------
 
 
-async def test_an_agent_that_fails_beside_its_calls_ends_them() -> None:
+async def test_an_agent_that_fails_ends_its_waiting_calls() -> None:
     policy = Together(9)
 
     async def agent(client: AgentClient) -> float:
@@ -512,7 +512,7 @@ async def test_an_agent_that_fails_beside_its_calls_ends_them() -> None:
     assert policy.given_up == 4
 
 
-async def test_calls_that_lost_a_race_are_no_transitions() -> None:
+async def test_cancelled_calls_that_lost_a_race_are_not_transitions() -> None:
     async def agent(client: AgentClient) -> float:
         asked = [asyncio.create_task(ask(client, word)) for word in WORDS[:3]]
         done, late = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
@@ -531,7 +531,7 @@ async def test_calls_that_lost_a_race_are_no_transitions() -> None:
     assert "two" in prompt(trajectory.transitions[0])
 
 
-async def test_an_env_that_is_closed_refuses_all_of_its_calls() -> None:
+async def test_closing_an_env_refuses_all_of_its_calls() -> None:
     policy = Together(9)
     told: set[str] = set()
 
@@ -551,7 +551,7 @@ async def test_an_env_that_is_closed_refuses_all_of_its_calls() -> None:
     assert policy.given_up == 4
 
 
-def test_the_strategy_checks_what_it_is_given_and_pickles_and_tolerates_as_its_inner_one() -> None:
+def test_the_strategy_checks_its_arguments_and_behaves_like_its_inner_strategy() -> None:
     for most in (0, True):
         with pytest.raises(ValueError, match="at least 1"):
             ParallelRollouts(max_calls=most)
@@ -563,7 +563,7 @@ def test_the_strategy_checks_what_it_is_given_and_pickles_and_tolerates_as_its_i
     assert not ParallelRollouts().catches_group_errors
 
 
-async def test_envs_of_others_are_played_as_they_are() -> None:
+async def test_other_envs_are_played_unchanged() -> None:
     ours, theirs = (GuessNumberEnv(7, default_renderer()) for _ in range(2))
     policy = policy_of(lambda _: "Guess: 7")
     played = await do_parallel_rollout(policy, ours)
@@ -571,7 +571,7 @@ async def test_envs_of_others_are_played_as_they_are() -> None:
     assert played.transitions == (await do_single_rollout(policy, theirs)).transitions
 
 
-async def test_a_sample_that_nobody_will_ask_for_is_forgotten() -> None:
+async def test_an_unused_sample_is_forgotten() -> None:
     queue = PolicyQueue(policy_of(), 4)
     for is_asked_for in (True, False):
         sample = queue.submit(tinker.ModelInput.from_ints([1]), [], None, None)

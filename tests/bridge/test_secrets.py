@@ -1,8 +1,8 @@
-"""Secrets that this process knows, and texts without them.
+"""Secrets that this process knows, and their redaction.
 
-Variables are secrets by their names and by passwords in their URLs; texts, nested values and
-command lines are without them, however they are spelled. What is known changes with the
-environment, and with what ``keep_secret`` is told.
+A variable is a secret by its name, or by a password in its URL. Secrets are removed from texts,
+nested values and command lines in every encoding. The known secrets change with the environment
+and with calls of ``keep_secret``.
 """
 
 import json
@@ -39,7 +39,7 @@ AUTHOR KEYBOARD PASSENGER COMPASS SECRETARY max_trajectory_tokens_name
 """
 
 
-def test_a_name_like_a_keys_makes_a_secret_of_a_plausible_value(tmp_path: Path) -> None:
+def test_a_plausible_value_of_a_variable_named_like_a_key_is_a_secret(tmp_path: Path) -> None:
     assert [name for name in SECRET.split() if not is_secret(name, VALUE)] == []
     assert [name for name in OTHERS.split() if is_secret(name, VALUE)] == []
     for value in ("", "1", "true", "disabled", "required", "32768", "10000000", str(tmp_path)):
@@ -48,7 +48,7 @@ def test_a_name_like_a_keys_makes_a_secret_of_a_plausible_value(tmp_path: Path) 
         assert is_secret("AUTH_TOKEN", value), value
 
 
-def test_a_password_in_a_variables_url_is_one_whatever_the_name(monkeypatch: Patch) -> None:
+def test_a_password_in_a_url_is_a_secret_whatever_the_variables_name(monkeypatch: Patch) -> None:
     for url, secret in (
         ("postgres://me:s3cret-word@host:5432/db", "s3cret-word"),
         ("https://ghp_0123456789@github.com/a/b", "ghp_0123456789"),
@@ -60,7 +60,7 @@ def test_a_password_in_a_variables_url_is_one_whatever_the_name(monkeypatch: Pat
         assert secret not in redacted(f"{url} and {url}")
 
 
-def test_a_secret_is_found_as_json_repr_and_urls_spell_it(monkeypatch: Patch) -> None:
+def test_a_secret_is_redacted_in_its_json_repr_and_url_forms(monkeypatch: Patch) -> None:
     secret = "line one\n\"two\" 'three' \\four/füünf+"
     monkeypatch.setenv("MY_SECRET", secret)
     for spelled in (secret, repr(secret), json.dumps(secret), quote(secret, safe="")):
@@ -89,11 +89,11 @@ FORMS: list[tuple[str, str | None]] = [
 
 
 @pytest.mark.parametrize(("text", "clean"), FORMS)
-def test_keys_and_passwords_in_urls_are_known_by_their_form(text: Any, clean: Any) -> None:
+def test_keys_and_passwords_in_urls_are_recognised_by_their_form(text: Any, clean: Any) -> None:
     assert redacted(text) == (text if clean is None else clean)
 
 
-def test_long_texts_take_no_time_and_without_secrets_stay_the_same_objects() -> None:
+def test_redacting_long_texts_is_fast_and_does_not_copy_clean_ones() -> None:
     urls = "http://" + "a:" * 200_000 + "://b@" * 1000
     text = "nothing to hide " * 100
 
@@ -101,7 +101,7 @@ def test_long_texts_take_no_time_and_without_secrets_stay_the_same_objects() -> 
     assert redacted(text) is text
 
 
-def test_ends_and_nested_values_and_command_lines_hold_none(monkeypatch: Patch) -> None:
+def test_text_ends_nested_values_and_command_lines_are_redacted(monkeypatch: Patch) -> None:
     monkeypatch.setenv("A_KEY", VALUE)
     monkeypatch.setenv("B_KEY", f"{VALUE}-and-more")
 
@@ -127,7 +127,7 @@ def test_ends_and_nested_values_and_command_lines_hold_none(monkeypatch: Patch) 
     assert redacted_arguments(line) == clean
 
 
-def test_what_is_known_changes_with_the_environment(monkeypatch: Patch) -> None:
+def test_known_secrets_change_with_the_environment(monkeypatch: Patch) -> None:
     before = redacted(VALUE)
     monkeypatch.setenv("LATE_TOKEN", VALUE)
     during = redacted(VALUE)
@@ -136,9 +136,9 @@ def test_what_is_known_changes_with_the_environment(monkeypatch: Patch) -> None:
     assert (before, during, redacted(VALUE)) == (VALUE, "[LATE_TOKEN]", VALUE)
 
 
-def test_a_text_that_is_looked_through_meanwhile_loses_no_secret(monkeypatch: Patch) -> None:
+def test_a_change_of_the_environment_during_redaction_reveals_no_secret(monkeypatch: Patch) -> None:
     class Text(str):
-        """One that takes so long to look through that the environment changes."""
+        """A text that takes so long to search that the environment changes."""
 
         def __contains__(self, spelling: str) -> bool:  # type: ignore[override]
             monkeypatch.delenv("LONGER_TOKEN", raising=False)
@@ -150,7 +150,7 @@ def test_a_text_that_is_looked_through_meanwhile_loses_no_secret(monkeypatch: Pa
     assert redacted(Text("it is s3cret-that-stays")) == "it is [OTHER_TOKEN]"
 
 
-def test_what_is_told_while_another_thread_learns_is_known(monkeypatch: Patch) -> None:
+def test_a_secret_that_is_added_concurrently_is_known(monkeypatch: Patch) -> None:
     spellings = redaction._spellings
 
     def told_meanwhile(secret: str) -> set[str]:
@@ -163,7 +163,7 @@ def test_what_is_told_while_another_thread_learns_is_known(monkeypatch: Patch) -
     assert redacted("known-already-1 told-meanwhile-1") == "[EARLY_TOKEN] [LATE_TOKEN]"
 
 
-def test_what_the_process_was_started_with_and_was_told_is_known(monkeypatch: Patch) -> None:
+def test_secrets_from_the_command_line_and_keep_secret_are_known(monkeypatch: Patch) -> None:
     monkeypatch.setattr(sys, "argv", ["evert", "--judge.api_key=another-0ne"])
     monkeypatch.setenv("NEW_VARIABLE", "x")
     assert redacted("<another-0ne>") == "<[judge.api_key]>"

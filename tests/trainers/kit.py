@@ -1,7 +1,7 @@
-"""What the trainers' tests share beyond ``tests/kit``; ``conftest.py`` makes things once a session.
+"""Helpers of the trainers' tests beyond ``tests/kit``. Fixtures are in ``conftest.py``.
 
 - commands: settings of a small run, a copy of a run, another Python, an interrupt;
-- ``spied``: the calls of a function that is called all the same;
+- ``spied``: the recorded calls of a function, which still runs;
 - the engine: clients, prompts, data, a little training;
 - models: a tiny tokenizer and model, and an endpoint of another.
 """
@@ -36,7 +36,7 @@ Cli = Callable[..., str]
 
 
 def environment() -> dict[str, str]:
-    """This process's, without anything that would change a command's course."""
+    """Return this process's environment, without variables that change what a command does."""
     dropped = ("TINKER_", "WANDB_", "FORCE_COLOR", "COLUMNS", "PYTHONWARNINGS")
     return {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
 
@@ -48,12 +48,12 @@ class _Interrupted:
 
 
 def interrupt_in_finalizer() -> None:
-    """Ctrl-C arrives while a finalizer runs, where Python drops exceptions."""
+    """Send Ctrl-C while a finalizer runs, where Python drops exceptions."""
     _Interrupted()
 
 
 def copy_of(run: RunFolder, path: Path) -> RunFolder:
-    """A copy to do things to; its weights are links, which are replaced and never written into."""
+    """Return a copy that may be changed; its weights are links, to be replaced, not written."""
 
     def copy(source: str, target: str) -> None:
         (os.link if source.endswith(".safetensors") else shutil.copy2)(source, target)
@@ -62,7 +62,7 @@ def copy_of(run: RunFolder, path: Path) -> RunFolder:
 
 
 def run_python(*arguments: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    """What another Python prints, which must end well."""
+    """Run another Python, which must succeed, and return what it prints."""
     command = [sys.executable, *arguments]
     process = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=800)
     assert process.returncode == 0, process.stdout + process.stderr[-2000:]
@@ -72,7 +72,7 @@ def run_python(*arguments: str, cwd: Path | None = None, env: dict[str, str] | N
 def spied(
     patch: Patch, owner: Any, name: str, note: Callable[..., Any] = lambda *args: args
 ) -> list[Any]:
-    """Have a function noted at each call: what ``note`` makes of the arguments, in order."""
+    """Record each call of a function as ``note`` of its arguments; return the list."""
     calls, function = list[Any](), getattr(owner, name)
 
     @functools.wraps(function)
@@ -88,7 +88,7 @@ ADAM = types.AdamParams(learning_rate=1e-2)
 
 
 def trainer_of(model: str, **options: Any) -> Any:
-    """A training client of the engine in use."""
+    """Return a training client of the engine in use."""
     return tinker.ServiceClient().create_lora_training_client(model, **options).result()
 
 
@@ -97,27 +97,27 @@ def sampler_of(model: str) -> Any:
 
 
 def snapshot(training: Any) -> Any:
-    """A sampling client of a training client's weights as they are."""
+    """Return a sampling client of a training client's current weights."""
     return training.save_weights_and_get_sampling_client().result()
 
 
 def prompt(*tokens: int) -> types.ModelInput:
-    """These tokens, or some."""
+    """Return a prompt of these tokens, or of default ones."""
     return types.ModelInput.from_ints(list(tokens or (1, 2, 3)))
 
 
 def params(**options: Any) -> types.SamplingParams:
-    """Of a reply of eight tokens that nothing stops."""
+    """Return the sampling parameters of a reply of eight tokens without a stop."""
     return types.SamplingParams(**{"max_tokens": 8, "stop": [], **options})
 
 
 def sequences(client: Any, *tokens: int, count: int = 1, **options: Any) -> Any:
-    """Replies to a prompt."""
+    """Return replies to a prompt."""
     return client.sample(prompt(*tokens), count, params(**options)).result().sequences
 
 
 def datum(length: int = 8, seed: int = 0) -> types.Datum:
-    """Random tokens to learn."""
+    """Return a datum of random tokens."""
     tokens = torch.randint(0, 200, (length + 1,), generator=torch.Generator().manual_seed(seed))
     inputs: Any = {"target_tokens": tokens[1:], "weights": torch.ones(length)}
     return types.Datum(model_input=prompt(*tokens[:-1].tolist()), loss_fn_inputs=inputs)
@@ -128,14 +128,14 @@ def loss_of(client: Any) -> float:
 
 
 def train(client: Any, steps: int = 2) -> None:
-    """Some steps, each on a datum of its own."""
+    """Train for some steps, each on another datum."""
     for step in range(steps):
         client.forward_backward([datum(seed=step)], "cross_entropy")
         client.optim_step(ADAM).result()
 
 
 def shaken(model: Any, noise: float = 0.1) -> Any:
-    """Far from uniform: norms and biases, too, which a pass that forgets them must not hide."""
+    """Return the model with noise on all weights, so that omitted norms or biases show."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * noise)
@@ -143,7 +143,7 @@ def shaken(model: Any, noise: float = 0.1) -> Any:
 
 
 def make_tokenizer() -> Any:
-    """Bytes and five special tokens."""
+    """Return a tokenizer of bytes and five special tokens."""
     from tokenizers import (  # type: ignore[import-untyped]
         Tokenizer,
         decoders,
@@ -164,7 +164,7 @@ def make_tokenizer() -> Any:
 
 
 def make_model(vocabulary: int, end: int | None) -> Any:
-    """A Qwen3 of 60 thousand parameters whose logits are far from uniform."""
+    """Return a Qwen3 of 60,000 parameters with logits far from uniform."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config: Any = Qwen3Config
@@ -180,9 +180,9 @@ def make_model(vocabulary: int, end: int | None) -> Any:
 
 @contextmanager
 def chat_endpoint(reply: Callable[[dict[str, Any], str], dict[str, Any] | None]) -> Iterator[str]:
-    """Serves chat completions; gives its address.
+    """Serve chat completions; yield the address.
 
-    A message is ``reply`` of the body and the key; None: the request is refused with a 400.
+    ``reply`` makes the message from the body and the key; None refuses the request with a 400.
     """
 
     class Handler(BaseHTTPRequestHandler):

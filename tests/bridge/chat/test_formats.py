@@ -1,4 +1,4 @@
-"""What a reply has to look like: asked for, checked, asked for again."""
+"""Reply formats: the instruction in the prompt, the check of the reply, and the retries."""
 
 import json
 from typing import Any
@@ -36,7 +36,7 @@ def fitting(schema: Any) -> ReplyFormat:
     return ReplyFormat(json.dumps(schema))
 
 
-def test_the_instruction_says_what_is_wanted_and_a_correction_what_was_wrong() -> None:
+def test_the_instruction_states_the_format_and_the_correction_the_problem() -> None:
     instruction = OBJECT.instruction()
     assert instruction == "Answer with one JSON object and nothing else."
     assert fitting({"type": "string"}).instruction() == (
@@ -77,7 +77,7 @@ PROBLEMS: list[tuple[ReplyFormat, Reply, str | None]] = [
 ]
 
 
-def test_a_problem_says_what_is_wrong_and_where_in_the_schema() -> None:
+def test_a_problem_names_the_mismatch_and_its_place_in_the_json() -> None:
     for form, answer, expected in PROBLEMS:
         problem = form.problem(answer)
         beginning = None if problem is None or expected is None else problem[: len(expected)]
@@ -85,7 +85,7 @@ def test_a_problem_says_what_is_wrong_and_where_in_the_schema() -> None:
     assert len(str(fitting(SCHEMA).problem(reply(json.dumps({"x": "a" * 5000}))))) < 300
 
 
-def test_a_code_fence_around_the_json_is_taken_away() -> None:
+def test_a_code_fence_around_the_json_is_removed() -> None:
     for text, cleaned in (
         ('```json\n{"x": 1}\n```', '{"x": 1}'),
         ('\n```\n{"x": 1}\n```\n', '{"x": 1}'),
@@ -112,7 +112,7 @@ NAMED = {**REQUIRED, "tool_choice": {"type": "function", "function": {"name": "l
 async def ask_once(
     fields: dict[str, Any], *replies: str, **options: Any
 ) -> tuple[Trajectory, Any, list[str]]:
-    """What an agent that asks once gets; the trajectory and the prompts."""
+    """Return the trajectory of one call, the message that the agent got, and the prompts."""
     messages: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
@@ -139,7 +139,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("fields", "bad", "good"), CASES.values(), ids=CASES)
-async def test_a_reply_that_does_not_fit_is_asked_for_again_in_its_lineage_so_many_times(
+async def test_a_reply_in_the_wrong_format_is_retried_up_to_the_limit_in_its_lineage(
     fields: dict[str, Any], bad: str, good: str
 ) -> None:
     trajectory, message, _ = await ask_once(fields, good)
@@ -167,7 +167,7 @@ async def test_a_reply_that_does_not_fit_is_asked_for_again_in_its_lineage_so_ma
         assert message.tool_calls or message.content == bad
 
 
-async def test_a_reply_that_was_cut_is_delivered_and_not_asked_for_again() -> None:
+async def test_a_truncated_reply_is_delivered_without_a_retry() -> None:
     trajectory, message, _ = await ask_once(
         {**JSON_OBJECT, "max_tokens": 2}, '{"x": "a b c d e f"}'
     )
@@ -178,7 +178,7 @@ async def test_a_reply_that_was_cut_is_delivered_and_not_asked_for_again() -> No
 async def conversation(
     *formats: dict[str, Any], replies: tuple[str, ...] = ()
 ) -> tuple[Trajectory, list[str]]:
-    """One conversation, each turn of which asks for a format; every answer is the same JSON."""
+    """Play one conversation in which each turn asks for a format and gets one of the replies."""
 
     async def agent(client: AgentClient) -> float:
         messages: list[Any] = [user("Hi")]
@@ -201,7 +201,7 @@ async def test_the_agent_gets_json_without_its_fence_and_may_send_it_back() -> N
     assert "```json" in prompts[1]
 
 
-async def test_the_instruction_comes_last_and_once_while_the_format_stays_the_same() -> None:
+async def test_an_unchanged_format_is_instructed_once_at_the_end_of_the_prompt() -> None:
     instruction = OBJECT.instruction()
     _, prompts = await conversation(JSON_OBJECT, JSON_OBJECT, JSON_OBJECT)
     assert [prompt.count(instruction) for prompt in prompts] == [1, 1, 1]

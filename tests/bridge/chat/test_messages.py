@@ -1,8 +1,8 @@
 """Messages that agents send, and replies that they get.
 
-A message is read the same from a dict and from an SDK object; what we cannot read is a 400 whose
+A message is read alike from a dict and from an SDK object. A malformed message is a 400 whose
 ``param`` and text name the place. A reply is recognised in every form in which agents send it back,
-and in no other. What is read of fields: ``clients/dialects/test_contract.py``.
+and in no other. Fields are tested in ``clients/dialects/test_contract.py``.
 """
 
 import json
@@ -117,12 +117,12 @@ def test_messages_are_read() -> None:
 
 
 @given(st.text(), st.sampled_from(sorted(ROLES)))
-def test_text_is_kept_to_the_letter(text: str, role: str) -> None:
+def test_text_is_kept_exactly(text: str, role: str) -> None:
     for content in (text, [{"type": "text", "text": text}]):
         assert read(message(role, content))["content"] == text
 
 
-def test_a_tool_result_finds_its_name_unless_one_was_sent() -> None:
+def test_a_tool_result_without_a_name_gets_the_name_of_its_call() -> None:
     assert read(RESULT, call_1="add") == {**RESULT, "name": "add"}
     assert read(RESULT, call_2="add") == RESULT
     assert read({**RESULT, "name": "sum"}, call_1="add").get("name") == "sum"
@@ -194,7 +194,7 @@ REFUSED: list[tuple[object, str]] = [
 
 
 @pytest.mark.parametrize(("sent", "told"), REFUSED)
-def test_what_cannot_be_read_is_refused_with_its_place(sent: Any, told: Any) -> None:
+def test_a_malformed_message_is_refused_and_its_place_named(sent: Any, told: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         read(sent)
     place = told.partition(" ")[0].removesuffix(".function.arguments")
@@ -216,7 +216,7 @@ NO_SCHEMAS: list[Any] = ["object", [1], *({"type": t} for t in ("string", "array
 NO_JSON: list[Any] = [{"x": int}, {"x": {"enum": {1, 2}}}, {(1, 2): {}}, CIRCULAR]
 
 
-def test_a_tool_that_cannot_be_read_is_refused_with_its_place() -> None:
+def test_a_malformed_tool_is_refused_and_its_place_named() -> None:
     refused: list[tuple[Any, str, str]] = [
         *((value, TOOL_FORM.format(value), "") for value in NO_TOOLS),
         *(
@@ -242,7 +242,7 @@ def test_a_tool_that_cannot_be_read_is_refused_with_its_place() -> None:
 # -- replies ---------------------------------------------------------------------------------------
 
 
-def test_a_reply_is_told_apart_into_text_reasoning_calls_and_why_it_ended() -> None:
+def test_a_reply_is_split_into_text_reasoning_and_calls() -> None:
     reply = reply_of("Hello.")
     assert (reply.parsed, reply.text, reply.reasoning) == (assistant("Hello."), "Hello.", None)
     assert (reply.prompt_tokens, reply.completion_tokens) == (11, 3)
@@ -255,14 +255,14 @@ def test_a_reply_is_told_apart_into_text_reasoning_calls_and_why_it_ended() -> N
         assert reply_of("Hi", tool_calls=tool_calls, truncated=True).finish_reason == "length"
 
 
-def test_calls_without_an_id_get_one_each_and_the_models_view_stays_as_it_was() -> None:
+def test_calls_without_an_id_get_one_but_the_parsed_message_is_unchanged() -> None:
     reply = reply_of("", tool_calls=[tool_call(None), tool_call("own"), tool_call(None)])
     ids = [call.id for call in reply.tool_calls]
     assert ids == [call_id("call-7-0"), "own", call_id("call-7-2")]
     assert [call.id for call in reply.parsed.get("tool_calls", [])] == [None, "own", None]
 
 
-def test_a_call_that_does_not_parse_stays_visible_once() -> None:
+def test_an_unparsed_call_appears_once_in_the_text() -> None:
     lost = UnparsedToolCall(raw_text="<tool_call>{</tool_call>", error="Invalid JSON")
     for text in ("Hi.", "Hi.<tool_call>{</tool_call>"):
         reply = reply_of(text, unparsed_tool_calls=[lost])
@@ -335,7 +335,7 @@ ANOTHER: list[tuple[Reply, object]] = [
 ]  # fmt: skip
 
 
-def test_a_reply_is_recognised_when_it_says_the_same_and_not_otherwise() -> None:
+def test_a_reply_is_recognised_if_and_only_if_its_content_is_equal() -> None:
     for reply, message in SAME:
         assert is_sent_back(reply, message), (reply, message)
     for reply, message in ANOTHER:
@@ -343,7 +343,7 @@ def test_a_reply_is_recognised_when_it_says_the_same_and_not_otherwise() -> None
 
 
 @given(st.text(), st.text())
-def test_a_text_is_recognised_if_it_is_equal_but_for_its_margins(text: str, other: str) -> None:
+def test_a_text_is_recognised_whatever_white_space_surrounds_it(text: str, other: str) -> None:
     reply = reply_of(text)
     assert is_sent_back(reply, turn(text))
     assert is_sent_back(reply, turn(f"\n {text.strip()} "))
@@ -356,7 +356,7 @@ def test_a_text_is_recognised_if_it_is_equal_but_for_its_margins(text: str, othe
 POLICY = FieldPolicy(honoured=frozenset(), ignored=frozenset(), refused={})
 
 
-def test_an_unknown_field_over_the_wire_passes_with_one_warning_a_name_and_few_in_all(
+def test_unknown_fields_over_the_wire_pass_with_one_warning_per_name_and_few_in_all(
     caplog: Logs, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("evert.bridge.chat.fields._warned_names", set())
@@ -375,7 +375,7 @@ def test_an_unknown_field_over_the_wire_passes_with_one_warning_a_name_and_few_i
     assert max(map(len, caplog.messages)) < 250
 
 
-def test_a_400_is_the_sdks_own_with_status_body_and_request() -> None:
+def test_a_400_is_the_sdks_own_error_with_status_body_and_request() -> None:
     error = bad_request("No.", param="messages[0]", code="some_code")
 
     assert type(error) is openai.BadRequestError
@@ -390,7 +390,7 @@ def test_a_400_is_the_sdks_own_with_status_body_and_request() -> None:
     assert (bad_request("No.").param, bad_request("No.").code) == (None, None)
 
 
-def test_a_prompt_that_is_too_long_has_the_code_and_the_sentences_on_which_agents_compact() -> None:
+def test_a_prompt_that_is_too_long_gets_the_error_on_which_agents_compact() -> None:
     error = context_length_exceeded(5000, 4096)
 
     assert (error.code, error.param) == ("context_length_exceeded", "messages")
@@ -402,7 +402,9 @@ def test_a_prompt_that_is_too_long_has_the_code_and_the_sentences_on_which_agent
 
 
 @as_agent()
-async def test_the_native_handle_is_strict_about_names_and_says_how_to_stream(client: Any) -> None:
+async def test_client_chat_completions_refuses_unknown_fields_and_says_how_to_stream(
+    client: Any,
+) -> None:
     rows: list[tuple[str, Any, str]] = [
         ("temprature", 1, "Unknown field 'temprature'. The fields that evert knows are listed"),
         ("stream", True, "use client.openai"),

@@ -1,4 +1,4 @@
-"""Schemas of an agent's and replies of anybody's making, held against each other in short time."""
+"""Replies are checked against an agent's JSON schema in a short time, even hostile ones."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ PATTERNS = [
     (r"^\d$", "5", "\u0665"),
     ("^a$", "a", "a\n"),
     ("^.$", "🐕", "🐕🐕"),
-    # They backtrack for ages where an engine does.
+    # A backtracking engine takes ages on these.
     (r"^([a-z]+)+$", "a" * 40, "a" * 40 + "!"),
     (r"(.*a){20}$", "a" * 5000, "a" * 5000 + "!"),
     (r"(x+x+)+y", "x" * 20000 + "y", "x" * 20000),
@@ -41,7 +41,9 @@ PATTERNS = [
 
 
 @pytest.mark.parametrize(("pattern", "good", "bad"), PATTERNS)
-def test_a_pattern_is_searched_for_in_texts_and_names(pattern: Any, good: Any, bad: Any) -> None:
+def test_a_pattern_may_match_anywhere_in_texts_and_property_names(
+    pattern: Any, good: Any, bad: Any
+) -> None:
     assert (fits({"pattern": pattern}, good), fits({"pattern": pattern}, bad)) == (True, False)
     assert fits({"pattern": pattern}, 5)
     closed = {"patternProperties": {pattern: {"type": "integer"}}, "additionalProperties": False}
@@ -50,7 +52,7 @@ def test_a_pattern_is_searched_for_in_texts_and_names(pattern: Any, good: Any, b
     assert not fits(closed, {bad: 1}), pattern
 
 
-def test_an_error_says_where_it_is_and_one_of_alternatives_that_none_is_allowed() -> None:
+def test_an_error_names_its_place_and_says_when_no_alternative_fits() -> None:
     people = {"items": {"properties": {"age": {"type": "integer"}}}}
     either = {"anyOf": [{"type": "integer"}, {"minimum": 3}], "allOf": [{"not": {"const": 9}}]}
     within = {"properties": {"x": either}}
@@ -67,13 +69,13 @@ def test_an_error_says_where_it_is_and_one_of_alternatives_that_none_is_allowed(
         ),
         ({"uniqueItems": True}, [1, True, "1", [1], 1.0], "$: [1,true,"),
         ({"properties": {"anyOf": {"type": "string"}}}, {"anyOf": 5}, "$.anyOf: 5 is not of type"),
-        # Errors of alternatives keep what is known of the properties that they allow.
+        # Errors about alternatives name the properties that each alternative allows.
         (
             {"anyOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False},
             {"a": 1, "b": 2},
             "$: Unevaluated properties are not allowed ('b' was unexpected)",
         ),
-        # What refers into an alternative has no place.
+        # A reference into an alternative has no place.
         ({**within, "items": {"$ref": "#/properties/x/anyOf/0"}}, [5.5], "$: it is not valid"),
         ({"allOf": [{"$ref": "#"}]}, 5, None),
         ({"type": "string"}, nested(20, 5), "$: it is not valid"),
@@ -100,12 +102,12 @@ HOSTILE: list[tuple[Any, Any]] = [
 ]
 
 
-def test_a_reply_that_would_take_long_is_answered() -> None:
+def test_a_check_that_would_take_too_long_ends_with_an_error() -> None:
     for schema, value in HOSTILE:
         assert not fits(schema, value)
 
 
-def test_a_very_long_reply_has_to_be_json_and_fits() -> None:
+def test_a_very_long_reply_is_checked_to_be_json_but_not_against_the_schema() -> None:
     def problem(text: str) -> str | None:
         parsed: Any = {"role": "assistant", "content": text}
         reply = Reply(parsed, text, None, (), (), "stop", 3, 4)
@@ -116,7 +118,7 @@ def test_a_very_long_reply_has_to_be_json_and_fits() -> None:
     assert "not JSON" in str(problem("x" * LONGEST_CHECKED * 2))
 
 
-def test_what_cannot_be_checked_fits_warns_once_and_is_never_fetched(caplog: Logs) -> None:
+def test_a_schema_that_cannot_be_checked_accepts_any_reply_and_warns_once(caplog: Logs) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.1)
         address = f"http://127.0.0.1:{listening.getsockname()[1]}/x.json"
@@ -148,7 +150,7 @@ def test_what_cannot_be_checked_fits_warns_once_and_is_never_fetched(caplog: Log
             listening.accept()
 
 
-def test_a_schema_is_checked_itself() -> None:
+def test_an_invalid_schema_is_refused() -> None:
     for schema in (
         {"type": "no such type"},
         {"pattern": "("},

@@ -1,4 +1,4 @@
-"""What a policy may say, for the tests of every SDK."""
+"""Replies of a policy, for the tests of every SDK."""
 
 import pytest
 import tinker_cookbook.renderers as cookbook
@@ -25,7 +25,7 @@ SAID = {
 
 @pytest.fixture(params=["instruct", "thinking"])
 def renderer(request: pytest.FixtureRequest) -> cookbook.Renderer | None:
-    """The default, and one that shows in the history what was thought."""
+    """The default renderer, and one that keeps thinking in the history."""
     if request.param == "instruct":
         return None
     return Qwen3Renderer(base_tokenizer(), strip_thinking_from_history=False)
@@ -37,7 +37,7 @@ CONVERSATION = [LONG, ONE_CALL, ONE_CALL, "Well.", ODD, "", calling("look"), "  
 
 
 def assert_one_lineage(trajectory: Trajectory, *, drift: str | None = None) -> None:
-    """All of it is one datum of the very tokens that were sampled."""
+    """Assert that the trajectory is one datum of exactly the sampled tokens."""
     assert {t.logs["drift"] for t in trajectory.transitions if "drift" in t.logs} <= {drift}
     assert trajectory.transitions[-1].metrics["lineages"] == 1
     assert_extends(trajectory)

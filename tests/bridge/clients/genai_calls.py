@@ -1,4 +1,4 @@
-"""How Google's SDK asks, and holds a conversation in each way that its users do."""
+"""Calls and conversations with Google's SDK, in each way that its users write them."""
 
 import typing
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def parts_of(response: types.GenerateContentResponse) -> list[types.Part]:
 
 
 def assert_genai_typed(response: types.GenerateContentResponse) -> None:
-    """A response, and all of its parts, have no field that their class does not know."""
+    """Assert that a response and all of its parts have only fields that their classes declare."""
     assert type(response) is types.GenerateContentResponse
     assert response.sdk_http_response is not None
     assert not response.model_extra
@@ -59,7 +59,7 @@ def assert_genai_typed(response: types.GenerateContentResponse) -> None:
 
 
 def said_by(responses: Sequence[Any]) -> tuple[str, str, list[Any]]:
-    """The text, the thoughts and the calls (whose ids differ from answer to answer)."""
+    """Return the text, the thoughts and the calls (without ids, which differ between answers)."""
     parts = [part for response in responses for part in parts_of(response)]
     texts = [part.text or "" for part in parts if not part.thought]
     thoughts = [part.text or "" for part in parts if part.thought]
@@ -68,7 +68,7 @@ def said_by(responses: Sequence[Any]) -> tuple[str, str, list[Any]]:
 
 
 def _results(chunks: Sequence[Any], number: int, *, has_ids: bool = True) -> list[Any]:
-    """The parts of the user's next message: results, or a text where nothing was called."""
+    """Return the parts of the next user message: tool results, or a text if nothing was called."""
     calls = [call for chunk in chunks for call in chunk.function_calls or ()]
     for call in calls:
         call.id = call.id if has_ids else None
@@ -83,7 +83,7 @@ def _results(chunks: Sequence[Any], number: int, *, has_ids: bool = True) -> lis
 async def conversation(
     client: AgentClient, rounds: int, *, stream: bool, has_ids: bool = True
 ) -> None:
-    """Appends each answer's own content; of a stream, that of each chunk."""
+    """Converse, appending each answer's content, or the content of each chunk of a stream."""
     contents: list[Any] = [types.UserContent("Hello?")]
     for number in range(rounds):
         ask = genai_events if stream else genai_whole
@@ -94,7 +94,7 @@ async def conversation(
 
 
 async def chat(client: AgentClient, rounds: int, *, stream: bool) -> None:
-    """The SDK's own chat keeps the history."""
+    """Converse with the SDK's own chat, which keeps the history."""
     chat = client.genai.aio.chats.create(model=client.model, config=typing.cast("Any", {**CONFIG}))
     message: Any = "Hello?"
     for number in range(rounds):

@@ -1,5 +1,5 @@
-"""One call by each SDK, blocking and async, whole and streamed: a question, and the text of its
-answer. ``options`` are those of the SDK's client."""
+"""One call by each SDK, blocking and async, whole and streamed: each takes a question and returns
+the answer's text. ``options`` go to the SDK's client."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -89,7 +89,7 @@ def streamed_genai(text: str, model: str = MODEL) -> str:
 
 
 class Lm15:
-    """A router of lm15's, the HTTP client below DSPy's engine, by one of its dialects."""
+    """lm15's router, the HTTP client below DSPy's engine, in one of its dialects."""
 
     def __init__(self, dialect: str) -> None:
         self.dialect = dialect

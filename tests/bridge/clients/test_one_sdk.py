@@ -1,4 +1,4 @@
-"""What is one SDK's alone. What they have in common is in ``test_sdks.py``."""
+"""What only one SDK has. What all SDKs share is in ``test_sdks.py``."""
 
 import asyncio
 import contextvars
@@ -40,7 +40,9 @@ def tokens_of(response: types.GenerateContentResponse) -> list[tuple[Any, Any]]:
 
 
 @as_agent(LONG, LONG)
-async def test_log_probabilities_are_those_that_were_sampled(client: AgentClient) -> None:
+async def test_google_log_probabilities_are_those_of_the_sampled_tokens(
+    client: AgentClient,
+) -> None:
     tokens = tokens_of(await genai_whole(client, response_logprobs=True))
     *earlier, last = await genai_events(client, response_logprobs=True)
     assert tokens[-1] == ("<|im_end|>", -1.0)
@@ -49,7 +51,7 @@ async def test_log_probabilities_are_those_that_were_sampled(client: AgentClient
     assert not any(map(tokens_of, earlier))
 
 
-async def test_anthropics_tool_runner_goes_on_without_its_thread() -> None:
+async def test_anthropics_tool_runner_continues_without_its_thread() -> None:
     @anthropic.beta_async_tool
     async def add(x: int) -> str:
         """Add one."""
@@ -79,7 +81,7 @@ class Word(Enum):
     NO = "no"
 
 
-async def test_functions_that_the_sdk_calls_by_itself() -> None:
+async def test_googles_sdk_calls_functions_automatically() -> None:
     arguments: list[tuple[int, str]] = []
 
     def add(x: int, why: str = "so") -> int:
@@ -98,7 +100,7 @@ async def test_functions_that_the_sdk_calls_by_itself() -> None:
     assert '{"result": 2}' in base_tokenizer().decode(trajectory.transitions[1].ob.to_ints())
 
 
-async def test_a_schema_gives_the_agents_own_class() -> None:
+async def test_googles_response_schema_gives_the_agents_own_class() -> None:
     rows: list[tuple[dict[str, Any], str, Any]] = [
         ({"response_schema": Sum}, '{"x": 1, "of": [2]}', Sum(x=1, of=[2])),
         ({"response_schema": list[Sum]}, '```json\n[{"x": 1}]\n```', [Sum(x=1)]),
@@ -117,7 +119,7 @@ async def test_a_schema_gives_the_agents_own_class() -> None:
     assert len(trajectory.transitions) == 5
 
 
-async def test_a_model_that_is_not_there_is_refused_with_those_that_are() -> None:
+async def test_an_unknown_model_is_refused_with_a_list_of_models() -> None:
     async def agent(client: AgentClient) -> float:
         models = client.genai.aio.models
         listed = [model.name async for model in await models.list()]
@@ -140,7 +142,7 @@ async def test_a_model_that_is_not_there_is_refused_with_those_that_are() -> Non
     await play_without_a_call(agent, policy_names="org/policy", models={"judge": judge})
 
 
-async def test_it_is_the_genuine_client_anywhere_and_leaves_no_task(monkeypatch: Patch) -> None:
+async def test_client_genai_is_googles_own_client_and_leaves_no_task(monkeypatch: Patch) -> None:
     monkeypatch.setenv("GOOGLE_GENAI_USE_VERTEXAI", "true")
     monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", "http://elsewhere.invalid")
     monkeypatch.setenv("HTTPS_PROXY", "http://elsewhere.invalid")
@@ -159,7 +161,7 @@ async def test_it_is_the_genuine_client_anywhere_and_leaves_no_task(monkeypatch:
 
 
 @as_agent()
-async def test_without_the_package_the_error_names_it(
+async def test_a_missing_package_is_named_with_its_install_command(
     client: AgentClient, monkeypatch: Patch
 ) -> None:
     monkeypatch.setitem(sys.modules, "google.genai", None)
@@ -168,7 +170,7 @@ async def test_without_the_package_the_error_names_it(
 
 
 async def test_a_router_over_the_clients_transport_needs_no_context() -> None:
-    """A thread that was started before the agent, as frameworks have them."""
+    """The thread starts before the agent, as in some frameworks."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: None).result()
 
@@ -186,7 +188,7 @@ async def test_a_router_over_the_clients_transport_needs_no_context() -> None:
 
 @pytest.fixture
 def not_imported() -> Iterator[None]:
-    """lm15 as if nobody had imported it yet."""
+    """Remove lm15 from the imported modules inside the block."""
     names = [name for name in sys.modules if name.partition(".")[0] == "lm15"]
     modules = {name: sys.modules.pop(name) for name in names}
     yield
@@ -196,7 +198,7 @@ def not_imported() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("not_imported")
-async def test_an_agent_may_be_the_first_to_import_it_and_evert_itself_never_does() -> None:
+async def test_evert_never_imports_lm15_but_an_agent_may() -> None:
     async def agent() -> bool:
         assert "lm15" not in sys.modules
         fresh: Any = importlib.import_module("lm15")
@@ -211,7 +213,7 @@ async def test_an_agent_may_be_the_first_to_import_it_and_evert_itself_never_doe
     assert reward(await play(agent)) == 1.0
 
 
-async def test_a_rollout_that_is_given_up_answers_what_waits() -> None:
+async def test_an_abandoned_rollout_answers_waiting_lm15_calls() -> None:
     refusals: list[lm15.InvalidRequestError] = []
 
     def agent(client: BlockingAgentClient) -> float:

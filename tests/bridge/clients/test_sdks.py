@@ -1,5 +1,5 @@
-"""The real SDKs of OpenAI, Anthropic and Google, in process: what they get is what they would get.
-What is one's alone is in ``test_one_sdk.py``."""
+"""The real SDKs of OpenAI, Anthropic and Google, in process: they get what the real API would send.
+What only one SDK has is in ``test_one_sdk.py``."""
 
 import asyncio
 import typing
@@ -61,7 +61,7 @@ EXTRA = {
 
 
 def assert_typed(value: Any) -> None:
-    """All that an SDK object holds is as its class says, and nothing else is in it."""
+    """Assert that an SDK object holds only its class's fields, each of the declared type."""
     if isinstance(value, BaseModel):
         assert type(value).__module__.startswith(("openai.", "anthropic."))
         assert set(value.model_extra or ()) <= EXTRA.get(type(value).__name__, set()), value
@@ -76,14 +76,14 @@ def assert_typed(value: Any) -> None:
 
 
 def assert_named(value: BaseModel) -> None:
-    """An object's type is the one that its class stands for."""
+    """Assert that an object's `type` field is one that its class allows."""
     kind = type(value).model_fields.get("type")
     if kind is not None and typing.get_origin(kind.annotation) is Literal:
         assert value.type in get_args(kind.annotation)  # type: ignore[attr-defined]
 
 
 def content(value: Any) -> Any:
-    """What an answer says: without the ids and times in which two answers differ."""
+    """Return an answer's content, without the ids and times, which differ between answers."""
     if isinstance(value, BaseModel):
         value = value.model_dump(exclude_none=True, warnings=False)
     if isinstance(value, dict):
@@ -94,7 +94,7 @@ def content(value: Any) -> Any:
 
 
 def usage_of(answer: Any) -> tuple[int, int]:
-    """The tokens of the observation and of the action, wherever the SDK has them."""
+    """Return the numbers of prompt and completion tokens, wherever the SDK has them."""
     usage = getattr(answer, "usage", None) or answer.usage_metadata
     for names in (
         ("prompt_tokens", "completion_tokens", "total_tokens"),
@@ -135,7 +135,7 @@ async def events(sdk: AgentClient, api: str, **fields: Any) -> list[Any]:
 
 
 async def joined(sdk: AgentClient, api: str, **fields: Any) -> Any:
-    """The events of a stream, put together by the SDK's own helper."""
+    """Return the events of a stream, assembled by the SDK's own helper."""
     if api == "chat":
         fields["stream_options"] = {"include_usage": True}
     async with calls_of(sdk, api).stream(**fields_of(sdk, api, fields)) as stream:
@@ -152,7 +152,7 @@ def by(api: str, *asks: Way, **fields: Any) -> list[Way]:
 
 
 async def ask_by(reply: str, *ways: Way, **options: Any) -> tuple[list[Any], Any]:
-    """What an agent gets that asks in some ways, for the same reply each; and its trajectory."""
+    """Ask in each way, with the same reply each time; return the answers and the trajectory."""
     answers: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
@@ -166,7 +166,7 @@ async def ask_by(reply: str, *ways: Way, **options: Any) -> tuple[list[Any], Any
 
 
 @pytest.mark.parametrize("said", SAID.values(), ids=SAID)
-async def test_everything_has_its_type_and_a_stream_says_what_the_whole_answer_says(
+async def test_answers_have_the_sdks_types_and_a_stream_equals_the_whole_answer(
     renderer: cookbook.Renderer | None, said: str
 ) -> None:
     ways = [way for api in FIELDS for way in by(api, whole, events, joined)]
@@ -190,7 +190,7 @@ async def test_everything_has_its_type_and_a_stream_says_what_the_whole_answer_s
             assert usage_of(answer) == (transition.ob.length, len(transition.ac.tokens))
 
 
-async def test_a_reply_that_was_cut_says_so_whole_and_at_the_end_of_its_stream() -> None:
+async def test_a_truncated_reply_is_marked_in_an_answer_and_at_the_end_of_a_stream() -> None:
     cut = {"chat": "max_completion_tokens", "responses": "max_output_tokens"}
     cut |= {"anthropic": "max_tokens", "genai": "max_output_tokens"}
     ways = [way for api, cap in cut.items() for way in by(api, whole, events, **{cap: 5})]
@@ -205,7 +205,7 @@ async def test_a_reply_that_was_cut_says_so_whole_and_at_the_end_of_its_stream()
     assert reasons == ["MAX_TOKENS"] * 2
 
 
-async def test_a_chunk_with_the_usage_comes_last_and_only_when_it_is_asked_for() -> None:
+async def test_a_stream_ends_with_its_usage_only_on_request() -> None:
     with_usage = by("chat", events, stream_options={"include_usage": True})
     (answer, plain, counted), _ = await ask_by(LONG, *by("chat", whole, events), *with_usage)
 
@@ -214,7 +214,7 @@ async def test_a_chunk_with_the_usage_comes_last_and_only_when_it_is_asked_for()
     assert counted[-1].choices == []
 
 
-async def test_the_events_of_a_stream_come_in_the_order_that_each_api_says() -> None:
+async def test_stream_events_come_in_each_apis_documented_order() -> None:
     reply = f"{THOUGHT}{LONG}\n{ONE_CALL}"
     (items, blocks), _ = await ask_by(reply, *by("responses", events), *by("anthropic", events))
 
@@ -238,7 +238,7 @@ async def test_the_events_of_a_stream_come_in_the_order_that_each_api_says() -> 
     assert deltas == {"thinking_delta", "signature_delta", "text_delta", "input_json_delta"}
 
 
-async def test_text_reasoning_and_calls_are_where_each_sdk_has_them() -> None:
+async def test_each_sdk_has_text_reasoning_and_calls_in_its_own_fields() -> None:
     reply = f"{THOUGHT}So.\n{calling('add', x=1)}\n{calling('look', x=2)}"
     ways = [way for api in ALL for way in by(api, whole)]
     (chat, response, message, google), _ = await ask_by(reply, *ways)
@@ -302,7 +302,7 @@ async def test_parse_and_the_streaming_helpers_give_the_agents_own_class() -> No
     assert len(trajectory.transitions) == 6
 
 
-async def test_tokens_of_a_prompt_are_counted_as_they_would_be_sampled() -> None:
+async def test_counting_tokens_gives_the_length_of_the_sampled_prompt() -> None:
     counted: list[int | None] = []
 
     async def agent(client: AgentClient) -> float:
@@ -324,7 +324,7 @@ TOO_LONG = RolloutLimits(max_trajectory_tokens=40)
 
 
 @pytest.mark.parametrize("ask", [whole, events], ids=["whole", "stream"])
-async def test_a_prompt_that_is_too_long_is_the_error_on_which_agents_compact(ask: Way) -> None:
+async def test_a_prompt_that_is_too_long_raises_the_error_on_which_agents_compact(ask: Way) -> None:
     caught: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
@@ -354,7 +354,9 @@ async def test_a_prompt_that_is_too_long_is_the_error_on_which_agents_compact(as
 
 
 @pytest.mark.parametrize("api", ALL)
-async def test_an_agent_that_does_not_cope_with_it_ends_with_a_context_overflow(api: Any) -> None:
+async def test_an_agent_that_does_not_handle_a_long_prompt_ends_with_a_context_overflow(
+    api: Any,
+) -> None:
 
     async def agent(client: AgentClient, api: str = api) -> float:
         await whole(client, api)
@@ -382,7 +384,7 @@ async def test_a_refused_field_is_the_sdks_bad_request_error(client: AgentClient
 
 
 @as_agent()
-async def test_another_path_is_the_sdks_not_found_error(client: AgentClient) -> None:
+async def test_an_unknown_path_is_the_sdks_not_found_error(client: AgentClient) -> None:
     with pytest.raises(openai.NotFoundError, match="Nothing answers POST /v1/embeddings here"):
         await client.openai.embeddings.create(model=client.model, input="Hi")
     with pytest.raises(anthropic.NotFoundError, match="Nothing answers GET /v1/messages/batch"):
@@ -393,7 +395,7 @@ async def test_another_path_is_the_sdks_not_found_error(client: AgentClient) -> 
 
 
 @as_agent()
-async def test_a_call_is_never_made_twice(client: AgentClient) -> None:
+async def test_the_clients_never_retry_or_time_out(client: AgentClient) -> None:
     assert client.openai.max_retries == client.openai_sync.max_retries == 0
     assert client.anthropic.max_retries == client.anthropic_sync.max_retries == 0
     assert client.openai.timeout is None
@@ -401,7 +403,7 @@ async def test_a_call_is_never_made_twice(client: AgentClient) -> None:
 
 
 def check_blocking(client: BlockingAgentClient | AgentClient) -> None:
-    """The blocking SDKs say the same, whole and put together from streams."""
+    """Assert that the blocking SDKs give equal answers, whole and assembled from streams."""
     for api in FIELDS:
         calls = calls_of(client, api, "_sync")
         answer = calls.create(**fields_of(client, api, {}))
@@ -416,7 +418,7 @@ def check_blocking(client: BlockingAgentClient | AgentClient) -> None:
     assert said_by(chunks) == said_by([google])
 
 
-async def test_blocking_clients_get_the_same_in_a_plain_agent_and_in_a_thread() -> None:
+async def test_blocking_clients_work_in_a_plain_agent_and_in_a_thread() -> None:
     def agent(client: BlockingAgentClient) -> float:
         check_blocking(client)
         return 1.0
@@ -492,7 +494,7 @@ whole_and_stream = pytest.mark.parametrize("stream", [False, True], ids=["whole"
 async def converse(
     api: str, replies: list[str], *, stream: bool, drift: str | None = None, **options: Any
 ) -> None:
-    """A conversation of these replies is one lineage."""
+    """Assert that a conversation of these replies is one lineage."""
 
     async def agent(client: AgentClient) -> float:
         await CONVERSATIONS[api](client, len(replies), stream=stream)
@@ -505,14 +507,14 @@ async def converse(
 
 @whole_and_stream
 @every_conversation
-async def test_a_conversation_is_one_lineage_of_the_sampled_tokens(api: str, stream: bool) -> None:
+async def test_a_conversation_is_one_lineage_of_sampled_tokens(api: str, stream: bool) -> None:
     # An odd call does not fit its strict tool's schema; it is delivered, not asked for again.
     await converse(api, CONVERSATION, stream=stream, format_retries=0)
 
 
 @whole_and_stream
 @every_conversation
-async def test_thinking_that_stays_in_the_history_is_sent_back_and_recognised(
+async def test_thinking_kept_in_the_history_is_recognised_when_sent_back(
     make_renderer: MakeRenderer, api: str, stream: bool
 ) -> None:
     # the prompt has opened the thinking
@@ -524,12 +526,12 @@ async def test_thinking_that_stays_in_the_history_is_sent_back_and_recognised(
 
 
 def _in_xml(name: str, x: int) -> str:
-    """A call of a tool as Qwen3.5 writes it."""
+    """Return a tool call as Qwen3.5 writes it."""
     parameter = f"<parameter=x>\n{x}\n</parameter>"
     return f"<tool_call>\n<function={name}>\n{parameter}\n</function>\n</tool_call>"
 
 
 @pytest.mark.parametrize("said", [SAID["parallel calls"], SAID["text and call"]])
-async def test_calls_in_the_white_space_that_qwen_writes_stay_in_one_lineage(said: Any) -> None:
+async def test_calls_with_qwens_white_space_stay_in_one_lineage(said: Any) -> None:
     await converse("chat", [said, "Bye."], stream=False, drift="retokenised")
     await converse("ids dropped", [said, "Bye."], stream=True, drift="retokenised")

@@ -1,5 +1,5 @@
-"""Agents that build their own client, deep inside, and know nothing of evert: with every SDK, and
-wherever their code may run. All else goes where it would have gone."""
+"""Take-over of agents that build their own client and know nothing of evert: with every SDK, and
+wherever their code runs. All other requests go to their real address."""
 
 import asyncio
 import concurrent.futures
@@ -57,7 +57,7 @@ def messages(text: str) -> Any:
 
 
 def echo(prompt: str) -> str:
-    """Says what the last user said: every reply tells whose it is."""
+    """Repeat the last user message, so that every reply shows which call it answers."""
     return prompt.rpartition("user\n")[2].partition("<|im_end|>")[0]
 
 
@@ -75,7 +75,7 @@ def no_proxies(monkeypatch: Patch) -> None:
 # -- wherever an agent's code runs ---------------------------------------------------------------
 
 
-async def test_agents_build_their_own_clients_of_every_sdk() -> None:
+async def test_agents_may_build_their_own_client_of_any_sdk() -> None:
     texts: dict[str, str] = {}
 
     async def agent() -> float:
@@ -93,7 +93,7 @@ async def test_agents_build_their_own_clients_of_every_sdk() -> None:
         texts.clear()
 
 
-async def test_a_given_client_an_own_one_and_one_made_before_any_env_ask_the_same_policy() -> None:
+async def test_a_client_asks_the_policy_whoever_made_it_and_whenever() -> None:
     old = openai.AsyncOpenAI(api_key="x")
 
     async def agent(client: Any, task: str) -> bool:
@@ -175,7 +175,7 @@ every_place = pytest.mark.parametrize("place", PLACES)
 
 
 @every_place
-async def test_blocking_calls_in_an_async_agents_threads(place: str) -> None:
+async def test_blocking_calls_in_an_async_agents_threads_are_taken_over(place: str) -> None:
     ways = {sdk: BLOCKING[sdk] for sdk in ("openai", "genai stream", "lm15 anthropic stream")}
     texts: dict[str, str] = {}
 
@@ -188,7 +188,7 @@ async def test_blocking_calls_in_an_async_agents_threads(place: str) -> None:
     assert texts == dict.fromkeys(ways, "In here.")
 
 
-async def test_requests_without_any_sdk() -> None:
+async def test_requests_without_an_sdk_are_taken_over() -> None:
     body = {"model": MODEL, "messages": messages("Bare.")}
     libraries: list[Any] = [httpx, httpx2]
     text = json.dumps(body)
@@ -214,14 +214,14 @@ async def test_requests_without_any_sdk() -> None:
 
 
 @as_agent()
-async def test_aiohttps_own_error_for_an_address_stays_its_own() -> None:
+async def test_aiohttp_still_raises_its_own_error_for_a_bad_url() -> None:
     async with aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.InvalidUrlClientError):
             await session.post("http://[bad/", json={})
 
 
 @as_agent()
-async def test_aiohttp_raises_for_a_refusal_where_it_is_told_to() -> None:
+async def test_aiohttp_honours_raise_for_status() -> None:
     body = {"model": MODEL, "messages": messages("Hi"), "n": 2}
     rows: list[tuple[bool, dict[str, Any], bool]] = [
         (False, {}, False),
@@ -241,7 +241,7 @@ async def test_aiohttp_raises_for_a_refusal_where_it_is_told_to() -> None:
 # -- many at once --------------------------------------------------------------------------------
 
 
-async def test_many_episodes_at_once_are_never_mixed_up() -> None:
+async def test_many_concurrent_episodes_are_never_mixed_up() -> None:
     async def agent(task: str) -> bool:
         questions = [f"{task}, number {number}" for number in range(4)]
         ways: list[Any] = [
@@ -264,7 +264,7 @@ async def test_many_episodes_at_once_are_never_mixed_up() -> None:
     assert {len(trajectory.transitions) for trajectory in trajectories} == {5}
 
 
-def test_rollouts_on_several_loops_at_once_are_each_their_own() -> None:
+def test_rollouts_on_several_loops_are_never_mixed_up() -> None:
     def agent(task: str) -> bool:
         return blocking_openai(task) == task
 
@@ -273,7 +273,7 @@ def test_rollouts_on_several_loops_at_once_are_each_their_own() -> None:
         assert [reward(trajectory) for trajectory in trajectories] == [1.0] * 8
 
 
-async def test_an_agent_may_play_an_episode_of_another() -> None:
+async def test_an_agent_may_play_an_episode_of_another_agent() -> None:
     async def inner() -> bool:
         return await async_openai("Inner.") == "Inner."
 
@@ -287,10 +287,10 @@ async def test_an_agent_may_play_an_episode_of_another() -> None:
     assert kit.rewards(await play(outer)) == [3.0]
 
 
-# -- everything else goes where it would have gone -----------------------------------------------
+# -- all other requests go to their real address -------------------------------------------------
 
 
-async def test_other_models_are_asked_where_they_are(elsewhere: Elsewhere) -> None:
+async def test_calls_to_other_models_are_not_taken_over(elsewhere: Elsewhere) -> None:
     at = {"base_url": elsewhere.url}
     google: Any = {"http_options": {"base_url": elsewhere.url.removesuffix("/v1")}}
     router = LM15["openai-chat"]
@@ -314,7 +314,7 @@ async def test_other_models_are_asked_where_they_are(elsewhere: Elsewhere) -> No
     assert path == "/v1/models/gemini-2.5-flash:generateContent"
 
 
-async def test_the_log_has_a_line_for_each_request_that_was_sent_and_none_for_taken_over_calls(
+async def test_only_requests_that_are_really_sent_are_logged(
     elsewhere: Elsewhere, caplog: Logs
 ) -> None:
     async def agent() -> float:
@@ -332,7 +332,7 @@ async def test_the_log_has_a_line_for_each_request_that_was_sent_and_none_for_ta
     assert all(elsewhere.url in line for line in lines)
 
 
-async def test_what_is_no_model_call_is_not_taken_over(elsewhere: Elsewhere) -> None:
+async def test_requests_other_than_model_calls_are_not_taken_over(elsewhere: Elsewhere) -> None:
     url = f"{elsewhere.url}/chat/completions"
 
     async def agent() -> float:
@@ -372,7 +372,7 @@ async def test_an_unserved_path_is_a_404_with_a_list(path: str, elsewhere: Elsew
 
 
 @as_agent()
-def test_an_async_call_without_an_asyncio_loop_is_a_400_that_says_so(
+def test_an_async_call_without_an_asyncio_loop_is_a_400(
     client: BlockingAgentClient,
 ) -> None:
     call = AgentClient(client._endpoint).chat.completions.create(messages=messages("Hi"))
@@ -380,7 +380,7 @@ def test_an_async_call_without_an_asyncio_loop_is_a_400_that_says_so(
         call.send(None)  # as trio would
 
 
-async def test_code_outside_of_agents_is_left_alone(elsewhere: Elsewhere) -> None:
+async def test_calls_outside_of_agents_are_not_taken_over(elsewhere: Elsewhere) -> None:
     inside, outside = asyncio.Event(), asyncio.Event()
 
     async def agent() -> float:
@@ -403,7 +403,7 @@ async def test_code_outside_of_agents_is_left_alone(elsewhere: Elsewhere) -> Non
 
 
 @as_agent()
-async def test_a_context_that_the_agent_leaves_is_outside(elsewhere: Elsewhere) -> None:
+async def test_calls_in_a_fresh_context_are_not_taken_over(elsewhere: Elsewhere) -> None:
     ask = async_openai("Hi", base_url=elsewhere.url)
     reply = asyncio.get_running_loop().create_task(ask, context=contextvars.Context())
     assert await reply == "From elsewhere."
@@ -426,7 +426,7 @@ async def test_large_uploads_beside_model_calls_are_not_read(elsewhere: Elsewher
 
 
 @every_place
-async def test_a_call_after_its_agent_is_refused_or_let_by(
+async def test_a_call_after_its_agent_has_ended_is_refused_or_sent(
     place: str, elsewhere: Elsewhere
 ) -> None:
     is_over = threading.Event()
@@ -455,10 +455,10 @@ async def test_a_call_after_its_agent_is_refused_or_let_by(
     assert elsewhere.asked == []
 
 
-async def test_a_service_that_an_agent_began_serves_others_and_frees_it(
+async def test_a_shared_thread_serves_later_agents_and_frees_the_agent_that_started_it(
     elsewhere: Elsewhere,
 ) -> None:
-    """A thread that does everybody's work, started by whoever comes first: an event bus, say."""
+    """The first agent starts a thread that works for all agents, such as an event bus."""
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     gone: list[weakref.ref[Any]] = []
 
@@ -500,7 +500,7 @@ def a_pool(stack: ExitStack) -> Do:
 
 
 def a_loop_in_a_thread(stack: ExitStack) -> Do:
-    """As LangChain, MCP clients and anyio's portals have it."""
+    """Run an event loop in a thread, as LangChain, MCP clients and anyio's portals do."""
     loop = asyncio.new_event_loop()
     stack.callback(loop.close)
     thread = threading.Thread(target=loop.run_forever)
@@ -534,7 +534,7 @@ SHARED: dict[str, Callable[[ExitStack], Do]] = {
 
 
 @pytest.mark.parametrize("make", SHARED.values(), ids=SHARED)
-async def test_what_began_within_an_agent_works_for_each_who_uses_it(
+async def test_shared_workers_started_by_one_agent_serve_each_agent(
     make: Callable[[ExitStack], Do], elsewhere: Elsewhere
 ) -> None:
     with ExitStack() as stack:
@@ -551,7 +551,7 @@ async def test_what_began_within_an_agent_works_for_each_who_uses_it(
             assert await asyncio.to_thread(outside, "Hi") == "From elsewhere."
 
 
-async def test_threads_of_pools_that_agents_began_do_the_others_work(elsewhere: Elsewhere) -> None:
+async def test_pool_threads_started_by_one_agent_serve_other_agents(elsewhere: Elsewhere) -> None:
     with ThreadPoolExecutor(1) as pool:
         in_pool = partial(asyncio.get_running_loop().run_in_executor, pool)
         ways: list[Place] = [in_pool, asyncio.to_thread, anyio.to_thread.run_sync]
@@ -568,7 +568,7 @@ async def test_threads_of_pools_that_agents_began_do_the_others_work(elsewhere: 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @as_agent()
-def test_a_forked_process_is_nobodys() -> None:
+def test_a_forked_process_belongs_to_no_agent() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
         child = os.fork()
@@ -580,7 +580,7 @@ def test_a_forked_process_is_nobodys() -> None:
 
 
 @as_agent()
-async def test_a_thread_of_an_agent_looks_like_any() -> None:
+async def test_a_thread_of_an_agent_looks_like_any_thread() -> None:
     seen: list[Any] = []
 
     class Own(threading.Thread):
@@ -615,7 +615,7 @@ def patches() -> list[Any]:
     return [vars(owner)[name] for owner, name in PATCHED]
 
 
-def test_nobody_sees_a_difference() -> None:
+def test_patched_functions_look_like_the_originals() -> None:
     def looks(function: Any) -> Any:
         names = ("__name__", "__qualname__", "__module__", "__doc__")
         seen = [getattr(function, name) for name in names]
@@ -632,7 +632,7 @@ def test_nobody_sees_a_difference() -> None:
     assert patches() == patched
 
 
-async def test_what_others_wrap_stays_theirs(monkeypatch: Patch) -> None:
+async def test_other_libraries_patches_stay_in_place(monkeypatch: Patch) -> None:
     takeover.install()
     original, started = threading.Thread.start, []
 
@@ -652,11 +652,11 @@ async def test_what_others_wrap_stays_theirs(monkeypatch: Patch) -> None:
     monkeypatch.undo()
 
 
-def test_take_over_is_installed_once_by_however_many_threads(monkeypatch: Patch) -> None:
+def test_many_threads_install_take_over_once(monkeypatch: Patch) -> None:
     lock, all_found_none, times = takeover._lock, threading.Barrier(8), []
 
     class Door:
-        """The lock; nobody takes it until all have found that nothing is installed."""
+        """A lock that no thread takes until all have found that nothing is installed."""
 
         def __enter__(self) -> None:
             all_found_none.wait(50)
@@ -685,10 +685,10 @@ async def test_a_blocking_call_on_the_envs_own_loop_is_a_400() -> None:
             assert caught.value.code == "blocking_call"
 
 
-async def test_evert_s_own_calls_to_a_model_of_the_policys_name_are_never_taken_over(
+async def test_everts_own_calls_to_a_model_with_the_policys_name_are_not_taken_over(
     elsewhere: Elsewhere, monkeypatch: Patch
 ) -> None:
-    """Else the policy would be asked to answer, and be shown what only the answerer may know."""
+    """Otherwise the policy would answer, and see what only the answerer may know."""
     monkeypatch.setenv("SOME_KEY", "x")
     answerer = RemoteModel(MODEL, base_url=elsewhere.url, api_key_env="SOME_KEY")
 

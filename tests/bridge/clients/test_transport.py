@@ -1,5 +1,5 @@
-"""The rollout's API in process, without a socket: each HTTP library gets its own responses, and a
-rollout that is given up answers what waits."""
+"""The rollout's API in process, without a socket: each HTTP library gets its own responses, and
+closing a rollout answers the calls that wait."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ def text(response: Any) -> str:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-async def test_a_client_gets_its_own_librarys_response(library: Any) -> None:
+async def test_each_http_library_gets_its_own_response_type(library: Any) -> None:
     async def agent(client: AgentClient) -> bool:
         async def pieces() -> AsyncIterator[bytes]:
             content = json.dumps(body(client)).encode()
@@ -85,7 +85,7 @@ async def test_a_client_gets_its_own_librarys_response(library: Any) -> None:
         assert reward(await play(form)) == 1.0
 
 
-async def test_the_transport_is_a_context_manager_of_both_kinds_that_holds_nothing() -> None:
+async def test_the_transport_is_a_sync_and_async_context_manager() -> None:
     async def agent(client: AgentClient) -> bool:
         assert isinstance(client.transport, Transport)
         transport: Any = client.transport
@@ -101,7 +101,7 @@ async def test_the_transport_is_a_context_manager_of_both_kinds_that_holds_nothi
     assert reward(await play(agent)) == 1.0
 
 
-async def test_it_is_bound_to_its_rollout_wherever_it_is_used() -> None:
+async def test_the_transport_is_bound_to_its_rollout() -> None:
     """Some frameworks lose context variables on the way."""
     transports: dict[str, Any] = {}
     texts: dict[str, str] = {}
@@ -121,13 +121,13 @@ async def test_it_is_bound_to_its_rollout_wherever_it_is_used() -> None:
 
 
 async def close_while_it_waits(agent: Any) -> None:
-    """Play an episode until its first call, and give it up."""
+    """Play an episode until its first call, then close its Env."""
     env = await start(agent)
     await env.close()
     assert not env.is_running
 
 
-async def test_closing_answers_a_call_that_waits_with_a_400_of_the_sdk() -> None:
+async def test_closing_the_env_answers_a_waiting_call_with_the_sdks_400() -> None:
     errors: list[Any] = []
 
     def agent(client: BlockingAgentClient) -> float:
@@ -152,7 +152,7 @@ async def test_closing_answers_a_call_that_waits_with_a_400_of_the_sdk() -> None
     assert all("was closed: this rollout is over" in str(error) for error in errors)
 
 
-async def test_an_agent_that_goes_on_calling_is_ended_and_its_thread_is_freed() -> None:
+async def test_an_agent_that_keeps_calling_after_the_end_is_stopped() -> None:
     refusals: list[str | None] = []
     ended_by: list[BaseException] = []
     threads: list[threading.Thread] = []
@@ -179,7 +179,7 @@ async def test_an_agent_that_goes_on_calling_is_ended_and_its_thread_is_freed() 
 LARGE = b"data: {}\n\n" * 300_000
 
 
-async def test_it_is_aiohttps_own_response_with_its_status_and_raises_on_request() -> None:
+async def test_aiohttp_gets_its_own_response_with_status_and_raise_for_status() -> None:
     for status, reason in [
         (200, "OK"),
         (400, "Bad Request"),
@@ -198,7 +198,7 @@ async def test_it_is_aiohttps_own_response_with_its_status_and_raises_on_request
             assert caught.value.status == status
 
 
-async def test_every_byte_comes_back_whole_piece_by_piece_or_line_by_line() -> None:
+async def test_aiohttp_reads_every_byte_whole_in_pieces_or_in_lines() -> None:
     for content in (b"", b"x", b"data: 1\n\ndata: 2\n\n", LARGE):
         responses = [await response_for(ApiResponse(200, content, EVENTS)) for _ in range(3)]
         assert responses[0].content_type == EVENTS
@@ -207,7 +207,7 @@ async def test_every_byte_comes_back_whole_piece_by_piece_or_line_by_line() -> N
         assert [line async for line in responses[2].content] == content.splitlines(keepends=True)
 
 
-async def test_nothing_is_left_open_whether_it_is_read_or_not() -> None:
+async def test_aiohttps_response_leaves_nothing_open_whether_it_is_read_or_not() -> None:
     tasks = asyncio.all_tasks()
     responses = [await response_for(ApiResponse(200, LARGE)) for _ in range(3)]
 

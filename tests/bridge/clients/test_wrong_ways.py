@@ -1,6 +1,6 @@
-"""What an agent is told that asks by a wrong name, path or key, or too late, in every face.
+"""Errors of calls with a wrong model name, path or key, and of late calls, in every API.
 
-The guard of the embedded engine is put to the same test in ``tests/trainers/engine``.
+The embedded engine's network guard has such a test in ``tests/trainers/engine``.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ CAUSE = (
 
 
 def network(monkeypatch: Patch, errno: int) -> list[str]:
-    """Names that are looked up, which all end in an error."""
+    """Fail every name look-up with this error, and return the list of the names."""
     looked_up: list[str] = []
 
     def getaddrinfo(host: Any, *_: Any, **__: Any) -> Any:
@@ -61,7 +61,7 @@ def no_network(monkeypatch: Patch) -> list[str]:
 
 @pytest.fixture
 def bad_network(monkeypatch: Patch) -> list[str]:
-    """A machine whose name server does not answer for the moment."""
+    """Simulate a machine whose name server does not answer at the moment."""
     return network(monkeypatch, socket.EAI_AGAIN)
 
 
@@ -73,7 +73,9 @@ def takes_a_model(sdk: str) -> bool:
     return has_model and not (sdk.startswith("lm15") and sdk.endswith("stream"))
 
 
-async def test_an_agent_is_told_by_its_sdk_at_once(no_network: list[str]) -> None:
+async def test_an_unreachable_model_is_a_400_without_a_retry_in_every_sdk(
+    no_network: list[str],
+) -> None:
     def is_told(sdk: str, error: Exception) -> None:
         assert CAUSE in str(error), sdk
         assert "cannot be reached from here." in str(error), sdk
@@ -100,7 +102,7 @@ async def test_an_agent_is_told_by_its_sdk_at_once(no_network: list[str]) -> Non
 
 @pytest.mark.usefixtures("no_network")
 @as_agent()
-async def test_requests_without_any_sdk_get_it_as_a_response() -> None:
+async def test_requests_without_an_sdk_get_the_refusal_as_a_response() -> None:
     async with (
         httpx.AsyncClient() as old,
         httpx2.AsyncClient() as new,
@@ -115,7 +117,7 @@ async def test_requests_without_any_sdk_get_it_as_a_response() -> None:
 
 
 @pytest.mark.usefixtures("no_network")
-async def test_an_agent_that_does_not_catch_it_fails_with_it_said_once() -> None:
+async def test_an_agent_that_does_not_catch_the_refusal_fails_with_its_text_once() -> None:
     with pytest.raises(AgentError) as caught:
         await play_without_a_call(lambda: blocking_openai("Hello?", OTHER))
 
@@ -124,14 +126,14 @@ async def test_an_agent_that_does_not_catch_it_fails_with_it_said_once() -> None
 
 
 @pytest.mark.usefixtures("no_network")
-async def test_the_policy_by_the_name_it_is_told_to_have_answers() -> None:
+async def test_the_policy_answers_under_its_configured_name() -> None:
     def agent() -> bool:
         return blocking_openai("Hi", OTHER) == blocking_anthropic("Hi", OTHER) == "Fine."
 
     assert reward(await play(agent, policy_names=OTHER)) == 1.0
 
 
-async def test_a_frozen_model_that_fails_is_named_and_asked_once() -> None:
+async def test_a_failing_frozen_model_is_named_and_asked_once() -> None:
     calls: list[str] = []
 
     def judge(messages: list[Message]) -> str:
@@ -161,7 +163,7 @@ async def test_a_silent_name_server_is_a_retried_connection_error(bad_network: l
     assert bad_network == ["api.openai.com"] * 3
 
 
-async def test_a_port_where_nobody_listens_is_a_connection_error_in_every_library() -> None:
+async def test_a_closed_port_is_a_connection_error_in_every_library() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         root = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
     url, router = f"{root}/chat/completions", LM15["openai-chat"]
@@ -183,7 +185,7 @@ async def test_a_port_where_nobody_listens_is_a_connection_error_in_every_librar
     await play_without_a_call(agent)
 
 
-async def test_any_name_will_do_at_the_rollouts_address_and_is_no_stranger() -> None:
+async def test_the_rollouts_address_accepts_any_model_name() -> None:
     async def agent(client: AgentClient) -> float:
         async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as sdk:
             await sdk.chat.completions.create(model=OTHER, messages=HELLO)
@@ -195,8 +197,8 @@ async def test_any_name_will_do_at_the_rollouts_address_and_is_no_stranger() -> 
     assert OTHER not in str(caught.value)
 
 
-async def test_whatever_base_url_is_made_of_it_works() -> None:
-    """Some SDKs want one with /v1, some without, and people mix them up."""
+async def test_every_common_variant_of_the_base_url_works() -> None:
+    """Some SDKs want /v1 in the base URL, some do not, and people mix them up."""
     ends = ["", "/", "/v1", "/v1/", "/v1/v1", "/v1/chat/completions", "/api"]
     texts: list[Any] = []
 
@@ -224,7 +226,7 @@ ADVICE = "Send client.api_key, the key for client.base_url."
 
 
 async def refusals(address: server.Address, key: str, status: int) -> list[Any]:
-    """What the SDKs say to a key that is refused with that status."""
+    """Return the SDKs' errors for a key, each checked to have that status."""
     options: Any = {"base_url": address.root_url}
     with left_alone():
         async with openai.AsyncOpenAI(base_url=address.base_url, api_key=key) as sdk:
@@ -241,7 +243,7 @@ async def refusals(address: server.Address, key: str, status: int) -> list[Any]:
 
 
 @as_agent()
-async def test_a_key_of_nobodys_and_no_key_at_all(client: AgentClient) -> None:
+async def test_an_unknown_or_missing_key_is_a_401(client: AgentClient) -> None:
     address = client.serve()
     for key in ("sk-of-somebody", "evert-guess"):
         for error in await refusals(address, key, 401):
@@ -256,7 +258,7 @@ async def test_a_key_of_nobodys_and_no_key_at_all(client: AgentClient) -> None:
 
 
 @as_agent()
-async def test_the_latest_keys_whose_episode_is_over_are_told_so(
+async def test_a_key_of_a_recently_finished_episode_gets_an_error_that_says_so(
     client: AgentClient, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(server, "KEYS_REMEMBERED", 2)

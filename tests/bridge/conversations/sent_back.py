@@ -1,4 +1,4 @@
-"""Whether a reply is recognised when an agent sends it back."""
+"""Check whether a reply is recognised when an agent sends it back."""
 
 import openai
 

@@ -1,5 +1,5 @@
-"""Calls and replies that come back to the policy otherwise than it made them: completed, renamed,
-changed. What each API sends back as it is: ``clients/dialects/test_contract.py``."""
+"""Calls and replies that an agent changes before it sends them back: completed, renamed, edited.
+Unchanged ones are tested in ``clients/dialects/test_contract.py``."""
 
 import json
 import re
@@ -21,7 +21,7 @@ TWO = f"{calling('edit', path='a')}\n{calling('edit', path='b')}\n"
 
 
 def sends_back(change: Change) -> Callable[[AgentClient], Awaitable[float]]:
-    """An agent that calls tools until there is no call.
+    """Return an agent that runs tool calls until a reply has none.
 
     ``change`` changes a call, the so many-th of all messages and calls, before it is sent back, and
     says for which id its result is.
@@ -51,7 +51,7 @@ async def episode(agent: Any, *replies: str, **options: Any) -> Trajectory:
 
 
 def complete(made: dict[str, Any], place: int) -> str:
-    """What Claude Code does: adds a default, tidies the lines of a text."""
+    """Do what Claude Code does: add a default, and strip trailing white space in a text."""
     arguments = {"replace_all": False, **json.loads(made["function"]["arguments"])}
     if "text" in arguments:
         arguments["text"] = arguments["text"].rstrip()
@@ -60,7 +60,7 @@ def complete(made: dict[str, Any], place: int) -> str:
 
 
 class Completing:
-    """An agent that knows of itself what it does."""
+    """An agent that sets the option itself."""
 
     env_options: ClassVar[EnvOptions] = {"keep_completed_arguments": True}
 
@@ -68,7 +68,7 @@ class Completing:
         return await sends_back(complete)(client)
 
 
-async def test_completed_arguments_are_kept_where_the_option_or_the_agent_says_so() -> None:
+async def test_completed_arguments_are_kept_if_the_option_or_the_agent_asks_for_it() -> None:
     edits = [calling("edit", path="a", text="one  \n"), TWO]
     edits.append(f"I go on.\n{calling('edit', path='b', text='two')}")
     option = {"keep_completed_arguments": True}
@@ -87,7 +87,7 @@ async def test_completed_arguments_are_kept_where_the_option_or_the_agent_says_s
 
 
 def renamed(rename: Callable[[str, int], str], answered: str | None = None) -> Any:
-    """An agent that sends calls back under other ids, and results for them or for ``answered``."""
+    """Return an agent that renames call ids, and sends results for them or for ``answered``."""
 
     def change(tool_call: dict[str, Any], place: int) -> str:
         tool_call["id"] = rename(tool_call["id"], place)
@@ -103,7 +103,7 @@ RENAMES: list[Callable[[str, int], str]] = [
 ]
 
 
-async def test_a_consistent_renaming_of_ids_is_no_drift_and_ids_are_the_same_each_time() -> None:
+async def test_consistently_renamed_ids_are_not_drift_and_ids_are_reproducible() -> None:
     ids: list[str] = []
     for rename in (RENAMES[0], *RENAMES):
         trajectory = await episode(renamed(rename), TWO, calling("edit", path="c"), TWO)
@@ -120,7 +120,7 @@ async def test_a_consistent_renaming_of_ids_is_no_drift_and_ids_are_the_same_eac
 @pytest.mark.parametrize(
     "agent", [renamed(lambda id, place: "mine"), renamed(lambda id, place: "mine", "no such")]
 )
-async def test_ids_that_say_something_else_are_drift_and_named(agent: Any) -> None:
+async def test_inconsistently_renamed_ids_are_drift_and_the_field_is_named(agent: Any) -> None:
     trajectory = await episode(agent, TWO)
     first = trajectory.transitions[0]
     assert first.logs["drift"] == "history"

@@ -1,7 +1,7 @@
-"""What ``ConversationBook`` promises about tokens, beyond what ``test_oracle.py`` plays at random.
+"""What ``ConversationBook`` promises about tokens. ``test_oracle.py`` plays random episodes of it.
 
 Sampled tokens are kept exactly as sampled, a conversation is recognised in every form in which
-agents send it back, and what keeps it from going on is counted by cause, once.
+agents send it back, and each change that ends a lineage is counted once, by cause.
 """
 
 import copy
@@ -45,7 +45,7 @@ ONE_CALL = calling("add", x=1)
 class Talk:
     """Both sides of an episode: requests of agents, actions of a policy.
 
-    Whatever is asked, a prompt begins with all that its lineage had before, token for token.
+    Every prompt is checked to begin with all earlier tokens of its lineage.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Talk:
         return self.renderer.decode(self.prompt(conversation))
 
     def is_renderers(self, conversation: Conversation) -> bool:
-        """Whether the prompt is as the renderer makes it."""
+        """Return whether the prompt is what the renderer makes of the messages."""
         return self.prompt(conversation) == self.renderer.full(conversation.messages)
 
     def take(self, conversation: Conversation, action: list[int], cut: bool = False) -> Reply:
@@ -106,9 +106,9 @@ class Talk:
     def turn(
         self, messages: Messages, text: str | list[int], *, cut: bool = False, **options: Any
     ) -> Conversation:
-        """A request and the reply to it, which joins the messages as delivered, without thoughts.
+        """Make a request, and append its reply to the messages as delivered, without thoughts.
 
-        After it come the results of its calls, or a question.
+        Then append the results of its calls, or a question.
         """
         conversation = self.ask(messages, **options)
         ids = text if isinstance(text, list) else self.renderer.encode(text)
@@ -122,7 +122,7 @@ class Talk:
         return conversation
 
     def spell(self, text: str) -> list[int]:
-        """Another tokenisation of the text: one token a character."""
+        """Return another tokenisation of the text: one token per character."""
         return [token for character in text for token in self.renderer.encode(character)]
 
 
@@ -153,14 +153,16 @@ CUT = ["I wonder", "hm</think>Well, ", 'So <tool_call>\n{"name": "a']
 
 
 @pytest.mark.parametrize("name", KEEP_HISTORY)
-def test_replies_that_come_back_keep_their_tokens(name: str, make_renderer: MakeRenderer) -> None:
+def test_replies_that_are_sent_back_keep_their_tokens(
+    name: str, make_renderer: MakeRenderer
+) -> None:
     renderer, shape = make_renderer(name), KEEP_HISTORY[name]
     tools = None if name == "llama3" else [ADD]  # it has none
     outcomes = {}
     for kind, text in [*REPLIES.items(), *((text, text) for text in CUT)]:
         talk, messages, cut = Talk(renderer), [user("Hi")], kind in CUT
         if cut and shape == "{}":
-            text = text.removeprefix("hm</think>")  # its template shows no thoughts at all
+            text = text.removeprefix("hm</think>")  # its template shows no thoughts
         for _ in range(3):
             conversation = talk.turn(
                 messages, text if cut else shape.replace("{}", text), tools=tools, cut=cut
@@ -178,7 +180,7 @@ def test_replies_that_come_back_keep_their_tokens(name: str, make_renderer: Make
     "name",
     ["qwen3_instruct", "qwen3", "deepseekv4_1_disable_thinking", "nemotron3_preserve_thinking"],
 )
-def test_an_odd_spelling_is_counted_once(name: str, make_renderer: MakeRenderer) -> None:
+def test_an_odd_tokenisation_is_counted_once(name: str, make_renderer: MakeRenderer) -> None:
     reply = "hm\n</think>\nhello" if name.startswith("nemotron") else "hello"
     talk, messages = Talk(make_renderer(name)), [user("Say hello")]
     odd = [id for part in reply.split("</think>") for id in [-1, *talk.spell(part)]][1:]
@@ -192,7 +194,7 @@ def test_an_odd_spelling_is_counted_once(name: str, make_renderer: MakeRenderer)
 @pytest.mark.parametrize(
     ("name", "text"), [("qwen3_5", "hello"), ("deepseekv3_thinking", "</think>hello")]
 )
-def test_an_unshown_thought_is_retokenised(
+def test_a_thought_that_the_template_hides_counts_as_retokenised(
     name: str, text: str, make_renderer: MakeRenderer
 ) -> None:
     talk, messages, counted = Talk(make_renderer(name)), [user("one?")], list[int]()
@@ -202,7 +204,9 @@ def test_an_unshown_thought_is_retokenised(
     assert (counted, talk.book.lineages) == ([0, 1, 2], 1)
 
 
-def test_messages_injected_after_an_odd_spelling_are_no_drift(make_renderer: MakeRenderer) -> None:
+def test_messages_injected_after_an_odd_tokenisation_are_not_drift(
+    make_renderer: MakeRenderer,
+) -> None:
     talk = Talk(make_renderer("qwen3"))
     talk.take(talk.ask([user("Hi")]), talk.spell("Hello") + talk.end)
     conversation = talk.ask([user("Hi"), assistant("Hello"), user("Bye")])
@@ -214,7 +218,7 @@ def test_messages_injected_after_an_odd_spelling_are_no_drift(make_renderer: Mak
     assert talk.met == (1, {Drift.RETOKENISED: 1})
 
 
-def test_injected_messages_stand_before_the_reply_and_stay(family: Renderer) -> None:
+def test_injected_messages_precede_the_reply_and_stay_in_the_history(family: Renderer) -> None:
     talk = Talk(family)
     conversation = talk.ask([user("Hi")])
     talk.book.inject(conversation, [HURRY], talk.renderer)
@@ -316,7 +320,7 @@ SCENES: dict[str, list[Step]] = {
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_a_request_continues_what_it_holds(scene: str) -> None:
+def test_a_request_continues_the_conversation_that_it_contains(scene: str) -> None:
     talk, handoffs = Talk(), 0
     for number, step in enumerate(SCENES[scene]):
         conversation = talk.ask(step.messages, tools=step.tools)
@@ -333,7 +337,7 @@ def test_a_request_continues_what_it_holds(scene: str) -> None:
         talk.say(conversation, step.reply)
 
 
-def test_a_message_changed_in_place_is_seen() -> None:
+def test_a_message_changed_in_place_is_noticed() -> None:
     fine = {"role": "assistant", "content": "Fine.", "reasoning_content": "hm"}
     sdk_message = ChatCompletionMessage.model_validate
     extras = {"reasoning_content": "something else"}
@@ -373,7 +377,7 @@ def test_equal_conversations_of_two_callers_stay_apart() -> None:
 def test_a_stripped_thought_is_template_drift(
     text: str, name: str, make_renderer: MakeRenderer
 ) -> None:
-    """The instruct template claims the extension property, and strips thinking all the same."""
+    """The instruct template claims the extension property, but strips thinking."""
     talk, messages = Talk(make_renderer(name)), [user("Hi")]
     opened = talk.read(Talk(make_renderer(name)).ask(messages)).rstrip().endswith("<think>")
     start = "" if opened else "<think>\n"
@@ -382,14 +386,16 @@ def test_a_stripped_thought_is_template_drift(
     assert talk.met == (2, {Drift.TEMPLATE: 1})
 
 
-def test_a_conversation_goes_on_after_template_drift() -> None:
+def test_a_conversation_continues_after_template_drift() -> None:
     talk, messages = Talk(), [user("Hi")]
     for text in [*(f"<think>{turn}</think>Hello {turn}." for turn in range(3)), "a", "b", "c"]:
         talk.turn(messages, text)
     assert talk.met == (4, {Drift.TEMPLATE: 3})
 
 
-def test_replies_keep_thinking_in_other_histories_and_tools(make_renderer: MakeRenderer) -> None:
+def test_replies_keep_their_thinking_when_history_or_tools_change(
+    make_renderer: MakeRenderer,
+) -> None:
     renderer = make_renderer("glm5_3_low_reasoning")
     talk, messages = Talk(renderer), [user("Hi")]
     talk.turn(messages, "hm</think>Fine.", tools=[ADD])
@@ -402,7 +408,7 @@ def test_replies_keep_thinking_in_other_histories_and_tools(make_renderer: MakeR
     messages[2] = user("another question")
     prompt = talk.read(talk.ask(messages))
     assert [f"thought {turn}" in prompt for turn in range(3)] == [True, False, True]
-    assert talk.met == (2, {Drift.HISTORY: 1})  # answer 1 was given to the question of before
+    assert talk.met == (2, {Drift.HISTORY: 1})  # answer 1 belongs to the earlier question
 
     talk = Talk(renderer)
     talk.say(talk.ask([user("Is it so?")]), "hm</think>yes")
@@ -410,7 +416,7 @@ def test_replies_keep_thinking_in_other_histories_and_tools(make_renderer: MakeR
     assert "hm" not in talk.read(talk.ask(by_chance))
 
 
-def test_of_equal_replies_the_one_sent_with_its_thinking_goes_on(
+def test_thinking_decides_which_of_two_equal_replies_is_continued(
     make_renderer: MakeRenderer,
 ) -> None:
     talk = Talk(make_renderer("glm5_3_low_reasoning"))
@@ -423,7 +429,7 @@ def test_of_equal_replies_the_one_sent_with_its_thinking_goes_on(
     assert talk.book.drift == {Drift.HISTORY: 1}
 
 
-def test_a_broken_call_is_in_the_history_that_is_rendered_anew() -> None:
+def test_a_broken_call_stays_in_a_rerendered_history() -> None:
     talk, messages = Talk(), [user("Hi")]
     talk.turn(messages, f"So.\n{REPLIES['no JSON']}", tools=[ADD])
     assert talk.read(talk.ask(messages)).count('{"name": "add", "arguments": {\n') == 1
@@ -448,7 +454,7 @@ def with_arguments(message: dict[str, Any], arguments: Any) -> dict[str, Any]:
 
 
 def edits(talk: Talk, arguments: Any = ADDED) -> Messages:
-    """A conversation whose reply comes back with other arguments."""
+    """Play a conversation whose reply comes back with other arguments; return its messages."""
     messages = [user("Edit!")]
     talk.turn(messages, f"I edit.\n{edit()}", tools=[EDIT])
     messages[1] = with_arguments(messages[1], arguments)
@@ -477,7 +483,7 @@ REWRITTEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", [*COMPLETED, *REWRITTEN])
-def test_completed_arguments_are_kept_as_sampled_and_rewritten_ones_are_an_edit(kind: str) -> None:
+def test_completed_arguments_are_kept_as_sampled_but_rewritten_ones_are_drift(kind: str) -> None:
     talk = Talk(keeps_completed=True)
     messages = edits(talk, {**COMPLETED, **REWRITTEN}[kind])
     after = talk.ask(messages, tools=[EDIT])
@@ -486,7 +492,7 @@ def test_completed_arguments_are_kept_as_sampled_and_rewritten_ones_are_an_edit(
     assert talk.met == (rewritten if kind in REWRITTEN else (1, {Drift.COMPLETED_ARGUMENTS: 1}))
 
 
-def test_a_completed_call_has_to_be_ours_and_the_rest_the_same() -> None:
+def test_a_completed_call_is_drift_if_anything_else_in_its_message_changes() -> None:
     changes: list[Callable[[dict[str, Any], dict[str, Any]], object]] = [
         lambda message, call: call.update(id="another"),
         lambda message, call: call["function"].update(name="write"),
@@ -502,7 +508,7 @@ def test_a_completed_call_has_to_be_ours_and_the_rest_the_same() -> None:
         assert talk.met == (2, {Drift.HISTORY: 1}), number
 
 
-def test_every_call_of_a_long_conversation_may_come_back_completed_and_counts_once() -> None:
+def test_each_completed_call_of_a_long_conversation_counts_once() -> None:
     talk, messages = Talk(keeps_completed=True), [user("Edit!")]
     for turn in range(6):
         talk.turn(messages, edit({"path": f"{turn}.py"}), tools=[EDIT])
@@ -513,7 +519,7 @@ def test_every_call_of_a_long_conversation_may_come_back_completed_and_counts_on
     assert talk.met == (1, {Drift.COMPLETED_ARGUMENTS: 6})
 
 
-def test_a_branch_after_a_completed_call_shares_what_was_sampled() -> None:
+def test_a_branch_after_a_completed_call_shares_the_sampled_tokens() -> None:
     talk = Talk(keeps_completed=True)
     messages = edits(talk)
     [first] = talk.book._latest["main"].points
@@ -526,7 +532,9 @@ def test_a_branch_after_a_completed_call_shares_what_was_sampled() -> None:
     assert talk.met == (2, {Drift.COMPLETED_ARGUMENTS: 1})
 
 
-def test_a_template_that_strips_thinking_is_the_cause_named(make_renderer: MakeRenderer) -> None:
+def test_drift_of_a_completed_call_after_stripped_thinking_is_template_drift(
+    make_renderer: MakeRenderer,
+) -> None:
     talk, messages = Talk(make_renderer("qwen3"), keeps_completed=True), [user("Edit!")]
     talk.turn(messages, f"<think>\nhm\n</think>\n\n{edit()}", tools=[EDIT])
     messages[1] = with_arguments(messages[1], ADDED)
@@ -535,7 +543,9 @@ def test_a_template_that_strips_thinking_is_the_cause_named(make_renderer: MakeR
 
 
 @pytest.mark.parametrize("name", ["qwen3_instruct", "deepseekv4_1_disable_thinking"])
-def test_the_hundredth_branch_shares_all_its_tokens(name: str, make_renderer: MakeRenderer) -> None:
+def test_a_hundred_branches_share_the_tokens_of_their_beginning(
+    name: str, make_renderer: MakeRenderer
+) -> None:
     for ends in ([""] * 100, [str(number) for number in range(100)]):
         talk = Talk(make_renderer(name))
         first = talk.ask([user("Hi")])
@@ -570,7 +580,7 @@ def test_refused_requests_leave_no_trace(make_renderer: MakeRenderer) -> None:
 
 
 class Unfriendly:
-    """What agents put into messages: nothing of it is JSON."""
+    """An object that raises whenever it is used, and is not JSON."""
 
     def __eq__(self, other: object) -> bool:
         raise ValueError("The truth value of an array is ambiguous.")
@@ -600,7 +610,7 @@ UNREADABLE: list[Any] = [
 
 
 @pytest.mark.parametrize("message", UNREADABLE, ids=map(str, range(5)))
-def test_what_raises_when_it_is_read_is_the_agents_400(message: Any) -> None:
+def test_a_message_that_raises_when_it_is_read_is_a_400(message: Any) -> None:
     talk, messages = Talk(), [user("Hi")]
     with pytest.raises(openai.BadRequestError, match=r"^messages(\[0\])? cannot be read; send pl"):
         talk.ask([message])
@@ -611,7 +621,7 @@ def test_what_raises_when_it_is_read_is_the_agents_400(message: Any) -> None:
     assert talk.met == (1, {})
 
 
-def test_what_cannot_be_compared_is_no_obstacle_and_tools_that_cannot_be_kept_are_a_400(
+def test_a_message_that_cannot_be_compared_passes_but_such_a_tool_is_a_400(
     make_renderer: MakeRenderer,
 ) -> None:
     talk = Talk()
@@ -630,7 +640,7 @@ def test_what_cannot_be_compared_is_no_obstacle_and_tools_that_cannot_be_kept_ar
         Talk().ask([user("Well \ud83d")])
 
 
-def test_an_image_object_is_known_again_by_its_pixels() -> None:
+def test_an_image_object_is_recognised_by_its_pixels() -> None:
     tokenizer = copy.deepcopy(default_renderer().tokenizer)
     names = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
     tokenizer.add_special_tokens({"additional_special_tokens": names})
@@ -646,7 +656,7 @@ def test_an_image_object_is_known_again_by_its_pixels() -> None:
         assert after.lineage == lineage
 
 
-def test_finding_takes_as_many_comparisons_among_many_as_among_few(monkeypatch: Patch) -> None:
+def test_the_number_of_comparisons_does_not_grow_with_the_conversations(monkeypatch: Patch) -> None:
     compared: list[Any] = []
 
     def counted(method: Callable[..., bool]) -> Callable[..., bool]:
@@ -674,7 +684,7 @@ def test_finding_takes_as_many_comparisons_among_many_as_among_few(monkeypatch: 
     assert counts[:3] == counts[3:]
 
 
-def test_a_request_is_compared_with_the_latest_of_equal_replies_only(monkeypatch: Patch) -> None:
+def test_a_request_is_compared_with_only_the_latest_of_equal_replies(monkeypatch: Patch) -> None:
     talk, compared, is_within = Talk(), list[Point](), Point.is_within
     for _ in range(3 * RECENT):
         talk.say(talk.ask([HURRY]), "Yes.")

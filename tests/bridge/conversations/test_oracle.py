@@ -1,12 +1,12 @@
-"""Random episodes on every renderer of the Cookbook, held against the renderer itself.
+"""Random episodes on every renderer of the Cookbook, compared with the renderer itself.
 
-A made-up agent goes on, asks again, branches, strips replies, sends them in other forms, drops its
-tools and edits what was said. After each of its calls:
+A random agent continues, asks again, branches, strips replies, sends them in other forms, drops its
+tools and edits messages. After each of its calls:
 
 1. The prompt reads as the renderer makes it of the conversation, replies as the policy gave them,
    but for what was kept as it was sampled. Only where the drift is ``history``, or where another
    system prompt makes it a handoff, may replies stand there as the agent wrote them.
-2. Without either, the prompt begins with the very tokens of the latest reply and of its prompt.
+2. Without drift or a handoff, the prompt begins with the exact tokens of the latest turn.
 3. An agent that changed nothing meets neither ``tools`` nor ``history``.
 """
 
@@ -50,7 +50,7 @@ TOOLS = [
 
 @dataclass
 class Said:
-    """A reply, and what led to it."""
+    """A reply, and the conversation that led to it."""
 
     reply: Reply
     before: list[Any]
@@ -61,7 +61,7 @@ class Said:
 
 @dataclass
 class Thread:
-    """A conversation as the agent has it; what the policy said stands beside each message."""
+    """The agent's view of a conversation, with the policy's reply beside each message."""
 
     messages: list[Any]
     said: list[Said | None]
@@ -95,7 +95,7 @@ class Thread:
 
 
 def plain(messages: list[Any]) -> list[Any]:
-    """What messages say, for comparing; margins of replies left out."""
+    """Return the content of messages for comparison, without white space around replies."""
     fields = [read_message(message, 0, {}) for message in messages]
     return [
         (f["role"], cookbook.get_text_content(f).strip(), len(f.get("tool_calls", ())))
@@ -131,7 +131,7 @@ class Episode:
         return thread
 
     def go_on(self, thread: Thread) -> Thread:
-        """The next messages of the agent: results of its tools, or a question."""
+        """Append the agent's next messages: results of its tools, or a question."""
         last = thread.said[-1]
         calls = last.reply.tool_calls if last is not None else ()
         for call in calls:
@@ -202,7 +202,7 @@ class Episode:
         return action, False
 
     def spelled(self, message: Message) -> list[int] | None:
-        """A reply as the renderer would write it; None where it cannot."""
+        """Return a reply's tokens as the renderer would write them; None if it cannot."""
         question = [Message(role="user", content="q")]
         raw = self.renderer.renderer
         try:
@@ -227,7 +227,7 @@ class Episode:
         self.observed += 1
         prompt = flatten(conversation.prompt().chunks)
         self.check(thread, conversation, prompt, self.book.handoffs > handoffs)
-        thread.is_edited = False  # from here on it is what it is
+        thread.is_edited = False  # the edit is part of the history from now on
         action, is_cut = self.action(thread)
         reply, _ = read_action(
             action,
@@ -271,7 +271,7 @@ class Episode:
         return self.renderer.decode([token for token in prompt if isinstance(token, int)])
 
     def own_messages(self, thread: Thread) -> list[Message]:
-        """The conversation for the renderer, replies as the policy gave them."""
+        """Return the conversation for the renderer, with the policy's original replies."""
         names: dict[str, str] = {}
         messages: list[Message] = []
         for index, (sent, said) in enumerate(zip(thread.messages, thread.said, strict=True)):
@@ -288,7 +288,9 @@ class Episode:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(NOT_HERE)])
-def test_random_prompts_are_its_own(name: str, seed: int, make_renderer: MakeRenderer) -> None:
+def test_prompts_of_random_episodes_match_the_renderers(
+    name: str, seed: int, make_renderer: MakeRenderer
+) -> None:
     episode = Episode(PromptRenderer(make_renderer(name)), random.Random(f"{name} {seed}"))
     for _ in range(30):
         episode.play()

@@ -106,7 +106,7 @@ def test_a_good_agent_passes_without_threads(good: Any, capfd: Shown, caplog: Lo
         assert (good.turns, good.is_running) == (0, False)
 
 
-async def test_inside_of_a_running_loop_it_passes_and_fails_as_ever() -> None:
+async def test_check_env_works_inside_a_running_loop() -> None:
     for agent in (asks, blocks):
         check_env(agent)
     with pytest.raises(AgentError, match="I am broken"):
@@ -119,7 +119,7 @@ def test_a_good_agent_passes_under_every_family_of_renderers(name: str, make_ren
     check_env(ChatAgentEnv(talker(3), renderer=make_renderer(name)))
 
 
-def test_the_replies_are_said_in_order_over_and_over() -> None:
+def test_the_replies_are_cycled_in_order() -> None:
     replies: list[list[str]] = []
 
     async def hears(client: AgentClient) -> float:
@@ -135,7 +135,7 @@ def test_the_replies_are_said_in_order_over_and_over() -> None:
     assert replies[0] == list(DEFAULT_REPLIES[:3])
 
 
-def test_an_agent_that_raises_at_all_replies_is_told_which_they_were() -> None:
+def test_the_error_of_an_agent_that_fails_on_every_reply_lists_the_replies() -> None:
     async def raises_at_most(client: AgentClient) -> float:
         return float(await ask(client))
 
@@ -152,7 +152,7 @@ async def never_ends(client: AgentClient) -> float:
         await ask(client)
 
 
-def test_rule_1_an_agent_that_never_ends() -> None:
+def test_rule_1_an_agent_that_never_ends_is_found() -> None:
     message = broken(never_ends, max_turns=5)
     assert message.startswith(f"Rule 1: the agent {__name__}.never_ends made 5 model calls")
     assert_says(message, "Limit its loop", "replies=[...]", "max_turns")
@@ -201,7 +201,7 @@ class ForeignTokens(Qwen3InstructRenderer):
 
 
 class Forgetful(Qwen3InstructRenderer):
-    """Claims the extension property, and shows an earlier user message otherwise all the same."""
+    """Claims the extension property, but renders an earlier user message differently."""
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         if message["role"] == "user" and not ctx.is_last:
@@ -229,7 +229,7 @@ BROKEN_ENVS: dict[str, tuple[Callable[[], ChatAgentEnv], list[str]]] = {
 
 
 @pytest.mark.parametrize(("make", "said"), BROKEN_ENVS.values(), ids=BROKEN_ENVS)
-def test_rules_1_to_4_an_env_or_a_renderer_that_breaks_them(
+def test_rules_1_to_4_an_env_or_a_renderer_that_breaks_one_is_found(
     make: Callable[[], ChatAgentEnv], said: list[str]
 ) -> None:
     message = broken(make())
@@ -295,7 +295,9 @@ async def swallows_every_cancellation(client: AgentClient) -> float:
         (swallows_every_cancellation, 1, ""),
     ],
 )
-def test_rule_5_an_agent_that_leaves_something_behind(agent: Any, at: int, left: str) -> None:
+def test_rule_5_an_agent_that_leaves_something_behind_is_found(
+    agent: Any, at: int, left: str
+) -> None:
     freed.clear()
     try:
         message = broken(ChatAgentEnv(agent, close_timeout=0.02))
@@ -329,7 +331,7 @@ async def trips_over_tool_calls(client: AgentClient) -> float:
         (trips_over_tool_calls, "a broken tool call"),
     ],
 )
-def test_rule_6_an_agent_without_a_reward_for_an_odd_reply(agent: Any, reply: str) -> None:
+def test_rule_6_an_agent_without_a_reward_for_an_odd_reply_is_found(agent: Any, reply: str) -> None:
     with pytest.raises(EnvCheckError) as caught:
         check_env(agent)
 
@@ -350,7 +352,7 @@ async def waits_for_ever(client: AgentClient) -> float:
     return 1.0
 
 
-def test_an_agent_that_fails_or_is_none_is_an_error_of_its_own() -> None:
+def test_a_failing_or_invalid_agent_raises_its_own_error() -> None:
     with pytest.raises(AgentError, match="I am broken") as caught:
         check_env(raises)
     assert isinstance(caught.value.__cause__, ValueError)

@@ -1,7 +1,7 @@
 """What ``ChatAgentEnv`` promises, under the Cookbook's own runner.
 
-Tokens, rewards, how episodes end, limits, replies that do not parse, the seams of
-``EnvFromMessageEnv``, and closing. Whoever does wrong at any moment is in ``tests/faults``.
+Tokens, rewards, how episodes end, limits, replies that do not parse, the methods of
+``EnvFromMessageEnv``, and closing. Faults of agents and trainers are in ``tests/faults``.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ BROKEN_CALL = '<tool_call>\n{"name": oops}\n</tool_call>'
 
 
 class Speller(TokenCompleter):
-    """A policy that spells each reply letter by letter, with logprobs that tell tokens apart."""
+    """A policy whose replies have one token per letter, each with its own logprob."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -83,7 +83,7 @@ class Speller(TokenCompleter):
 
 
 async def test_a_hundred_turns_are_one_datum_of_exactly_what_was_sampled() -> None:
-    """And observations that were handed out do not change later."""
+    """Observations that were handed out do not change later, either."""
     policy = Speller()
     trajectory = await play(talker(100), policy)
     assert len(trajectory.transitions) == 100
@@ -95,7 +95,7 @@ async def test_a_hundred_turns_are_one_datum_of_exactly_what_was_sampled() -> No
     assert_extends(trajectory)
 
 
-async def test_an_action_that_ends_in_its_middle_is_delivered_and_the_agent_may_go_on() -> None:
+async def test_an_action_with_an_end_token_in_its_middle_is_delivered() -> None:
     async def agent(client: AgentClient) -> float:
         reply = await ask(client)
         return float("Hel" in reply and await ask(client, "Hi", assistant(reply), "and?") == "Yes.")
@@ -108,7 +108,7 @@ async def test_an_action_that_ends_in_its_middle_is_delivered_and_the_agent_may_
     assert (result.episode_done, result.reward) == (True, 1.0)
 
 
-async def test_a_reward_belongs_to_the_transition_just_taken_or_to_the_first() -> None:
+async def test_a_reward_belongs_to_the_latest_transition_or_to_the_first() -> None:
     async def between(client: AgentClient) -> float:
         await ask(client, "a")
         client.reward(0.25)
@@ -133,7 +133,7 @@ async def test_a_reward_belongs_to_the_transition_just_taken_or_to_the_first() -
     assert rewards(await play(returns_none)) == [0.5]
 
 
-async def test_an_outcome_carries_metrics_and_logs_and_may_say_that_it_was_cut_short() -> None:
+async def test_an_outcome_may_have_metrics_logs_and_a_truncated_flag() -> None:
     async def agent(client: AgentClient) -> Outcome:
         await ask(client)
         return Outcome(0.5, {"wins": 1}, {"why": "luck"}, truncated=True)
@@ -149,7 +149,7 @@ async def test_an_outcome_carries_metrics_and_logs_and_may_say_that_it_was_cut_s
 # -- ends ------------------------------------------------------------------------------------------
 
 
-async def test_an_agent_that_makes_no_call_is_an_overflow_with_its_reward() -> None:
+async def test_an_agent_that_makes_no_call_ends_as_an_overflow_with_its_reward() -> None:
     async def agent(client: AgentClient) -> float:
         return 0.75
 
@@ -161,8 +161,8 @@ async def test_an_agent_that_makes_no_call_is_an_overflow_with_its_reward() -> N
     assert trajectory_to_data(trajectory, 1.0) == []
 
 
-async def test_what_an_agent_raises_is_the_cause_of_an_error_that_pickles_or_is_scored() -> None:
-    """What of any exception is said is in the table of ``tests/faults/raising.py``."""
+async def test_an_agents_exception_becomes_an_error_that_pickles_or_a_reward() -> None:
+    """The messages for all kinds of exceptions are in the table of ``tests/faults/raising.py``."""
     raised = ZeroDivisionError("my own")
 
     async def agent(client: AgentClient) -> float:
@@ -182,7 +182,7 @@ async def test_what_an_agent_raises_is_the_cause_of_an_error_that_pickles_or_is_
     assert trajectory.transitions[0].logs["agent_error"] == "ZeroDivisionError: my own"
 
 
-async def test_the_trainers_time_is_not_the_agents() -> None:
+async def test_sampling_time_does_not_count_towards_the_agents_timeout() -> None:
     class Slow(ScriptedPolicy):
         async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
             await asyncio.sleep(0.2)
@@ -195,7 +195,7 @@ async def test_the_trainers_time_is_not_the_agents() -> None:
 # -- limits ----------------------------------------------------------------------------------------
 
 
-async def test_the_turn_cap_ends_the_episode_with_what_was_earned() -> None:
+async def test_the_turn_cap_ends_the_episode_with_the_reward_so_far() -> None:
     async def agent(client: AgentClient) -> float:
         while True:
             await ask(client, "again")
@@ -208,7 +208,7 @@ async def test_the_turn_cap_ends_the_episode_with_what_was_earned() -> None:
     assert (reward(trajectory), trajectory.stop_reason) == (1.0, StopReason.COMPLETED)
 
 
-async def test_the_agents_own_max_tokens_is_kept_beside_the_runs() -> None:
+async def test_the_agents_own_max_tokens_applies_besides_the_runs_limits() -> None:
     async def agent(client: AgentClient) -> float:
         for cap in (2, 3, None):
             client.log(end=(await call(client, max_tokens=cap)).choices[0].finish_reason)
@@ -233,7 +233,7 @@ async def test_the_agents_own_max_tokens_is_kept_beside_the_runs() -> None:
     assert lengths(trajectory) == [2, 2, 2]
 
 
-async def test_an_agent_that_coped_with_too_long_a_prompt_fails_for_another_reason() -> None:
+async def test_a_handled_context_overflow_is_not_blamed_for_a_later_error() -> None:
     async def agent(client: AgentClient) -> float:
         await ask(client, "short")
         with pytest.raises(openai.BadRequestError, match="too long"):
@@ -245,7 +245,7 @@ async def test_an_agent_that_coped_with_too_long_a_prompt_fails_for_another_reas
         await play(agent, limits=TIGHT)
 
 
-async def test_what_an_agent_sends_is_its_own_400_and_what_it_raises_its_own_error() -> None:
+async def test_a_malformed_message_is_a_400_that_the_agent_may_catch() -> None:
     async def copes(client: AgentClient) -> float:
         with pytest.raises(openai.BadRequestError, match="cannot be read; send plain JSON values"):
             await ask(client, {**user("a"), "lock": threading.Lock()})
@@ -265,7 +265,7 @@ async def test_what_an_agent_sends_is_its_own_400_and_what_it_raises_its_own_err
     assert first.reward == -1.0
 
 
-async def test_an_agent_that_repeats_refused_requests_is_scored_as_one_that_raises() -> None:
+async def test_an_agent_that_repeats_refused_requests_is_scored_as_failed() -> None:
     async def agent(client: AgentClient) -> float:
         await ask(client)
         client.reward(0.25)
@@ -281,7 +281,7 @@ async def test_an_agent_that_repeats_refused_requests_is_scored_as_one_that_rais
 
 
 async def tool_user(client: AgentClient) -> float:
-    """Runs every tool call; ends when there is none."""
+    """Run every tool call until a reply has none."""
     messages: list[Any] = [user("Add!")]
     ran = 0
     while True:
@@ -308,8 +308,8 @@ async def test_the_tighter_of_two_tool_call_caps_cuts_a_batch_and_ends_the_episo
         assert trajectory.stop_reason == StopReason.MAX_TOOL_CALLS
 
 
-async def test_without_a_call_to_give_a_reply_simply_stops() -> None:
-    """After the last one that is allowed, and where the agent wants none."""
+async def test_a_reply_without_an_allowed_call_has_finish_reason_stop() -> None:
+    """A call is not allowed past the cap on tool calls, or if the agent chooses none."""
     seen: list[Any] = []
 
     async def agent(client: AgentClient, choices: list[str]) -> float:
@@ -334,7 +334,7 @@ async def wants_json(client: AgentClient) -> float:
     return 1.0
 
 
-async def test_retries_count_as_turns_and_keep_to_the_token_budget() -> None:
+async def test_format_retries_count_as_turns_and_keep_within_the_token_budget() -> None:
     limited = await play(wants_json, limits=RolloutLimits(max_turns=1))
     assert len(limited.transitions) == 1
     assert limited.stop_reason == StopReason.MAX_TURNS
@@ -354,7 +354,7 @@ async def test_retries_count_as_turns_and_keep_to_the_token_budget() -> None:
 
 
 class OneToolTurn(MessageEnv):
-    """The Cookbook's side of the comparison: one task, ends at a reply without tool calls."""
+    """The Cookbook's Env for comparison: one task, which ends at a reply without tool calls."""
 
     def __init__(self) -> None:
         self.history: list[Message] = [Message(role="user", content="Add!")]
@@ -368,7 +368,7 @@ class OneToolTurn(MessageEnv):
 
 
 async def raw_step(env: Any, text: str) -> Any:
-    """One step with tokens that never reach an end of turn."""
+    """Take a step whose tokens have no end of turn."""
     await env.initial_observation()
     return await env.step(prompt_renderer(None).encode(text), extra={"stop_reason": "stop"})
 
@@ -384,7 +384,7 @@ async def test_broken_framing_under_a_policy_ends_as_in_the_cookbook() -> None:
     assert other.metrics.items() <= own.metrics.items()
 
 
-async def test_broken_tool_calls_under_a_policy_are_retried_and_too_many_end_it() -> None:
+async def test_broken_tool_calls_under_a_policy_are_retried_up_to_its_limit() -> None:
     policy = policy_of(BROKEN_CALL, BROKEN_CALL, TOOL_CALL, "done")
     template = "A formatting issue: {details}. Mind the braces {{}}."
     errors = ParseErrorPolicy(
@@ -480,7 +480,7 @@ async def test_an_agent_that_ignores_its_close_is_reported(caplog: Logs) -> None
 
 
 async def test_a_finally_block_of_some_seconds_is_left_to_finish() -> None:
-    """The default patience: one cancellation, then seconds before the second."""
+    """By default, some seconds pass between the first and the second cancellation."""
     steps: list[str] = []
 
     async def agent(client: AgentClient) -> float:
@@ -496,7 +496,7 @@ async def test_a_finally_block_of_some_seconds_is_left_to_finish() -> None:
     assert steps == ["cleaned up"]
 
 
-async def test_what_an_agent_that_ended_meanwhile_held_is_let_go_by_close() -> None:
+async def test_close_releases_what_an_agent_that_has_ended_held() -> None:
     async def agent(client: AgentClient) -> float:
         assert client.base_url
         with contextlib.suppress(TimeoutError):
@@ -511,7 +511,7 @@ async def test_what_an_agent_that_ended_meanwhile_held_is_let_go_by_close() -> N
     assert not server._servers
 
 
-def test_an_env_that_is_dropped_with_its_loop_frees_its_thread_and_warns() -> None:
+def test_dropping_an_env_with_its_loop_frees_its_thread_and_warns() -> None:
     async def start_and_drop() -> None:
         _env = await start(blocking_talker)
         await asyncio.sleep(0)
@@ -527,8 +527,8 @@ def test_an_env_that_is_dropped_with_its_loop_frees_its_thread_and_warns() -> No
             assert not thread.is_alive()
 
 
-async def test_a_longer_episode_leaves_no_more_for_the_garbage_collector() -> None:
-    """Conversations and the points in them refer to each other; at the end they let go."""
+async def test_a_longer_episode_leaves_no_more_garbage() -> None:
+    """Conversations and their points refer to each other until the end of the episode."""
 
     async def garbage_of(turns: int) -> int:
         gc.collect()
@@ -539,11 +539,11 @@ async def test_a_longer_episode_leaves_no_more_for_the_garbage_collector() -> No
         finally:
             gc.enable()
 
-    await garbage_of(2)  # what is made once
+    await garbage_of(2)  # one-time allocations
     assert abs(await garbage_of(40) - await garbage_of(4)) < 40
 
 
-def test_limits_that_are_read_anew_can_be_copied() -> None:
+def test_rollout_limits_can_be_copied() -> None:
     env = ChatAgentEnv(asks, limits=RolloutLimits(max_turn_tokens=7))
     assert copy.deepcopy(env.rollout_limits).max_turn_tokens == 7
 
@@ -560,7 +560,7 @@ async def test_two_hundred_blocking_agents_at_once_do_not_deadlock() -> None:
     assert [end.reward for end in ends] == [1.0] * 200
 
 
-async def test_each_call_knows_its_task_or_thread() -> None:
+async def test_each_call_records_its_task_or_thread() -> None:
     async def agent(client: AgentClient) -> float:
         tasks = [asyncio.create_task(ask(client, name), name=name) for name in ("left", "right")]
         await asyncio.gather(*tasks)
@@ -579,7 +579,7 @@ async def test_each_call_knows_its_task_or_thread() -> None:
         assert env.turn_callers == ["left", "right"]
 
 
-def test_a_call_after_the_envs_loop_is_gone_is_refused() -> None:
+def test_a_call_after_the_envs_loop_has_ended_is_refused() -> None:
     clients: list[BlockingAgentClient] = []
 
     def agent(client: BlockingAgentClient) -> float:
@@ -592,7 +592,7 @@ def test_a_call_after_the_envs_loop_is_gone_is_refused() -> None:
 
 
 class Hiding(asyncio.SelectorEventLoop):
-    """Does not show its executor, as uvloop's loop does not."""
+    """A loop that does not expose its executor, like uvloop's."""
 
     __slots__ = ("kept",)
 
@@ -606,7 +606,7 @@ class Hiding(asyncio.SelectorEventLoop):
 
 
 @pytest.mark.parametrize("size", [None, 3])
-def test_a_loop_that_hides_its_executor_keeps_what_it_has(size: int | None) -> None:
+def test_a_loop_that_hides_its_executor_keeps_it(size: int | None) -> None:
     loop = Hiding()
     chosen = None if size is None else ThreadPoolExecutor(size)
     if chosen is not None:

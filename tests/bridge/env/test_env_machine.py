@@ -1,17 +1,17 @@
-"""An Env's life as a state machine: any order of what trainers and agents may do.
+"""An Env as a state machine: trainers and agents act in any order.
 
-A model beside the Env says what has to come: which call is the observation, who waits in the queue,
+A model beside the Env predicts what comes: which call is the observation, who waits in the queue,
 whether the agent runs, has ended or was closed, and how each call ends. After every rule both are
-compared. The agent's calls come from tasks and from threads, go on with any conversation there was,
-branch from it, or change it.
+compared. The agent's calls come from tasks and from threads, and continue, branch or change any
+earlier conversation.
 
-1. A call is served once and in order; who waits always learns what became of it.
-2. An observation goes on from what its lineage had, token for token, the action included.
-3. Nothing waits for ever: what has to happen happens, or the test says where everybody stands.
+1. A call is served once and in order; every waiting caller gets a reply or an error.
+2. An observation extends the tokens of its lineage, including the action.
+3. Nothing waits for ever: what is expected happens, or the test prints every state.
 4. Nothing is left at the end: no task, no thread.
 5. A turn is masked as given up exactly if its caller went away, or the agent ended, before it.
 
-The tests play a thousand steps, always the same; ``make machine`` plays ten thousand others
+The tests play a thousand steps, the same in each run; ``make machine`` plays 10,000 random ones
 (``EVERT_MACHINE_STEPS``).
 """
 
@@ -90,7 +90,7 @@ BAD: list[Any] = [
 
 @dataclass(eq=False)
 class Call:
-    """A model call of a task's or a thread's, and how it ended."""
+    """A model call from a task or a thread, and how it ended."""
 
     messages: list[Any]
     is_good: bool = True  # it can be served
@@ -136,7 +136,7 @@ class EnvMachine(RuleBasedStateMachine):
         begun=st.sampled_from([True] * 9 + [False]),
     )
     def is_born(self, prime: int, begun: bool) -> None:
-        """When it may first be given up; most are begun at once."""
+        """Create the Env, and usually begin it at once; it may be given up before."""
         self.prime = prime
         if begun:
             self.begin()
@@ -147,18 +147,18 @@ class EnvMachine(RuleBasedStateMachine):
 
     @property
     def may_be_odd(self) -> bool:
-        """Now and then: what is refused at once says little more the second time."""
+        """Allow an odd request only now and then: repeated refusals find little more."""
         return self.age % 6 == 0
 
     async def agent(self, client: AgentClient) -> float:
-        """Does nothing itself: the rules make the calls, and say when it ends."""
+        """Wait: the rules make the calls, and say when the agent ends."""
         self.client = client
         return await self.finish
 
     # -- driving ---------------------------------------------------------------------------------
 
     def until(self, is_so: Callable[[], bool], what: str) -> None:
-        """Let the loop run until something is so; it has to be, and soon."""
+        """Let the loop run until the condition holds; fail if it does not soon."""
 
         async def wait() -> None:
             end = time.monotonic() + PATIENCE
@@ -187,11 +187,11 @@ class EnvMachine(RuleBasedStateMachine):
         return self.result(self.loop.create_task(moment))
 
     def ends(self, call: Call) -> None:
-        """A call is given its reply or told why there is none."""
+        """Check that a call ends with its reply or with an error that says why not."""
         self.until(lambda: call.is_over, "the end of a call")
 
     def ask(self, call: Call, by_thread: bool, **fields: Any) -> None:
-        """Make a call from a task or a thread of its own; its end is kept."""
+        """Make a call from its own task or thread, and record how it ends."""
         assert self.client is not None
         endpoint, number = self.client._endpoint, len(self.calls)
         self.calls.append(call)
@@ -220,7 +220,7 @@ class EnvMachine(RuleBasedStateMachine):
     # -- the model -------------------------------------------------------------------------------
 
     def arrives(self, call: Call) -> None:
-        """A call has been made: late, or for the queue, from which whoever waits takes it."""
+        """Handle a new call: it is late, or it joins the queue for whoever waits."""
         if self.life in ("ended", "closed"):
             self.late += 1
             self.ends(call)
@@ -238,7 +238,7 @@ class EnvMachine(RuleBasedStateMachine):
             self.advances()
 
     def advances(self) -> None:
-        """Whoever waits takes the next call that can be served, or learns of the end."""
+        """Give whoever waits the next call that can be served, or the end."""
         while self.queue:
             call = self.queue.pop(0)
             if call.given_up:
@@ -263,7 +263,7 @@ class EnvMachine(RuleBasedStateMachine):
         return result
 
     def observes(self) -> None:
-        """The next observation is there; it goes on from what its lineage had."""
+        """Check the next observation: it extends the tokens of its lineage."""
         result = self.resolved()
         assert not isinstance(result, BaseException), result
         if isinstance(result, StepResult):
@@ -288,7 +288,7 @@ class EnvMachine(RuleBasedStateMachine):
         assert (PARSE_ERROR_MASKED_METRIC_KEY in result.metrics) == self.was_given_up
 
     def sees_the_end(self) -> None:
-        """The agent is done: the last step says so, with all that was earned."""
+        """Check that the last step ends the episode, with the whole reward."""
         result = self.resolved()
         if self.finish.cancelled() or self.finish.exception() is not None:
             assert isinstance(result, AgentError), result
@@ -303,7 +303,7 @@ class EnvMachine(RuleBasedStateMachine):
             assert self.earned + result.reward == self.noted + self.finish.result()
 
     def closes(self) -> None:
-        """Everybody who waits is told; nobody is served any more."""
+        """Check that closing answers all who wait, and that no later call is served."""
         refusal = EpisodeEndedError if self.life == "ended" else EnvClosedError
         waiting = [call for call in [self.out, *self.queue] if call is not None]
         if self.life == "new" or (self.life == "running" and self.client is None):
@@ -563,7 +563,7 @@ def play(runs: int, *, same: bool) -> None:
 
 
 @pytest.mark.timeout(0)
-def test_an_env_does_what_its_model_does_in_any_order(monkeypatch: Patch) -> None:
+def test_an_env_agrees_with_its_model_in_any_order_of_operations(monkeypatch: Patch) -> None:
     monkeypatch.setattr(refusals, "LONGEST_PAUSE", 0.01)  # it would take most of the time
     EnvMachine.played = 0
     play(RUNS, same=STEPS == 0)

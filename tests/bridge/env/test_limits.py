@@ -1,4 +1,4 @@
-"""The model's context, beside the budgets of a run."""
+"""The model's context length, besides the budgets of a run."""
 
 from contextlib import suppress
 from typing import Any
@@ -33,7 +33,7 @@ class Talkative(TokenCompleter):
 
 
 async def caps(*texts: str, own: int | None = None, **options: Any) -> list[int | None]:
-    """What replies to these texts may be of tokens."""
+    """Return the token caps of the replies to these texts."""
 
     async def agent(client: AgentClient) -> float:
         for text in texts:
@@ -45,7 +45,7 @@ async def caps(*texts: str, own: int | None = None, **options: Any) -> list[int 
     return policy.asked
 
 
-async def test_a_prompt_past_the_context_is_the_agents_400_and_it_may_compact() -> None:
+async def test_an_agent_may_catch_the_400_of_a_long_prompt_and_compact() -> None:
     caught: list[openai.BadRequestError] = []
 
     async def agent(client: AgentClient) -> float:
@@ -111,7 +111,7 @@ IN_EACH = SequenceLimits(max_response_tokens=50)
         (talks_without_end, {"limits": IN_EACH, "context_length": CONTEXT}, StopReason.MAX_TOKENS),
     ],
 )
-async def test_an_agent_that_does_not_cope_ends_with_the_cookbooks_stop_reason(
+async def test_an_unhandled_long_prompt_ends_with_the_cookbooks_stop_reason(
     agent: Any, options: Any, reason: StopReason, earned: float
 ) -> None:
     reward_option = {} if earned == -0.1 else {"context_overflow_reward": earned}
@@ -128,7 +128,7 @@ async def test_an_agent_that_does_not_cope_ends_with_the_cookbooks_stop_reason(
         assert 20 < len(sequence.response_ids) <= 50
 
 
-async def test_a_reply_ends_where_the_context_its_sequences_budget_or_its_own_cap_does() -> None:
+async def test_a_reply_is_capped_by_the_context_the_budget_and_its_own_limit() -> None:
     length = default_renderer().build_generation_prompt([user("Hi")]).length  # type: ignore[list-item]
     for cap_of_agent, cap in ((None, CONTEXT - length), (5, 5), (500, CONTEXT - length)):
         assert await caps("Hi", own=cap_of_agent, context_length=CONTEXT) == [cap]
@@ -139,14 +139,14 @@ async def test_a_reply_ends_where_the_context_its_sequences_budget_or_its_own_ca
     assert await caps("Hi", "so it goes " * 5, limits=limits) == [7, 7]
 
 
-def test_a_context_that_holds_nothing_is_refused() -> None:
+def test_an_invalid_context_length_is_refused() -> None:
     wrong: list[Any] = [0, 2, -1, 2.5, "8192", True]
     for context in wrong:
         with pytest.raises(ValueError, match=r"^context_length is .*expected the number of tok"):
             ChatAgentEnv(asks, context_length=context)
 
 
-def test_the_tighter_limit_says_how_an_episode_ends() -> None:
+def test_the_tighter_limit_decides_the_stop_reason() -> None:
     for budget, context, tokens, reason in (
         (None, None, None, StopReason.CONTEXT_OVERFLOW),
         (100, None, 98, StopReason.MAX_TOKENS),
@@ -160,7 +160,7 @@ def test_the_tighter_limit_says_how_an_episode_ends() -> None:
 
 
 async def talk_on(client: AgentClient, opening: str = "Hi") -> int:
-    """Talks on until it is refused; returns how often it was answered."""
+    """Talk until a call is refused; return the number of replies."""
     messages = [user(opening)]
     with suppress(openai.BadRequestError):
         while True:

@@ -1,4 +1,4 @@
-"""``ScriptedPolicy`` plays texts as a model would: in tokens, with an end, within its budget."""
+"""``ScriptedPolicy`` plays texts as a model would: as tokens, with an end token, within its cap."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def prompt(text: str) -> tinker.ModelInput:
     return tinker.ModelInput.from_ints(OUR.encode(text))
 
 
-async def test_it_says_its_texts_in_order_each_with_an_end_and_keeps_what_was_asked() -> None:
+async def test_scripted_texts_are_played_in_order_and_prompts_are_kept() -> None:
     image = tinker.types.ImageAssetPointerChunk(
         format="png", location="https://example.invalid/1.png", expected_tokens=9
     )
@@ -39,7 +39,7 @@ async def test_it_says_its_texts_in_order_each_with_an_end_and_keeps_what_was_as
     assert_says(caught.value, "2 replies", "call 3", "Pass more replies, or a function")
 
 
-async def test_replies_that_are_no_texts_are_refused() -> None:
+async def test_replies_that_are_not_texts_are_refused() -> None:
     with pytest.raises(InvalidModelError, match=r"one text, 'yes'; expected a list of texts"):
         ScriptedPolicy("yes")
     with pytest.raises(InvalidModelError, match=r"The reply is 5 \(int\); expected a text"):
@@ -53,7 +53,7 @@ async def test_replies_may_come_from_an_async_function() -> None:
     assert (await ScriptedPolicy(echo)(prompt("a"), [])).tokens == OUR.encode("a!") + END
 
 
-async def test_a_text_over_the_token_cap_is_cut_and_says_so() -> None:
+async def test_a_text_over_the_token_cap_is_cut_with_stop_reason_length() -> None:
     tokens = OUR.encode("A longer text.") + END
     for cap in range(1, len(tokens) + 1):
         action = await ScriptedPolicy(["A longer text."])(prompt("a"), [], max_tokens=cap)
@@ -63,7 +63,9 @@ async def test_a_text_over_the_token_cap_is_cut_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-async def test_it_ends_as_the_renderer_of_its_env_ends(name: str, make_renderer: Any) -> None:
+async def test_a_scripted_text_ends_with_its_renderers_end_token(
+    name: str, make_renderer: Any
+) -> None:
     renderer = make_renderer(name)
     ends = prompt_renderer(renderer).end_tokens[:1]
     action = await ScriptedPolicy(["One."], renderer)(prompt("a"), [])

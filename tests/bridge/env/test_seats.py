@@ -1,4 +1,4 @@
-"""Seats: an agent with several trained roles gives one Env a role; frozen models play opponents."""
+"""Seats: an agent with several trained roles has one Env per role; frozen models play opponents."""
 
 import asyncio
 import itertools
@@ -86,7 +86,7 @@ async def step(env: SeatEnv) -> Any:
     return await env.step(tokens_of("x"))
 
 
-async def test_each_role_is_played_through_its_own_env_and_groups_play_several_episodes() -> None:
+async def test_each_seat_has_its_own_env_in_every_episode_of_a_group() -> None:
     renderer = prompt_renderer(None)
     for trajectory, word in zip(await play(duel), ("a move", "a verdict"), strict=True):
         assert len(trajectory_to_data(trajectory, 1.0)) == 1
@@ -94,7 +94,7 @@ async def test_each_role_is_played_through_its_own_env_and_groups_play_several_e
         assert texts == [f"{word}<|im_end|>"] * ROUNDS
 
     builder = ChatAgentGroupBuilder(duel, group_size=3, seats=SEATS)
-    for _ in range(2):  # one group after the other
+    for _ in range(2):  # one group after another
         group = await do_group_rollout(builder, policy())
         metrics = zip(group.metrics_G, SEATS * 3, strict=True)
         assert [seat_metrics[f"seat/{seat}/reward"] for seat_metrics, seat in metrics] == [
@@ -122,11 +122,11 @@ def blocks(client: BlockingAgentClient) -> float:
 
 
 @pytest.mark.parametrize("agent", [by_names, blocks])
-async def test_roles_are_called_by_name_and_from_threads(agent: Any) -> None:
+async def test_seats_may_be_called_by_name_and_from_threads(agent: Any) -> None:
     assert [rewards(trajectory) for trajectory in await play(agent)] == [[0.5], [0.5]]
 
 
-async def test_rewards_and_notes_belong_to_the_seat_that_was_given_them() -> None:
+async def test_rewards_metrics_and_logs_belong_to_their_seat() -> None:
     async def agent(client: AgentClient) -> dict[str, float]:
         await at_once(client)
         client.seat("player").reward(0.25)
@@ -142,7 +142,7 @@ async def test_rewards_and_notes_belong_to_the_seat_that_was_given_them() -> Non
     assert "strictness" not in player.metrics
 
 
-async def test_a_seat_that_is_never_called_is_idle_and_gets_its_reward_all_the_same() -> None:
+async def test_a_seat_that_is_never_called_still_gets_its_reward() -> None:
     async def agent(client: AgentClient) -> dict[str, float]:
         await ask(client.seat("player"))
         return {"player": 1.0, "judge": 0.5}
@@ -173,7 +173,7 @@ async def test_a_limit_at_one_seat_stops_the_others() -> None:
     assert rewards(judge) == [0.25, 0.25]
 
 
-async def test_a_seat_that_waits_or_is_being_sampled_is_told_when_another_is_closed() -> None:
+async def test_closing_one_seat_ends_the_others_whether_they_wait_or_are_sampled() -> None:
     player, judge = seat_envs(in_turn, SEATS)
     waiting = asyncio.create_task(judge.initial_observation())
     await player.initial_observation()
@@ -211,12 +211,12 @@ def test_seats_are_two_or_more_different_names() -> None:
         seat_envs(duel, SEATS)[0].renewed()
 
 
-async def test_without_seats_there_is_none_to_take() -> None:
+async def test_taking_a_seat_of_an_env_without_seats_is_an_error() -> None:
     with pytest.raises(AgentError, match="give the builder seats="):
         await ChatAgentEnv(in_turn).initial_observation()
 
 
-async def test_an_episode_that_is_given_up_before_it_began_ends_for_who_waits() -> None:
+async def test_closing_an_episode_before_it_begins_ends_the_waiting_seat() -> None:
     player, judge = seat_envs(duel, SEATS)
     waiting = asyncio.create_task(player.initial_observation())
     await asyncio.sleep(0)
@@ -228,7 +228,7 @@ async def test_an_episode_that_is_given_up_before_it_began_ends_for_who_waits() 
         await asyncio.wait_for(waiting, 50)
 
 
-async def test_seats_are_told_at_once_when_the_agent_cannot_be_started(monkeypatch: Patch) -> None:
+async def test_all_seats_fail_at_once_if_the_agent_cannot_be_started(monkeypatch: Patch) -> None:
     def fails(env: SeatEnv, roles: object, seed: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -243,7 +243,7 @@ async def test_seats_are_told_at_once_when_the_agent_cannot_be_started(monkeypat
 
 
 def fails_once() -> Any:
-    """An agent whose first episode fails at both seats."""
+    """Return an agent whose first episode fails at both seats."""
     episodes = itertools.count()
 
     async def agent(client: AgentClient) -> float:
@@ -256,7 +256,7 @@ def fails_once() -> Any:
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
-async def test_a_failed_episode_is_played_again_at_all_of_its_seats(group_size: int) -> None:
+async def test_a_failed_episode_is_retried_at_all_of_its_seats(group_size: int) -> None:
     strategy = RetryOnFailure(max_retries=2)
     rollout = play_group(fails_once(), group_size, policy(), strategy=strategy, seats=SEATS)
     group = await asyncio.wait_for(rollout, 30)
@@ -268,8 +268,8 @@ async def test_a_failed_episode_is_played_again_at_all_of_its_seats(group_size: 
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_seat_that_is_played_again_without_the_others_is_told(monkeypatch: Patch) -> None:
-    """Three of four is enough for this strategy, so it plays one seat again and not the other."""
+async def test_retrying_one_seat_without_the_others_is_an_error(monkeypatch: Patch) -> None:
+    """Three of four is enough for this strategy, so it retries one seat and not the other."""
     monkeypatch.setattr(seats, "LONE_SEAT_PATIENCE", 0.05)
     strategy = MinViableGroup(min_successful=3, max_retries=1)
     rollout = play_group(fails_once(), 2, policy(), strategy=strategy, seats=SEATS)
@@ -296,7 +296,7 @@ def no(messages: Any) -> str:
     return "no"
 
 
-async def test_a_seat_that_a_model_is_named_for_has_no_env() -> None:
+async def test_a_seat_played_by_a_frozen_model_has_no_env() -> None:
     requests: list[Any] = []
 
     def judge(messages: Any) -> str:
@@ -318,7 +318,7 @@ async def test_a_seat_that_a_model_is_named_for_has_no_env() -> None:
     assert requests == [[{"role": "user", "content": "yes"}]] * 2
 
 
-def test_a_seat_is_either_trained_or_frozen_and_one_is_trained() -> None:
+def test_a_seat_is_either_trained_or_frozen_and_at_least_one_is_trained() -> None:
     with pytest.raises(InvalidDatasetError, match="besides judge, which frozen models play"):
         ChatAgentGroupBuilder(debate, "a", seats=["judge"], models={"evert/judge": no})
     # Without seats it is a plain agent, which has none to ask for.
@@ -336,7 +336,7 @@ def league(folder: Path, share: float = 0.5) -> League:
     return League(str(folder), share, max_tokens=2)
 
 
-def test_a_league_draws_evenly_among_the_checkpoints_that_came_before(tmp_path: Path) -> None:
+def test_a_league_draws_evenly_from_the_earlier_checkpoints(tmp_path: Path) -> None:
     assert League(str(tmp_path), 1.0)(SEATS, 0, 0, 7) == {}
     assert league(tmp_path, 1.0)(SEATS, 10, 0, 7) == {}, "before the first the policy plays all"
     full_league = league(tmp_path)
@@ -357,7 +357,7 @@ def test_a_league_draws_evenly_among_the_checkpoints_that_came_before(tmp_path: 
     assert redrawn == draws[:50], "whatever was saved later, a resumed run draws the same"
 
 
-async def test_all_episodes_of_a_group_meet_one_opponent_and_seats_take_turns() -> None:
+async def test_all_episodes_of_a_group_meet_one_opponent_and_trained_seats_alternate() -> None:
     sizes: Any = {"batch_size": 2, "group_size": 3, "shuffle": False}
     opponents = Against(lambda seed: no)
     dataset = AgentDataset(debate, ["a", "b"], seats=SEATS, opponents=opponents, **sizes)

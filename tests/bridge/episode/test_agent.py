@@ -132,14 +132,14 @@ FORMS_THAT_ARE_AGENTS: list[tuple[Any, object, bool, tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("agent", "task", "is_async", "roles"), FORMS_THAT_ARE_AGENTS)
-def test_every_form_of_agent_is_told_apart(
+def test_every_form_of_agent_is_recognised(
     agent: Any, task: Any, is_async: Any, roles: Any
 ) -> None:
     assert inspect_agent(agent, task) == AgentForm(agent_name(agent), is_async, roles), agent
 
 
 def echo(*arguments: object, **options: object) -> tuple[tuple[object, ...], dict[str, object]]:
-    """What an agent was called with."""
+    """Return the arguments of the call."""
     return arguments, options
 
 
@@ -165,7 +165,7 @@ CALLED: list[tuple[Any, object, tuple[object, ...]]] = [
 ]
 
 
-def test_the_client_goes_to_the_parameter_of_that_name_and_the_task_to_the_first_other() -> None:
+def test_the_client_goes_to_the_parameter_client_and_the_task_to_the_first_other() -> None:
     for row, (agent, task, expected) in enumerate(CALLED):
         assert inspect_agent(agent, task).bound(agent, "C", task)() == (expected, {}), row
 
@@ -211,7 +211,9 @@ REFUSED: list[tuple[Any, object, list[str]]] = [
 
 
 @pytest.mark.parametrize(("agent", "task", "said"), REFUSED, ids=range(len(REFUSED)))
-def test_what_is_no_agent_is_described(agent: Any, task: object, said: list[str]) -> None:
+def test_an_invalid_agent_is_refused_with_a_description(
+    agent: Any, task: object, said: list[str]
+) -> None:
     with pytest.raises(InvalidAgentError) as caught:
         inspect_agent(agent, task)
     assert [text for text in said if text not in str(caught.value)] == []
@@ -225,7 +227,7 @@ def test_every_kind_of_finite_number_is_a_reward() -> None:
         assert outcome_of(value, "agent", rewarded=False) == Outcome(float(value))
 
 
-def test_what_is_no_finite_number_is_no_reward() -> None:
+def test_a_reward_that_is_not_a_finite_number_is_refused() -> None:
     beyond = [math.nan, math.inf, -math.inf, np.float32("nan"), 10**400, Fraction(10**400)]
     values = [1j, "1.0", b"1", [1.0], {"reward": 1.0}, np.array([1.0]), object, Decimal("0.5")]
     for value in (*beyond, *values):
@@ -246,7 +248,7 @@ def test_what_is_no_finite_number_is_no_reward() -> None:
             outcome_of(outcome, "some.agent", rewarded=True)
 
 
-def test_none_is_no_reward_unless_the_client_was_given_one() -> None:
+def test_returning_none_is_an_error_unless_client_reward_was_called() -> None:
     silent = Outcome(metrics={"moves": 3})
     for value in (None, silent):
         with pytest.raises(RewardError) as caught:
@@ -257,7 +259,7 @@ def test_none_is_no_reward_unless_the_client_was_given_one() -> None:
     assert outcome_of(silent, "some.agent", rewarded=True) == silent
 
 
-def test_the_names_of_what_an_outcome_holds_are_texts() -> None:
+def test_the_keys_of_an_outcomes_metrics_and_logs_become_texts() -> None:
     metrics, logs = cast(Any, {1: 3}), cast(Any, {2: "won"})
     outcome = outcome_of(Outcome(True, metrics, logs), "some.agent", rewarded=False)
     assert outcome == Outcome(1.0, {"1": 3}, {"2": "won"})
@@ -287,7 +289,7 @@ def test_no_task_stays_the_same_object_when_copied() -> None:
 # -- options ---------------------------------------------------------------------------------------
 
 
-def test_the_options_and_the_settings_have_the_same_names() -> None:
+def test_env_options_and_env_settings_have_the_same_names() -> None:
     names = [field.name for field in dataclasses.fields(EnvSettings)]
 
     assert names == list(EnvOptions.__annotations__)
@@ -295,7 +297,7 @@ def test_the_options_and_the_settings_have_the_same_names() -> None:
     assert all(f"        {name}: " in documented for name in names)
 
 
-def test_what_is_not_given_or_none_has_its_default_and_a_new_episode_has_the_same() -> None:
+def test_missing_options_have_their_defaults_and_a_renewed_env_keeps_its_options() -> None:
     assert settings_of({}) == EnvSettings()
     assert settings_of({"limits": None}).limits == RolloutLimits()
     assert settings_of({"agent_timeout": None}).agent_timeout is None
@@ -319,7 +321,7 @@ class Wrong(Demanding):
     env_options = "gpt-5"
 
 
-async def test_an_agent_may_bring_options_of_its_own_after_those_that_a_user_passes() -> None:
+async def test_options_that_a_user_passes_override_the_agents_own() -> None:
     brought: Any = await ChatAgentEnv(Demanding()).initial_observation()
     passed = ChatAgentEnv(Demanding(), policy_names="gpt-6").renewed()
     overridden: Any = await passed.initial_observation()
@@ -338,7 +340,7 @@ async def test_an_agent_may_bring_options_of_its_own_after_those_that_a_user_pas
         (Wrong(), {}, InvalidAgentError, "Wrong has env_options='gpt-5'; expected a dict"),
     ],
 )
-def test_what_is_no_option_or_no_value_of_it_is_refused_with_what_there_is(
+def test_an_unknown_option_or_value_is_refused_with_the_known_ones(
     agent: Any, given: Any, error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):

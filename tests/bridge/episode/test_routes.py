@@ -36,7 +36,7 @@ def judges(messages: Any) -> str:
     return "Judged."
 
 
-async def test_beside_a_frozen_model_an_unknown_name_is_a_400_with_the_nearest_one() -> None:
+async def test_an_unknown_model_name_is_a_400_that_suggests_the_nearest_name() -> None:
     policy = inbox()
     routes = Routes({"policy": policy}, {"judge": judge})
 
@@ -51,7 +51,7 @@ async def test_beside_a_frozen_model_an_unknown_name_is_a_400_with_the_nearest_o
     assert_says(caught.value, "Models: policy, judge.", "client.seat(name)", "policy_names='jugde'")
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError, match=r"episode\. Models: policy, judge\."):
-        routes.find("xyz")  # like no other: no guess
+        routes.find("xyz")  # too unlike any name for a guess
     for names, name in (("*", "gpt-5"), ("gpt-*", "gpt-5"), (("small", "*-mini"), "5-mini")):
         routes = Routes(dict.fromkeys(read_policy_names(names), policy), {"judge": judge})
         assert routes.find(name) is policy, "a pattern takes what no frozen model has"
@@ -60,7 +60,7 @@ async def test_beside_a_frozen_model_an_unknown_name_is_a_400_with_the_nearest_o
         assert routes.knows("GPT-5") == (names == "*")
 
 
-def test_names_of_the_policy_are_read_and_checked() -> None:
+def test_policy_names_are_read_and_checked() -> None:
     assert read_policy_names("policy") == ("policy",)
     assert read_policy_names(["gpt-4o", "gpt-4o-mini"]) == ("gpt-4o", "gpt-4o-mini")
     assert read_policy_names("*") == ("policy", "*"), "after the name that a client uses"
@@ -103,14 +103,14 @@ STRANGER = (
 
 
 async def asks_elsewhere() -> float:
-    # Nobody listens there: the call is not the policy's, and goes where it would have gone.
+    # The call is not the policy's, so it goes to its real address, where nothing listens.
     url = "http://127.0.0.1:9/v1"
     async with openai.AsyncOpenAI(api_key="x", base_url=url, max_retries=0) as sdk:
         await ask(sdk, model="gpt-5.2")  # type: ignore[arg-type]
     return 1.0
 
 
-async def test_an_agent_that_fails_after_asking_for_another_model_is_told_of_the_name() -> None:
+async def test_the_error_after_a_call_to_another_model_mentions_its_name() -> None:
     with pytest.raises(AgentError, match=re.escape(f"Connection error. {STRANGER}")):
         await play(asks_elsewhere)
 

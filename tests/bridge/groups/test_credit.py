@@ -1,5 +1,5 @@
-"""Credit: from what the episodes of a task earned to an advantage for every sampled token; and
-groups in pieces, which bring it to the Cookbook's unchanged loop."""
+"""Credit: from the rewards of a task's episodes to an advantage for every sampled token, and
+groups split into pieces, which carry the advantages through the Cookbook's unchanged loop."""
 
 import pickle
 import random
@@ -45,7 +45,7 @@ def group_of(*episodes: list[float], final: list[float] | None = None) -> Group:
 
 
 def of_turns(group: Group, *how: Any) -> list[list[Any]]:
-    """The advantages, checked to be those of every token of a turn."""
+    """Return the advantage of each turn, checked to be equal for all of its tokens."""
     advantages = token_advantages(group, *how)
     assert [[len(tokens) for tokens in episode] for episode in advantages] == group.tokens
     assert all(len(set(tokens)) == 1 for episode in advantages for tokens in episode)
@@ -62,12 +62,12 @@ def test_rewards_and_returns_are_by_episode_and_by_turn() -> None:
     np.testing.assert_equal(group.returns(0.0), group.turn_rewards)
 
 
-def test_a_token_has_its_episodes_reward_or_its_turns_return_less_the_mean() -> None:
+def test_a_tokens_advantage_is_its_episodes_reward_or_turns_return_minus_the_mean() -> None:
     assert of_turns(group_of([1.0, 0.0, 2.0], [1.0])) == [[1.0, 1.0, 1.0], [-1.0]]
     group = group_of([1.0, 0.0, 2.0], [0.0, 1.0])
     assert of_turns(group, "group", 0.0) == [[0.5, -0.5, 0.0], [-0.5, 0.5]]
     assert of_turns(group, "group", 1.0) == [[1.0, 0.5, 0.0], [-1.0, -0.5]]
-    for gamma in (None, 0.0, 0.9, 1.0):  # who earns the same in every episode has none
+    for gamma in (None, 0.0, 0.9, 1.0):  # equal rewards in every episode: no advantage
         same = of_turns(group_of([0.5, 0.5], [0.5, 0.5]), "group", gamma)
         assert same == [[0.0, 0.0], [0.0, 0.0]]
 
@@ -86,7 +86,7 @@ def test_a_token_has_its_episodes_reward_or_its_turns_return_less_the_mean() -> 
     ],
     ids=["list", "array", "tensor", "rows", "turns", "padded turns", "tokens", "padded tokens"],
 )
-def test_a_function_gives_numbers_of_any_depth(given: Any) -> None:
+def test_a_function_may_give_advantages_per_episode_turn_or_token(given: Any) -> None:
     def advantages(group: Group) -> Any:
         assert (group.task, group.seat) == ("a task", "")
         assert group.turn_rewards[0].tolist() == [1.0, 5.0]
@@ -95,7 +95,7 @@ def test_a_function_gives_numbers_of_any_depth(given: Any) -> None:
     assert of_turns(group_of([1.0, 5.0], [1.0]), advantages) == [[3.0, 3.0], [-1.0]]
 
 
-def test_tokens_of_a_turn_may_differ() -> None:
+def test_tokens_of_a_turn_may_have_different_advantages() -> None:
     advantages = token_advantages(group_of([1.0], [0.0]), lambda _: [[[1, 2]], [[3, 4]]])
 
     assert advantages == [[[1.0, 2.0]], [[3.0, 4.0]]]
@@ -124,7 +124,7 @@ WRONG: list[tuple[tuple[Any, ...], str]] = [
 
 
 @pytest.mark.parametrize(("how", "said"), WRONG, ids=range(len(WRONG)))
-def test_what_is_no_credit_is_refused_with_what_would_be(how: Any, said: str) -> None:
+def test_invalid_advantages_are_refused_with_what_is_expected(how: Any, said: str) -> None:
     with pytest.raises(AdvantagesError, match=said):
         token_advantages(group_of([1.0, 1.0, 1.0], [1.0]), *how)
 
@@ -145,7 +145,7 @@ async def go_on(client: Any, messages: list[dict[str, Any]]) -> int:
 
 
 async def two_speakers(client: Any, task: str) -> float:
-    """Two conversations that alternate; each turn of the first earns the letters it said."""
+    """Alternate two conversations; each turn of the first earns the length of its text."""
     first, second = [system("one")], [system("two")]
     for _ in range(TURNS):
         client.reward(await go_on(client, first))
@@ -166,7 +166,7 @@ async def duel(client: Any, task: str) -> dict[str, float]:
 
 
 def by_token(group: Group) -> Any:
-    """Something else for nearly every token, the same each time it is asked."""
+    """Return a different advantage for nearly every token, reproducibly."""
     draw = random.Random(0)
     return [
         [[draw.choice([-1.0, 0.0, 0.25, 2.0]) for _ in range(count)] for count in episode]
@@ -189,7 +189,7 @@ async def play_three(agent: Any, **options: Any) -> TrajectoryGroup:
 
 
 def token_counts(group: TrajectoryGroup) -> Counter[tuple[tuple[int, ...], int, float, float]]:
-    """Each token that is trained on: what stands before it, itself, its log-prob, its advantage."""
+    """Count the trained tokens, each with the tokens before it, its log-prob and its advantage."""
     data: list[tinker.Datum]
     data, _ = assemble_training_data([group], compute_advantages([group]))
     counts = Counter[tuple[tuple[int, ...], int, float, float]]()
@@ -230,7 +230,9 @@ async def test_each_token_is_trained_on_once_with_its_advantage(how: Any) -> Non
 
 
 @pytest.mark.parametrize("early", [True, False])
-async def test_the_cookbook_gives_one_advantage_wherever_the_reward_came(early: bool) -> None:
+async def test_the_cookbooks_advantage_does_not_depend_on_which_turn_was_rewarded(
+    early: bool,
+) -> None:
     async def two_turns(client: Any, task: str) -> float:
         earned = float(await ask(client, "Which?") == "yes")
         client.reward(earned if early else 0.0)
@@ -250,7 +252,7 @@ async def test_the_cookbook_gives_one_advantage_wherever_the_reward_came(early: 
     )
 
 
-async def test_means_of_rewards_and_turns_stay_what_they_were() -> None:
+async def test_splitting_a_group_does_not_change_its_metrics() -> None:
     expected = compute_trajectory_metrics([await play_three(two_speakers)], [[]])
     for options in ({"advantages": by_token}, {"gamma": 1.0}):
         cut = compute_trajectory_metrics([await play_three(two_speakers, **options)], [[]])
@@ -259,7 +261,7 @@ async def test_means_of_rewards_and_turns_stay_what_they_were() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"gamma": 0.9}], ids=["whole", "in pieces"])
-async def test_a_judge_of_constant_reward_has_no_advantage_and_its_own_curve(options: Any) -> None:
+async def test_a_seat_of_constant_reward_has_no_advantage_but_its_own_metrics(options: Any) -> None:
     group = await play_three(duel, seats=SEATS, **options)
     metrics = compute_trajectory_metrics([group], [[]])
     player = [key for key in token_counts(group).elements() if key[3] != 0]
@@ -272,7 +274,7 @@ async def test_a_judge_of_constant_reward_has_no_advantage_and_its_own_curve(opt
 
 
 @pytest.mark.parametrize("options", [{}, {"advantages": as_ever}])
-async def test_a_group_whose_advantages_are_none_or_all_the_same_stays_whole(options: Any) -> None:
+async def test_a_group_without_advantages_or_with_equal_ones_is_not_split(options: Any) -> None:
     group = await play_three(two_speakers, **options)
 
     assert [len(trajectory.transitions) for trajectory in group.trajectories_G] == [2 * TURNS] * 3
@@ -280,7 +282,7 @@ async def test_a_group_whose_advantages_are_none_or_all_the_same_stays_whole(opt
         assert len(set(group.get_total_rewards())) == 1
 
 
-async def test_a_dataset_finds_the_function_by_its_import_path_and_cuts_no_tests() -> None:
+async def test_a_dataset_imports_the_function_and_does_not_split_test_groups() -> None:
     async def built(**options: Any) -> tuple[Any, Any]:
         tasks: Any = {"train_tasks": ["a"], "test_tasks": ["b"], "batch_size": 1}
         train, test = await AgentDatasetBuilder(agent=two_speakers, **tasks, **options)()

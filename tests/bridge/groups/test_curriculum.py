@@ -1,4 +1,4 @@
-"""Samplers of tasks, what they are told of the groups, and the ``Curriculum``."""
+"""Task samplers, the rewards that they get, and the ``Curriculum``."""
 
 import functools
 import pickle
@@ -22,7 +22,7 @@ FLAT, MIXED = [1.0, 1.0], [0.0, 1.0]
 
 
 class Fixed:
-    """Chooses what it was told to, and keeps what it is told."""
+    """A sampler that chooses fixed batches, and records its updates."""
 
     def __init__(self, *chosen: Sequence[int]) -> None:
         self.chosen = chosen
@@ -65,7 +65,7 @@ async def test_a_batch_is_what_the_sampler_chooses() -> None:
     assert first.seed != second.seed, "though they are of one task"
 
 
-async def test_a_sampler_is_told_the_totals_of_every_group_that_is_played_here_each_time() -> None:
+async def test_a_sampler_gets_the_total_rewards_of_every_group_played_in_this_process() -> None:
     sampler = Fixed([3, 0])
     batch = dataset(sampler, group_reward=lambda group: [0.5, 0.0]).get_batch(0)
     await play([*batch, batch[0]])
@@ -81,7 +81,7 @@ async def test_a_sampler_is_told_the_totals_of_every_group_that_is_played_here_e
 
 
 @pytest.mark.parametrize("strategy", [FailFast(), LeaveOut()], ids=lambda s: type(s).__name__)
-async def test_a_group_that_fails_whole_is_told_without_rewards(strategy: RolloutStrategy) -> None:
+async def test_the_sampler_gets_a_failed_group_without_rewards(strategy: RolloutStrategy) -> None:
     sampler = Fixed([1])
     with pytest.raises(Exception, match="This agent fails"):
         await play(dataset(sampler, fails).get_batch(0), strategy)
@@ -89,7 +89,7 @@ async def test_a_group_that_fails_whole_is_told_without_rewards(strategy: Rollou
     assert sampler.told == [(1, [])]
 
 
-def test_tasks_that_there_are_not_are_refused() -> None:
+def test_a_batch_with_an_unknown_task_is_refused() -> None:
     wrong: list[Any] = [[], [4], [-1], [0.0], ["a"]]
     for chosen in wrong:
         with pytest.raises(InvalidDatasetError) as caught:
@@ -97,7 +97,7 @@ def test_tasks_that_there_are_not_are_refused() -> None:
         assert_says(caught.value, f"The sampler Fixed chose {chosen!r} for batch 2", "from 0 to 3")
 
 
-async def test_a_builder_makes_the_sampler_of_its_sizes_or_takes_one_as_it_is() -> None:
+async def test_a_builder_makes_a_sampler_or_takes_one() -> None:
     async def sampler_of(value: Any) -> Any:
         builder = AgentDatasetBuilder(
             agent=pays, train_tasks=[0.0] * 9, batch_size=4, sampler=value
@@ -132,7 +132,7 @@ async def test_a_builder_makes_the_sampler_of_its_sizes_or_takes_one_as_it_is() 
         (functools.partial(Curriculum, retry=0.6, explore=0.6), "expected shares of all groups"),
     ],
 )
-def test_what_is_no_sampler_is_refused(given: Any, said: str) -> None:
+def test_an_invalid_sampler_is_refused(given: Any, said: str) -> None:
     with pytest.raises(InvalidDatasetError, match=said):
         make_sampler(given, 1, 1, 0)
 
@@ -143,7 +143,7 @@ def told(curriculum: Curriculum, teaching: range, flat: range = range(0)) -> Cur
     return curriculum
 
 
-def test_what_teaches_is_played_on_and_what_does_not_rests() -> None:
+def test_tasks_with_mixed_rewards_are_played_again_and_others_rest() -> None:
     curriculum = Curriculum(100, 10, retry=0.0, explore=0.0)
     first = curriculum.next(0)
     for task in first:
@@ -155,7 +155,7 @@ def test_what_teaches_is_played_on_and_what_does_not_rests() -> None:
     assert len({*second}) == 10, "the rest is new"
 
 
-def test_a_task_that_taught_rests_after_two_groups_that_do_not() -> None:
+def test_a_task_rests_after_two_groups_with_equal_rewards() -> None:
     curriculum = Curriculum(2, 1, retry=0.0, explore=0.0)
     chosen = []
     for rewards in (MIXED, FLAT, MIXED, FLAT, FLAT):
@@ -169,7 +169,7 @@ def test_a_task_that_taught_rests_after_two_groups_that_do_not() -> None:
         assert curriculum.next(0) == [1], rewards
 
 
-def test_every_resting_task_comes_back_and_stays_if_it_teaches_then() -> None:
+def test_every_resting_task_is_retried_and_stays_if_its_rewards_are_mixed() -> None:
     curriculum = told(Curriculum(40, 10, retry=0.1, explore=0.0), range(20), range(20, 40))
     came: list[int] = []
     for step in range(20):
@@ -183,7 +183,7 @@ def test_every_resting_task_comes_back_and_stays_if_it_teaches_then() -> None:
     assert came.count(30) > 1
 
 
-def test_shares_are_of_all_groups() -> None:
+def test_the_shares_of_retried_and_new_tasks_are_of_all_groups() -> None:
     curriculum = told(Curriculum(8, 2, retry=0.25, explore=0.0), range(4), range(4, 8))
     resting = [sum(task >= 4 for task in curriculum.next(step)) for step in range(4)]
     assert resting == [0, 1, 0, 1], "less than a group comes now and then"
@@ -194,7 +194,9 @@ def test_shares_are_of_all_groups() -> None:
 
 
 @given(seed=st.integers(0, 9), data=st.data())
-def test_the_order_in_which_groups_end_changes_nothing(seed: int, data: st.DataObject) -> None:
+def test_the_order_in_which_groups_end_does_not_change_the_choice(
+    seed: int, data: st.DataObject
+) -> None:
     first, second = Curriculum(30, 8, seed), Curriculum(30, 8, seed)
     for step in range(4):
         batch = first.next(step)
@@ -206,13 +208,13 @@ def test_the_order_in_which_groups_end_changes_nothing(seed: int, data: st.DataO
 
 
 async def flips(client: Any, task: float) -> float:
-    """Half of the tasks teach: what they earn is drawn."""
+    """Earn a random reward on half of the tasks, so that only these teach."""
     await ask(client)
     return task if task % 2 else client.rng.random()
 
 
 async def deals(steps: range, path: Path | None, sampler: Sampler | None = None) -> list[list[Any]]:
-    """The tasks of the batches of one process, each played."""
+    """Play the batches of one process, and return their tasks."""
     batches = dataset(sampler or Curriculum(4, 2), flips, sampler_log=path)
     dealt = []
     for step in steps:
@@ -222,7 +224,7 @@ async def deals(steps: range, path: Path | None, sampler: Sampler | None = None)
     return dealt
 
 
-async def test_a_resumed_run_chooses_what_the_whole_one_would_have(tmp_path: Path) -> None:
+async def test_a_resumed_run_chooses_the_tasks_of_an_uninterrupted_one(tmp_path: Path) -> None:
     path = tmp_path / "sampler.jsonl"
     uninterrupted = await deals(range(8), None)
     await deals(range(5), path)  # killed after four steps were saved, say
@@ -236,7 +238,7 @@ async def test_a_resumed_run_chooses_what_the_whole_one_would_have(tmp_path: Pat
     assert len(sampler.told) == 1, "a run that starts again is told nothing"
 
 
-async def test_a_line_that_a_kill_cut_is_passed_over(tmp_path: Path) -> None:
+async def test_a_torn_line_of_the_samplers_log_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "sampler.jsonl"
     await deals(range(2), path, Fixed([0, 1]))
     path.write_text(path.read_text()[:-20])

@@ -1,5 +1,5 @@
-"""Tasks dealt in batches of groups, by ``AgentDataset`` and its builder; and what agents
-draw, by the seeds that groups have of them."""
+"""``AgentDataset`` and its builder deal tasks in batches of groups; the groups' seeds decide what
+their agents draw."""
 
 import asyncio
 import pickle
@@ -72,7 +72,7 @@ def test_each_task_comes_once_an_epoch(
     assert all(1 <= len(batch) <= batch_size for batch in batches)
 
 
-def test_the_order_depends_on_the_seed_and_the_epoch_and_on_nothing_else() -> None:
+def test_the_order_of_tasks_depends_only_on_the_seed_and_the_epoch() -> None:
     tasks = range(50)
     first = dealt(dataset(tasks, seed=1))
     assert first == dealt(dataset(tasks, seed=1)) != dealt(dataset(tasks, seed=2))
@@ -89,7 +89,7 @@ def test_the_order_depends_on_the_seed_and_the_epoch_and_on_nothing_else() -> No
     assert groups(straight, 0)[0] is not groups(straight, 0)[0], "made anew"
 
 
-def test_any_sequence_holds_tasks_and_there_is_no_batch_out_of_bounds() -> None:
+def test_tasks_may_be_any_sequence_and_a_batch_out_of_range_is_an_error() -> None:
     for tasks in (["a", "b"], ("a", "b"), "ab"):
         assert dealt(dataset(tasks, shuffle=False)) == [["a", "b"]]
     for index in (-1, 3, 100):
@@ -121,7 +121,7 @@ async def test_bad_datasets_are_refused(options: Any, error: type[Exception], sa
         await built(**options)
 
 
-async def test_a_command_line_is_enough_for_a_builder() -> None:
+async def test_a_builder_can_be_made_from_a_command_line() -> None:
     def from_argv(*arguments: str) -> AgentDatasetBuilder:
         arguments_given = [f"agent={AGENT}", f"train_tasks={PATH}TRAIN_TASKS", *arguments]
         return chz.Blueprint(AgentDatasetBuilder).make_from_argv(arguments_given)
@@ -161,7 +161,7 @@ async def test_limits_and_options_reach_the_groups_and_their_envs() -> None:
     assert cast("object", groups(train, 0)[0].group_reward) is len
 
 
-async def test_in_training_a_group_knows_its_batch_and_in_tests_it_is_in_none() -> None:
+async def test_a_training_group_knows_its_batch_and_a_test_group_has_none() -> None:
     train, test = await built(train_tasks=range(5), test_tasks=range(2), batch_size=3)
     assert test is not None
 
@@ -188,12 +188,12 @@ def drawing(tasks: Any = "abcd", **options: Any) -> AgentDataset:
 
 
 async def noted_by(seed: int) -> list[list[list[Any]]]:
-    """What the episodes of each batch and group of a dataset noted."""
+    """Return the notes of the episodes, by batch and group."""
     data = drawing(seed=seed)
     return [[await notes(group) for group in data.get_batch(i)] for i in range(len(data))]
 
 
-async def test_the_same_run_gives_the_same_seeds_and_another_gives_others() -> None:
+async def test_the_seed_of_a_run_determines_the_seeds_of_its_episodes() -> None:
     first, repeated, different = [await noted_by(seed) for seed in (1, 1, 2)]
 
     assert first == repeated
@@ -206,7 +206,7 @@ async def test_the_same_run_gives_the_same_seeds_and_another_gives_others() -> N
     assert seed_of(0, 0, "a") == 3418887292, "on every machine"
 
 
-def test_a_seed_does_not_depend_on_its_place_nor_a_tests_on_the_step() -> None:
+def test_a_groups_seed_does_not_depend_on_its_place_in_the_batch() -> None:
     alone, joint = [drawing("ab", batch_size=size, shuffle=False) for size in (1, 2)]
     assert alone.get_batch(0)[0].seed == joint.get_batch(0)[0].seed
     assert alone.get_batch(1)[0].seed != joint.get_batch(0)[1].seed, "it is another step"
@@ -214,7 +214,7 @@ def test_a_seed_does_not_depend_on_its_place_nor_a_tests_on_the_step() -> None:
     assert held_out[0] == held_out[1] != joint.get_batch(0)[0].seed
 
 
-async def test_a_group_elsewhere_has_the_same_seeds_and_an_episode_played_again_its_own() -> None:
+async def test_a_pickled_group_keeps_its_seeds_and_a_retried_episode_gets_a_new_one() -> None:
     group = ChatAgentGroupBuilder(draws, group_size=3, seed=5)
     assert await notes(pickle.loads(pickle.dumps(group))) == await notes(group)
 
@@ -245,7 +245,7 @@ async def test_all_clients_of_an_episode_share_its_seed_and_its_generator() -> N
     assert await notes(group, "drawn") == [expected.random(), expected.random()]
 
 
-async def test_an_env_draws_a_seed_unless_it_has_one_and_made_anew_it_has_the_same() -> None:
+async def test_an_env_draws_a_seed_unless_it_is_given_one_and_keeps_it_when_renewed() -> None:
     async def play_env(env: ChatAgentEnv) -> tuple[float, float]:
         metrics = (await do_single_rollout(policy_of(), env)).transitions[-1].metrics
         return metrics["seed"], metrics["drawn"]

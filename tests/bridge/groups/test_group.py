@@ -54,7 +54,7 @@ async def two_sub_agents(client: AgentClient) -> float:
 
 
 @pytest.mark.parametrize("agent", [two_sub_agents, blocking_agent])
-async def test_cleanup_closes_all_envs_of_all_rounds_the_running_ones_too(agent: Any) -> None:
+async def test_cleanup_closes_all_envs_even_running_ones(agent: Any) -> None:
     builder = ChatAgentGroupBuilder(agent, group_size=2)
     await builder.cleanup()  # it may come early
     envs = cast("list[ChatAgentEnv]", [*await builder.make_envs(), *await builder.make_envs()])
@@ -73,7 +73,7 @@ async def test_cleanup_closes_all_envs_of_all_rounds_the_running_ones_too(agent:
     assert len(await builder.make_envs()) == 2
 
 
-async def test_cleanup_logs_what_fails_and_closes_the_rest(caplog: Logs) -> None:
+async def test_cleanup_logs_an_env_that_fails_to_close_and_closes_the_others(caplog: Logs) -> None:
     class CannotClose(ChatAgentEnv):
         async def close(self) -> None:
             raise OSError("stuck")
@@ -102,7 +102,7 @@ def unreachable_agents() -> list[Any]:
     return [lambda client: 1.0, inner, functools.partial(sized), local, local.__call__]
 
 
-async def test_only_pickling_an_agent_without_an_import_path_is_refused_with_the_reason() -> None:
+async def test_an_agent_without_an_import_path_plays_but_does_not_pickle() -> None:
     for agent in unreachable_agents():
         builder = ChatAgentGroupBuilder(agent, group_size=2)
         assert (await do_group_rollout(builder, policy_of())).get_total_rewards() == [1.0, 1.0]
@@ -114,7 +114,7 @@ async def test_only_pickling_an_agent_without_an_import_path_is_refused_with_the
         pickle.dumps(ChatAgentGroupBuilder(asks, group_reward=lambda group: [0.0]))
 
 
-async def test_a_builder_pickles_whole_and_running_episodes_stay() -> None:
+async def test_a_builder_pickles_without_its_running_episodes() -> None:
     builder = ChatAgentGroupBuilder(
         IDENTITY, {"number": 7}, 3, tags=["a"], renderer=default_renderer(), on_agent_error=-1.0
     )
@@ -143,7 +143,7 @@ async def test_two_alternating_sub_agents_of_three_turns_give_two_datums() -> No
 
 
 async def main_and_sub_agent(client: AgentClient) -> Outcome:
-    """The main conversation ends the episode, after a sub-agent's that began later."""
+    """End with a call of the main conversation, after a sub-agent's that began later."""
     main, sub = [user("main")], [user("sub")]
     for number, messages in enumerate((main, sub, main)):
         messages += [assistant(await ask(client, *messages)), user("more")]
@@ -152,7 +152,7 @@ async def main_and_sub_agent(client: AgentClient) -> Outcome:
     return Outcome(1.0, {"solved": 1.0}, {"answer": "x"})
 
 
-async def test_the_transition_that_ends_the_episode_is_the_last_in_lineage_order_too() -> None:
+async def test_the_final_transition_stays_last_in_lineage_order() -> None:
     """The Cookbook's recipes and its evaluations read ``transitions[-1].metrics``."""
     group = await do_group_rollout(ChatAgentGroupBuilder(main_and_sub_agent), policy_of())
     [trajectory] = group.trajectories_G
@@ -180,7 +180,9 @@ def transition(number: int) -> Transition:
 
 
 @given(lineages=st.lists(st.integers(0, 3), max_size=8), not_kept=st.lists(st.just(4), max_size=2))
-def test_the_sort_is_by_lineage_then_by_end(lineages: list[int], not_kept: list[int]) -> None:
+def test_transitions_are_sorted_by_lineage_then_by_end(
+    lineages: list[int], not_kept: list[int]
+) -> None:
     turns = [transition(number) for number in range(len(lineages))]
     trajectory = Trajectory(turns, tinker.ModelInput.empty())
     order = sort_by_lineage(trajectory, [*lineages, *not_kept])  # the runner may keep fewer
@@ -195,7 +197,7 @@ def test_the_sort_is_by_lineage_then_by_end(lineages: list[int], not_kept: list[
     assert ends == sorted(ends)
 
 
-def test_the_made_up_transition_of_an_episode_without_a_turn_stays() -> None:
+def test_sorting_keeps_the_placeholder_transition_of_an_episode_without_a_turn() -> None:
     made_up = Trajectory([transition(0)], tinker.ModelInput.empty())
     assert sort_by_lineage(made_up, []) == [0]
 
@@ -225,7 +227,7 @@ def in_training(agent: Any, **options: Any) -> ChatAgentGroupBuilder:
 
 
 @pytest.mark.parametrize("strategy", [FailFast(), RetryOnFailure(), MinViableGroup()])
-async def test_a_group_without_a_call_is_dropped_in_training_and_closed(strategy: Any) -> None:
+async def test_a_training_group_without_a_call_is_dropped_and_closed(strategy: Any) -> None:
     builder, none = in_training(Outer.Inner()), ScriptedPolicy([])
 
     with pytest.raises(AllFailed, match="Nothing can be learned from 2 episodes of the agent .*In"):
@@ -237,7 +239,7 @@ async def test_a_group_without_a_call_is_dropped_in_training_and_closed(strategy
     assert group.get_total_rewards() == [1.0, 1.0]
 
 
-async def test_a_group_of_masked_replies_alone_is_dropped_and_one_with_another_is_not() -> None:
+async def test_a_group_is_dropped_only_if_all_of_its_replies_are_masked() -> None:
     masks = ParseErrorPolicy(mask_error_turns=True)
     broken = '<tool_call>\n{"name": oops}\n</tool_call>'
     builder = in_training(blocking_agent, parse_error_policy=masks)
@@ -250,7 +252,7 @@ async def test_a_group_of_masked_replies_alone_is_dropped_and_one_with_another_i
     assert len(group.trajectories_G) == 2
 
 
-async def test_an_episode_that_the_runner_ends_reports_its_drift_too() -> None:
+async def test_an_episode_that_the_runner_ends_still_reports_its_drift() -> None:
     async def rewrites_its_history(client: AgentClient) -> float:
         messages = [user("Hi")]
         while True:

@@ -54,7 +54,7 @@ async def input_of(agent: Any = identity_agent, task: Any = 7, **options: Any) -
     return group
 
 
-async def test_it_is_given_the_trajectories_their_task_and_their_seats() -> None:
+async def test_a_group_reward_gets_the_trajectories_their_task_and_their_seats() -> None:
     group = await input_of()
     assert [type(trajectory) for trajectory in group] == [Trajectory, Trajectory]
     assert group.task == 7
@@ -67,7 +67,7 @@ async def test_it_is_given_the_trajectories_their_task_and_their_seats() -> None
     assert "You are judge." in group.transcripts[1]
 
 
-async def test_metrics_are_the_latest_of_each_name_and_the_report_is_among_them() -> None:
+async def test_a_played_group_has_the_latest_value_of_each_metric() -> None:
     async def agent(client: Any) -> float:
         for number in range(2):
             await ask(client)
@@ -87,7 +87,7 @@ async def test_metrics_are_the_latest_of_each_name_and_the_report_is_among_them(
     assert cut.metrics[0]["lineages"] == 2, "also where the episode was stopped"
 
 
-async def test_a_transcript_says_what_was_told_and_said_once() -> None:
+async def test_a_transcript_has_each_message_once() -> None:
     async def alternates(client: Any) -> float:
         histories = [[user(f"I am {name}.")] for name in "AB"]
         for _ in range(2):
@@ -102,7 +102,7 @@ async def test_a_transcript_says_what_was_told_and_said_once() -> None:
     assert "<|" not in text
 
 
-async def test_it_is_added_to_what_the_trajectories_earned_with_the_metrics_of_an_outcome() -> None:
+async def test_a_group_reward_is_added_to_the_trajectories_rewards() -> None:
     group = await play_with(lambda group: [Outcome(0.5, {"rank": 1}), 0.25], identity_agent, 7)
     assert group.get_total_rewards() == [1.5, 1.25]
     assert group.metrics_G == [{"rank": 1.0}, {}]
@@ -111,7 +111,7 @@ async def test_it_is_added_to_what_the_trajectories_earned_with_the_metrics_of_a
     assert (group.final_rewards_G, group.get_total_rewards()) == ([0.0, 0.0], [1.0, 1.0])
 
 
-async def test_it_may_be_async_and_other_groups_go_on_meanwhile() -> None:
+async def test_a_group_reward_may_be_async_while_other_groups_continue() -> None:
     barrier = asyncio.Barrier(2)
 
     async def waits_for_both(group: PlayedGroup) -> list[float]:
@@ -125,7 +125,7 @@ async def test_it_may_be_async_and_other_groups_go_on_meanwhile() -> None:
 
 
 async def test_an_outcome_without_a_reward_or_with_a_metric_of_nan_is_an_error() -> None:
-    """What else is none is in the table of ``tests/faults/groups.py``."""
+    """Other invalid rewards are in the table of ``tests/faults/groups.py``."""
     with pytest.raises(RewardError, match=r"A reward of .* is None"):
         await play_with(lambda group: [Outcome(), 1.0], identity_agent, 7)
     with pytest.raises(RewardError, match=r"The metric 'x' of .* is nan"):
@@ -139,7 +139,7 @@ async def test_an_outcome_without_a_reward_or_with_a_metric_of_nan_is_an_error()
 
 
 class Judge(MessageCompleter):
-    """Says texts in turn, or what a function makes of the prompt; raises what is an error."""
+    """A judge with scripted replies: texts in turn, or a function's result; errors are raised."""
 
     def __init__(self, *replies: str | Exception | Callable[[str], str]) -> None:
         self.replies = [*replies]
@@ -159,13 +159,13 @@ async def tell(client: Any, task: str) -> float:
 
 
 async def rank(model: Any, says: str, **options: Any) -> Any:
-    """The group's further rewards, and whether each could not be judged."""
+    """Return the rewards that the judge adds, and for each whether judging failed."""
     reward = judge_group(model, options.pop("rubric", "The longest."), **options)
     group = await play_group(tell, len(says), *says, task="cats", group_reward=reward)
     return group.final_rewards_G, [metrics["judge/failed"] for metrics in group.metrics_G]
 
 
-async def test_rewards_follow_the_ranking_by_a_rubric_that_may_be_of_the_task() -> None:
+async def test_a_judge_rewards_by_rank_with_a_fixed_rubric_or_one_per_task() -> None:
     judge = Judge("Let me see.\n2, 3, 1", "2,1")
 
     assert await rank(judge, "abc") == ([0.0, 1.0, 0.5], [0.0, 0.0, 0.0])
@@ -178,7 +178,7 @@ async def test_rewards_follow_the_ranking_by_a_rubric_that_may_be_of_the_task() 
     assert "They are about cats." in str(judge.asked[1][-1]["content"])
 
 
-async def test_each_seat_is_ranked_by_itself() -> None:
+async def test_each_seat_is_ranked_separately() -> None:
     async def seated(client: Any, task: str) -> float:
         for seat in ("player", "judge"):
             await tell(client.seat(seat), seat)
@@ -194,7 +194,7 @@ async def test_each_seat_is_ranked_by_itself() -> None:
     assert [metrics["seat/judge/reward"] for metrics in group.metrics_G[1::2]] == [0.0, 1.0]
 
 
-async def test_attempts_that_are_alike_are_one_and_one_is_not_ranked() -> None:
+async def test_equal_attempts_are_ranked_once_and_a_single_attempt_is_not_ranked() -> None:
     judge = Judge("2, 1")
     rewards, _ = await rank(judge, "aba")
 
@@ -204,7 +204,7 @@ async def test_attempts_that_are_alike_are_one_and_one_is_not_ranked() -> None:
         assert await rank(Judge(), says) == ([0.5] * len(says), [0.0] * len(says))
 
 
-async def test_a_reply_that_is_no_ranking_is_asked_for_again() -> None:
+async def test_a_reply_without_a_ranking_is_retried() -> None:
     judge = Judge("Both are fine.", "2, 1")
 
     assert await rank(judge, "ab") == ([0.0, 1.0], [0.0, 0.0])
@@ -213,7 +213,9 @@ async def test_a_reply_that_is_no_ranking_is_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
-async def test_without_a_ranking_all_get_the_same_and_it_is_counted(retries: int) -> None:
+async def test_without_a_ranking_all_rewards_are_equal_and_the_failure_is_counted(
+    retries: int,
+) -> None:
     judge = Judge(*["Both are fine."] * (retries + 1))
     assert await rank(judge, "ab", retries=retries) == ([0.5, 0.5], [1.0, 1.0])
     assert judge.replies == [], "all were asked for"
@@ -246,13 +248,13 @@ def refusal(status: int, code: str | None = None) -> Exception:
 
 
 def held_back() -> Exception:
-    """As a call that evert lets not out of the machine."""
+    """Return the error of a call that evert does not let out of the machine."""
     error = openai.APIConnectionError(request=REQUEST)
     error.__cause__ = EvertError("Not from here.")
     return error
 
 
-async def test_a_judge_that_cannot_answer_now_is_counted_and_a_broken_one_ends_it() -> None:
+async def test_a_temporary_failure_of_the_judge_is_counted_and_a_lasting_one_raises() -> None:
     busy = [refusal(429), refusal(503), refusal(400, "context_length_exceeded")]
     for error in (*busy, openai.APITimeoutError(REQUEST)):
         assert await rank(Judge(error), "ab") == ([0.5, 0.5], [1.0, 1.0]), error
@@ -261,8 +263,8 @@ async def test_a_judge_that_cannot_answer_now_is_counted_and_a_broken_one_ends_i
             await rank(Judge(error), "ab")
 
 
-async def test_weights_of_the_engine_in_use_may_judge(tmp_path: Any) -> None:
-    """The tiny base ranks nothing: what it says is counted as what it is."""
+async def test_a_model_of_the_embedded_engine_may_judge(tmp_path: Any) -> None:
+    """The tiny base gives no ranking, so the failure is counted."""
     with embedded_engine(tmp_path):
         model = TinkerModel("evert-tiny", max_tokens=8, temperature=0)
         assert await rank(model, "ab") == ([0.5, 0.5], [1.0, 1.0])

@@ -1,4 +1,4 @@
-"""The models beside the policy: frozen ones, by name. ``tests/faults`` has what goes wrong."""
+"""Frozen models, which an agent calls by name. Their faults are in ``tests/faults``."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ CALL = calling("add", x=1)
 
 
 class Judge(MessageCompleter):
-    """Says what it was asked, in capitals."""
+    """A model that repeats the request in capitals."""
 
     def __init__(self) -> None:
         self.asked: list[list[Message]] = []
@@ -49,7 +49,7 @@ async def hello(client: AgentClient, model: str = "judge", **fields: Any) -> Any
     return await call(client, *HELLO, model=model, **fields)
 
 
-async def test_a_message_completer_answers_beside_the_policy_and_is_no_transition() -> None:
+async def test_a_message_completer_answers_calls_that_are_not_transitions() -> None:
     judge = Judge()
 
     async def agent(client: AgentClient) -> float:
@@ -66,7 +66,7 @@ async def test_a_message_completer_answers_beside_the_policy_and_is_no_transitio
     assert judge.asked == [HELLO] * 2
 
 
-async def test_a_token_completer_is_read_with_the_envs_renderer_and_told_the_format() -> None:
+async def test_a_token_completers_reply_is_parsed_with_the_envs_renderer() -> None:
     helper = ScriptedPolicy([CALL, "One. Two.", "Long enough to be cut.", CALL, "{}"])
     judge, completions = Judge(), list[Any]()
 
@@ -94,7 +94,7 @@ async def test_a_token_completer_is_read_with_the_envs_renderer_and_told_the_for
     assert judge.asked[0][-1]["content"] == instruction
 
 
-async def test_a_function_of_the_messages_answers_and_may_be_async() -> None:
+async def test_a_sync_or_async_function_of_the_messages_may_be_a_frozen_model() -> None:
     def now(messages: list[Message]) -> str:
         return str(messages[-1]["content"]).upper()
 
@@ -122,7 +122,9 @@ def models(elsewhere: Elsewhere, monkeypatch: Patch) -> dict[str, Any]:
     return {"judge": RemoteModel("gpt-judge", elsewhere.url, "JUDGE_KEY")}
 
 
-async def test_log_probabilities_are_the_endpoints(elsewhere: Elsewhere, models: Any) -> None:
+async def test_a_remote_models_log_probabilities_are_the_endpoints(
+    elsewhere: Elsewhere, models: Any
+) -> None:
     tokens = [("A", [65]), ("bytes:\\xf0\\x9f", [0xF0, 0x9F]), ("<|im_end|>", None)]
     logprobs = [
         {"token": text, "bytes": raw, "logprob": -0.5, "top_logprobs": []} for text, raw in tokens
@@ -152,7 +154,9 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-async def test_an_endpoint_gets_the_fields_that_count(elsewhere: Elsewhere, models: Any) -> None:
+async def test_an_endpoint_gets_the_fields_that_affect_its_reply(
+    elsewhere: Elsewhere, models: Any
+) -> None:
     async def agent(client: AgentClient) -> float:
         for fields, expected in FIELDS:
             completion = await hello(client, **fields)
@@ -168,7 +172,7 @@ async def test_an_endpoint_gets_the_fields_that_count(elsewhere: Elsewhere, mode
     assert "secret" not in repr(models)
 
 
-async def test_calls_in_the_text_are_read_if_tools_were_offered(
+async def test_calls_in_a_remote_models_text_are_parsed_if_tools_were_offered(
     elsewhere: Elsewhere, models: Any
 ) -> None:
     text = 'Well.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -182,7 +186,9 @@ async def test_calls_in_the_text_are_read_if_tools_were_offered(
     await play_without_a_call(agent, models=models)
 
 
-async def test_the_calls_and_the_reasoning_are_kept(elsewhere: Elsewhere, models: Any) -> None:
+async def test_a_remote_models_calls_and_reasoning_are_kept(
+    elsewhere: Elsewhere, models: Any
+) -> None:
     made = {"id": "c7", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     said = {"role": "assistant", "content": None, "tool_calls": [made], "reasoning_content": "Hm."}
     elsewhere.choice["message"] = said
@@ -200,7 +206,7 @@ async def test_the_calls_and_the_reasoning_are_kept(elsewhere: Elsewhere, models
     assert elsewhere.asked[1][2]["messages"][1]["tool_calls"] == [made]
 
 
-async def test_a_refusal_reaches_the_agent(elsewhere: Elsewhere, models: Any) -> None:
+async def test_an_endpoints_refusal_reaches_the_agent(elsewhere: Elsewhere, models: Any) -> None:
     refusals = {401: openai.AuthenticationError, 404: openai.NotFoundError}
 
     async def agent(client: AgentClient) -> float:
@@ -214,7 +220,7 @@ async def test_a_refusal_reaches_the_agent(elsewhere: Elsewhere, models: Any) ->
     await play_without_a_call(agent, models=models)
 
 
-async def test_a_model_that_cannot_be_read_is_named(elsewhere: Elsewhere, models: Any) -> None:
+async def test_a_model_with_an_unreadable_reply_is_named(elsewhere: Elsewhere, models: Any) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{bad"}}
     broken = {"message": {"role": "assistant", "content": None, "tool_calls": [call]}}
     rows: list[tuple[str, dict[str, Any], str]] = [
@@ -249,7 +255,7 @@ def own_client() -> str:
 
 
 @as_agent(models={"judge": Judge()})
-async def test_a_frozen_model_answers_from_everywhere(client: AgentClient) -> None:
+async def test_a_frozen_model_answers_every_client_and_thread(client: AgentClient) -> None:
     def blocking(client: AgentClient) -> str:
         return ask_blocking(client.blocking, *HELLO, model="judge")
 
@@ -270,7 +276,7 @@ class Stuck(MessageCompleter):
 
 
 class Stubborn(MessageCompleter):
-    """Takes no notice of being cancelled, either."""
+    """A model that never replies, and ignores cancellation."""
 
     async def __call__(self, messages: list[Message]) -> Message:
         with suppress(asyncio.CancelledError):
@@ -284,7 +290,7 @@ async def asks_the_judge(client: AgentClient) -> float:
     return 1.0
 
 
-async def test_closing_tells_a_thread_that_waits_for_a_frozen_model() -> None:
+async def test_closing_the_env_ends_a_thread_that_waits_for_a_frozen_model() -> None:
     def agent(client: BlockingAgentClient) -> float:
         ask_blocking(client, *HELLO, model="judge")
         return 1.0
@@ -309,7 +315,7 @@ async def test_a_frozen_model_that_never_replies_is_an_error_that_names_it(judge
     assert cause.code == "model_timeout"
 
 
-async def test_a_judges_time_is_not_the_agents() -> None:
+async def test_a_frozen_models_time_does_not_count_towards_the_agents_timeout() -> None:
     class Slow(Judge):
         async def __call__(self, messages: list[Message]) -> Message:
             await asyncio.sleep(0.2)
@@ -324,7 +330,7 @@ async def test_a_judges_time_is_not_the_agents() -> None:
     assert reward(await play(agent, models={"judge": Slow()}, agent_timeout=0.4)) == 1.0
 
 
-async def test_a_remote_model_that_never_replies_has_a_time_limit_of_its_own() -> None:
+async def test_a_remote_model_has_its_own_timeout() -> None:
     async with dripping() as url:
         models = {"judge": RemoteModel("far-away", url, timeout=0.2)}
         with pytest.raises(AgentError, match="'judge' gave no reply within 0.2 s"):
@@ -333,7 +339,7 @@ async def test_a_remote_model_that_never_replies_has_a_time_limit_of_its_own() -
 
 @asynccontextmanager
 async def dripping() -> AsyncIterator[str]:
-    """The address of a server that sends a header now and then, and never an answer."""
+    """Serve an endpoint that sends a header now and then but never an answer; yield its address."""
     connections: list[asyncio.Task[None] | None] = []
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -354,7 +360,7 @@ async def dripping() -> AsyncIterator[str]:
         await asyncio.gather(*filter(None, connections))
 
 
-def test_what_is_no_model_or_has_the_policys_name_is_refused() -> None:
+def test_an_invalid_model_or_one_with_the_policys_name_is_refused() -> None:
     with pytest.raises(InvalidModelError, match=r"models=\{'policy': ...\} has the policy's own"):
         ChatAgentEnv(asks_the_judge, models={"policy": Judge()})
     ChatAgentEnv(asks_the_judge, models={"policy": Judge()}, policy_names="student")

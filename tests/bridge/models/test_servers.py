@@ -1,4 +1,4 @@
-"""Sampling from Tinker servers of one's own with the real SDK, over HTTP on this machine."""
+"""Sampling from self-hosted Tinker servers with the real SDK, over HTTP on this machine."""
 
 import json
 import pickle
@@ -41,7 +41,7 @@ SOMEBODY_ELSES = "http://127.0.0.1:9/of-somebody-else"
 
 
 class StandIn(ThreadingHTTPServer):
-    """A Tinker server that always samples the same."""
+    """A Tinker server that always samples the same tokens."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answers)
@@ -50,7 +50,7 @@ class StandIn(ThreadingHTTPServer):
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Without keep-alive, so that the SDK leaves no connection behind."""
+    """The server's handler, without keep-alive, so that the SDK leaves no connection behind."""
 
     body = b""
 
@@ -79,7 +79,7 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[StandIn]:
-    """A server that sends no ids."""
+    """Yield a server that sends no sequence ids."""
     with StandIn() as running:
         thread = Thread(target=running.serve_forever, args=(0.02,))
         thread.start()
@@ -90,7 +90,7 @@ def server() -> Iterator[StandIn]:
 
 @pytest.fixture(autouse=True)
 def _clients_are_closed_and_as_they_were(monkeypatch: Patch) -> Iterator[None]:
-    """Else their heartbeats go on, complain of a server that is gone, and draw random numbers."""
+    """Close the clients, because their heartbeats would go on and draw random numbers."""
     monkeypatch.setenv("TINKER_API_KEY", "tml-of-a-test")
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
     monkeypatch.setattr(older_servers, "_completed", set())
@@ -117,14 +117,16 @@ def client_of(server: StandIn) -> tinker.SamplingClient:
 
 
 def sampled_ids(client: tinker.SamplingClient) -> list[str]:
-    """Ids of two sequences."""
+    """Sample two sequences, and return their ids."""
     prompt, params = tinker.ModelInput.from_ints([1, 2]), tinker.SamplingParams(max_tokens=2)
     response = client.sample(prompt=prompt, num_samples=2, sampling_params=params).result()
     assert [sequence.tokens for sequence in response.sequences] == [[7, 8], [7, 8]]
     return [sequence.sequence_id for sequence in response.sequences]
 
 
-def test_a_server_that_sends_no_ids_is_sampled_once_somebody_names_it(server: StandIn) -> None:
+def test_a_server_that_sends_no_sequence_ids_is_sampled_after_complete_client(
+    server: StandIn,
+) -> None:
     client = client_of(server)
     complete_client(SOMEBODY_ELSES)
     with pytest.raises(AssertionError, match="sample_sequence_ids"):
@@ -140,13 +142,13 @@ def test_a_server_that_sends_no_ids_is_sampled_once_somebody_names_it(server: St
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # the SDK deprecates what works with it still
-async def test_a_frozen_model_of_such_a_server_is_sampled(server: StandIn) -> None:
+async def test_a_frozen_model_of_a_server_without_sequence_ids_is_sampled(server: StandIn) -> None:
     weights = await open_weights(TinkerModel("evert-tiny", base_url=server.url))
 
     assert sampled_ids(weights.client) == ["promised-0", "promised-1"]
 
 
-def test_the_hosted_service_is_never_touched(server: StandIn) -> None:
+def test_the_hosted_service_is_never_patched(server: StandIn) -> None:
     ask = tinker.SamplingClient._send_asample_request
     for base_url in (None, "", HOSTED, "https://thinkingmachines.dev"):
         complete_client(base_url)
@@ -161,7 +163,7 @@ def test_the_hosted_service_is_never_touched(server: StandIn) -> None:
 
 @pytest.fixture
 def loaded(server: StandIn) -> list[dict[str, Any]]:
-    """The states that the server was asked to load; it loads them for a client that is there."""
+    """Return the list of states that the server loads, each only for an existing client."""
     requests: list[dict[str, Any]] = []
 
     def load(body: bytes) -> tuple[int, dict[str, Any]]:
@@ -185,7 +187,7 @@ def loaded(server: StandIn) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("optimizer", [True, False])
-def test_a_state_is_loaded_into_a_client_of_its_own_where_one_request_is_refused(
+def test_a_state_is_loaded_in_two_requests_if_one_is_refused(
     server: StandIn, loaded: list[dict[str, Any]], optimizer: bool
 ) -> None:
     service = tinker.ServiceClient(base_url=server.url)

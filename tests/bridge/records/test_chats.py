@@ -1,4 +1,4 @@
-"""Recorded conversations as trainers of chats read them: they render to the sampled tokens."""
+"""Recorded conversations, exported for chat trainers, render to the sampled tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,13 @@ def template_renderer() -> TemplateRenderer:
 
 
 class AsTheRenderer(TokenCompleter):
-    """Replies as the renderer itself writes them: a call of ``look``, or a text."""
+    """A policy that replies as the renderer writes: with a call of ``look``, or a text."""
 
     def __init__(self, renderer: Renderer, *replies: str) -> None:
         self.renderer, self.replies = renderer, [*replies]
 
     async def __call__(self, model_input: Any, stop: Any, **options: Any) -> TokensWithLogprobs:
-        """The next reply."""
+        """Return the next reply."""
         message = Message(role="assistant", content=self.replies.pop(0))
         if message["content"] == "CALL":
             body = ToolCall.FunctionBody(name="look", arguments='{"at": "x"}')
@@ -58,7 +58,7 @@ class AsTheRenderer(TokenCompleter):
 
 
 async def converses(client: Any) -> None:
-    """Three calls, with the results of tools if there are any."""
+    """Make three calls, sending back the results of tool calls."""
     messages: list[Any] = [{"role": "developer", "content": "Be brief."}, user("Look.")]
     for _ in range(3):
         completion = await call(client, *messages, **client.options)
@@ -90,7 +90,7 @@ async def record_of(path: Path, renderer: Renderer, case: str) -> RolloutRecord:
 
 
 def tokens_of(row: dict[str, Any], renderer: Renderer) -> list[int]:
-    """The prompt of the last reply, by the run's renderer or chat template."""
+    """Return the prompt tokens of the last reply, by the run's renderer or chat template."""
     *messages, _ = row["messages"]
     if "tools" not in row:
         return renderer.build_generation_prompt(messages).to_ints()
@@ -133,7 +133,7 @@ async def test_exports_render_to_the_sampled_prompt(tmp_path: Path, name: str, c
     assert [tokens_of(row, renderer) for row in rows] == [record.prompts[-1]] * (not left_out)
 
 
-async def test_tools_and_calls_are_fields_for_readers_of_the_chat_template(tmp_path: Path) -> None:
+async def test_exported_tools_and_calls_have_the_fields_of_chat_templates(tmp_path: Path) -> None:
     record = await record_of(tmp_path, template_renderer(), "tools")
     [row] = FORMATS["sft"]([record], print)
 
@@ -147,7 +147,7 @@ async def test_tools_and_calls_are_fields_for_readers_of_the_chat_template(tmp_p
 
 
 class Hurried(ChatAgentEnv):
-    """As with a rollout hook that adds a message to the first prompt."""
+    """An Env that injects a message into the first prompt, as a rollout hook does."""
 
     async def initial_observation(self) -> Any:
         await super().initial_observation()
@@ -172,7 +172,9 @@ async def test_a_prefill_and_a_hooks_message_are_in_the_conversation(tmp_path: P
     assert prompt.to_ints() == record.prompts[0]
 
 
-async def test_a_given_up_call_is_in_no_chat_but_a_marked_trajectory(tmp_path: Path) -> None:
+async def test_a_given_up_call_is_left_out_of_chats_and_marked_in_trajectories(
+    tmp_path: Path,
+) -> None:
     async def agent(client: Any) -> float:
         reply = await ask(client, "One?")
         await ask(client, user("One?"), assistant(reply), user("Two?"))
@@ -190,7 +192,7 @@ async def test_a_given_up_call_is_in_no_chat_but_a_marked_trajectory(tmp_path: P
     assert extras == [[None, None], [None, None, None, {"given_up": True}]]
 
 
-async def test_a_trajectory_has_the_replies_that_were_asked_for_again(tmp_path: Path) -> None:
+async def test_an_exported_trajectory_includes_retried_replies(tmp_path: Path) -> None:
     record = await record_of(tmp_path, template_renderer(), "format")
     [row] = FORMATS["atif"]([record], print)
 

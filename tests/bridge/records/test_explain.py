@@ -1,4 +1,4 @@
-"""``explain`` shows a rollout: who called, what was new, what was sampled, what it earned."""
+"""``explain`` shows a rollout: the caller, new messages, action and reward of each turn."""
 
 import asyncio
 import io
@@ -24,7 +24,7 @@ async def explanation(agent: Any, *replies: str) -> str:
     return explained(await play(agent, *replies))
 
 
-async def test_a_linear_conversation_reads_from_top_to_bottom() -> None:
+async def test_a_linear_conversation_is_shown_from_top_to_bottom() -> None:
     async def agent(client: AgentClient) -> float:
         messages = [user("Guess.")]
         for hint in ("Too low", "Right"):
@@ -47,7 +47,7 @@ async def test_a_linear_conversation_reads_from_top_to_bottom() -> None:
     assert text.rstrip().endswith("2 turns, reward 1, completed; 1 datum")
 
 
-async def test_forks_handoffs_sub_agents_and_broken_calls_are_told() -> None:
+async def test_forks_handoffs_sub_agents_and_broken_calls_are_shown() -> None:
     async def forks(client: AgentClient) -> float:
         look = [tool("look")]
         reply = await ask(client, "Guess.", tools=look)
@@ -79,7 +79,7 @@ async def test_forks_handoffs_sub_agents_and_broken_calls_are_told() -> None:
     assert "called by critic" in text
 
 
-async def test_nobodys_words_are_markup_or_steer_the_terminal() -> None:
+async def test_texts_never_act_as_markup_or_terminal_commands() -> None:
     clear = "\x1b[2J\x1b]0;owned\x07\x9b31m"
 
     async def agent(client: AgentClient) -> float:
@@ -111,7 +111,7 @@ async def test_a_long_line_wraps_only_in_a_console(capsys: Shown, monkeypatch: P
     assert max(map(len, explained(trajectory, 60).splitlines())) <= 60
 
 
-async def test_the_end_is_said_of_turns_in_lineage_order_and_of_none() -> None:
+async def test_the_end_is_shown_for_sorted_turns_and_without_turns() -> None:
     async def agent(client: AgentClient) -> float:
         main, sub = [user("main")], [user("sub")]
         for messages in (main, sub, main):

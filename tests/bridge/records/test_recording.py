@@ -1,4 +1,4 @@
-"""What is written down of a rollout, and what is read of it."""
+"""Records of rollouts: what is written, and what is read back."""
 
 import pickle
 from pathlib import Path
@@ -43,7 +43,7 @@ THREE = ("one", "two", "three")
 
 
 async def chat(client: Any, task: Any) -> float:
-    """Three calls that go on from each other, a reward and notes on the way."""
+    """Make three calls in one conversation, with a reward and logs on the way."""
     messages = [system("Add.")]
     for number in range(3):
         messages.append(user(f"{task['a']} + {number}?"))
@@ -63,7 +63,7 @@ async def calls_a_tool(client: Any) -> float:
 
 
 async def compacts(client: Any) -> float:
-    """Asks, begins anew, and goes on from its first question in another way."""
+    """Ask, start a new conversation, then branch from the first question."""
     reply = await ask(client, "one")
     await ask(client, "anew")
     for word in ("left", "right"):
@@ -71,7 +71,9 @@ async def compacts(client: Any) -> float:
     return 0.0
 
 
-async def test_a_row_has_the_cookbooks_summary_and_each_conversation_once(tmp_path: Path) -> None:
+async def test_a_record_has_the_cookbooks_summary_and_each_conversation_once(
+    tmp_path: Path,
+) -> None:
     record, trajectory = await play_recorded(tmp_path, chat, *THREE, task={"a": 1})
     group = TrajectoryGroup([trajectory], [0.0], [{}])
     [summary] = serialize_rollout_summaries(
@@ -92,7 +94,7 @@ async def test_a_row_has_the_cookbooks_summary_and_each_conversation_once(tmp_pa
     assert [len(step["call"]["messages"]) for step in steps] == [2, 1, 1]
 
 
-async def test_an_env_that_is_watched_holds_no_message_twice() -> None:
+async def test_a_recorded_env_holds_no_message_twice() -> None:
     env = Recorder("nowhere.jsonl").watch(ChatAgentEnv(chat, {"a": 1}))
     await do_single_rollout(ScriptedPolicy(THREE), env)
     assert env.transcript is not None
@@ -100,7 +102,7 @@ async def test_an_env_that_is_watched_holds_no_message_twice() -> None:
     assert not any(call.request.messages for call in env.transcript.calls)
 
 
-async def test_an_image_in_a_prompt_comes_back(tmp_path: Path) -> None:
+async def test_an_image_in_a_prompt_is_read_back(tmp_path: Path) -> None:
     image = tinker.types.ImageChunk(data=b"\x89PNG", format="png", expected_tokens=3)
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     env = recorder.watch(ChatAgentEnv(chat, {"a": 1}))
@@ -113,7 +115,7 @@ async def test_an_image_in_a_prompt_comes_back(tmp_path: Path) -> None:
     assert record.prompts[0] == [*text.to_ints(), image]
 
 
-async def test_tool_calls_come_back_both_ways(tmp_path: Path) -> None:
+async def test_tool_calls_are_read_back_as_messages_and_as_sampled(tmp_path: Path) -> None:
     record, _ = await play_recorded(tmp_path, calls_a_tool, CALL, "2")
     question, called, result, answer = record.messages()
     prefix, first, sampled, *_ = record.sampled_messages(1)
@@ -127,7 +129,7 @@ async def test_tool_calls_come_back_both_ways(tmp_path: Path) -> None:
     assert (first, sampled) == (question, assistant(CALL))
 
 
-async def test_conversations_come_back_as_the_agent_had_them_each_once(tmp_path: Path) -> None:
+async def test_each_conversation_is_read_back_as_the_agent_had_it(tmp_path: Path) -> None:
     record, _ = await play_recorded(tmp_path, chat, *THREE, task={"a": 1})
     turns = [[user(f"1 + {n}?"), assistant(word)] for n, word in enumerate(THREE)]
     assert record.messages() == [system("Add."), *turns[0], *turns[1], *turns[2]]
@@ -153,7 +155,7 @@ async def test_a_reply_that_is_retried_is_not_part_of_the_conversation(tmp_path:
     assert record.messages() == [user("JSON?"), assistant("{}")]
 
 
-async def test_what_was_not_kept_is_said(tmp_path: Path) -> None:
+async def test_missing_data_of_a_record_is_an_error(tmp_path: Path) -> None:
     async def idle(client: Any) -> float:
         return 1.0
 
@@ -174,7 +176,9 @@ async def test_what_was_not_kept_is_said(tmp_path: Path) -> None:
     assert (record.turns, record.text, record.reward) == (0, "", 1.0)
 
 
-async def test_a_torn_last_line_is_skipped_and_written_behind(tmp_path: Path, caplog: Logs) -> None:
+async def test_a_torn_last_line_is_skipped_and_the_next_line_is_intact(
+    tmp_path: Path, caplog: Logs
+) -> None:
     file = tmp_path / "rollouts.jsonl"
     await play_recorded(tmp_path, chat, *THREE, task={"a": 1})
     content = file.read_bytes()
@@ -194,7 +198,7 @@ async def test_a_secret_is_not_written(tmp_path: Path, monkeypatch: Patch) -> No
     assert "hunter2" not in (tmp_path / "rollouts.jsonl").read_text()
 
 
-async def test_a_group_is_written_by_its_builder_in_the_order_of_play(tmp_path: Path) -> None:
+async def test_a_builder_records_its_group_in_the_order_of_play(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     builder = ChatAgentGroupBuilder(compacts, group_size=2, record=recorder, tags=["game"])
     builder.group_reward = lambda group: [0.25, 0.75]
@@ -209,7 +213,7 @@ async def test_a_group_is_written_by_its_builder_in_the_order_of_play(tmp_path: 
     assert [turn.logs["lineage"] for turn in turns] == [1, 0, 0, 2], "sorted, later"
 
 
-async def test_groups_are_numbered_on_in_a_file_and_anew_in_a_folder(tmp_path: Path) -> None:
+async def test_group_numbers_continue_in_a_file_and_restart_in_a_run_folder(tmp_path: Path) -> None:
     for place, numbers in ((tmp_path / "r.jsonl", [0, 1, 2]), (tmp_path / "run-1.5", [0])):
         for groups in (2, 1):  # the second time as a process that does the batch again
             recorder = Recorder(place)
@@ -220,7 +224,7 @@ async def test_groups_are_numbered_on_in_a_file_and_anew_in_a_folder(tmp_path: P
 
 
 @pytest.mark.parametrize("task", [("tea", 3), [("a" * 300, None)], {1: "one"}, {3, 4}, b"\x00"])
-async def test_a_task_that_is_a_literal_of_python_comes_back(tmp_path: Path, task: Any) -> None:
+async def test_a_task_that_is_a_python_literal_is_read_back(tmp_path: Path, task: Any) -> None:
     async def agent(client: AgentClient, task: Any) -> float:
         await ask(client)
         return 1.0
@@ -233,7 +237,7 @@ async def test_a_task_that_is_a_literal_of_python_comes_back(tmp_path: Path, tas
         _ = record.task
 
 
-async def test_each_seat_has_the_seed_that_its_agent_drew_from(tmp_path: Path) -> None:
+async def test_each_seats_record_has_the_seed_of_its_agent(tmp_path: Path) -> None:
     seen: list[int] = []
 
     async def agent(client: AgentClient) -> float:
@@ -252,7 +256,7 @@ async def test_each_seat_has_the_seed_that_its_agent_drew_from(tmp_path: Path) -
         BranchEnv(second, 0, agent)
 
 
-async def test_a_recorder_in_another_process_brings_its_rows_back(tmp_path: Path) -> None:
+async def test_a_pickled_recorder_returns_its_rows(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     received = pickle.loads(pickle.dumps(recorder))
     await play_group(chat, 1, task={"a": 1}, record=received)

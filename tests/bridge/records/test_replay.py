@@ -1,4 +1,4 @@
-"""Agents played again from their records, where they differ, and branches of them."""
+"""Replays of agents from their records, the differences that they report, and branches."""
 
 import asyncio
 import re
@@ -37,7 +37,7 @@ from evert.bridge.tokens.bases import base_tokenizer
 
 
 def facts(trajectory: Trajectory) -> list[tuple[Any, ...]]:
-    """What of each transition has to be the same."""
+    """Return the parts of each transition that must be equal."""
     return [
         (turn.ob.to_ints(), turn.ac, turn.reward, turn.episode_done, turn.metrics)
         for turn in trajectory.transitions
@@ -45,7 +45,7 @@ def facts(trajectory: Trajectory) -> list[tuple[Any, ...]]:
 
 
 class Says:
-    """An agent of two calls whose second question can be another."""
+    """An agent of two calls, with a second question that can be changed."""
 
     def __init__(self, second: str = "again?", *, calls: int = 2) -> None:
         self.questions = ["first?", second, "third?"][:calls]
@@ -88,7 +88,9 @@ async def draws(client: Any) -> float:
         (partial(chat, task={"a": 1}), ["one", "two", "three"]),
     ],
 )
-async def test_a_replay_is_the_same(tmp_path: Path, agent: Any, replies: list[str]) -> None:
+async def test_a_replay_equals_the_recorded_trajectory(
+    tmp_path: Path, agent: Any, replies: list[str]
+) -> None:
     record, trajectory = await play_recorded(tmp_path, agent, *replies)
 
     assert facts(await replay(record, agent)) == facts(trajectory) == facts(record.trajectory())
@@ -102,7 +104,7 @@ async def test_a_replay_is_the_same(tmp_path: Path, agent: Any, replies: list[st
         assert rewards(branch) == rewards(trajectory)
 
 
-async def test_calls_made_side_by_side_are_found_in_whatever_order(tmp_path: Path) -> None:
+async def test_parallel_calls_are_matched_in_any_order(tmp_path: Path) -> None:
     order = [0, 1, 2]
 
     async def gathers(client: Any) -> float:
@@ -117,7 +119,7 @@ async def test_calls_made_side_by_side_are_found_in_whatever_order(tmp_path: Pat
 
 
 class LaterFirst(ScriptedPolicy):
-    """Says what it was asked; of calls that wait, the one with the later name first."""
+    """Repeats the request; of waiting calls, it answers the one with the later name first."""
 
     def __init__(self, never: str = "") -> None:
         super().__init__(lambda prompt: f"you are {self._name(prompt)}")
@@ -144,7 +146,7 @@ class LaterFirst(ScriptedPolicy):
 
 
 class Meets:
-    """Sub-agents at the same time, each noting what it got and asking once more."""
+    """Parallel sub-agents, each of which logs its reply and asks once more."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -163,7 +165,9 @@ class Meets:
             messages += [assistant(reply), user(f"I am {name}!")]
 
 
-async def test_calls_that_met_are_played_as_they_were_played_or_named(tmp_path: Path) -> None:
+async def test_parallel_calls_are_replayed_as_recorded_or_the_difference_is_named(
+    tmp_path: Path,
+) -> None:
     record, trajectory = await play_together(tmp_path, agent := Meets("A", "B", "C"), LaterFirst())
     replayed = await replay(record, agent)
 
@@ -215,7 +219,9 @@ class Counts(ScriptedPolicy):
         return await super().__call__(*args, **options)
 
 
-async def test_calls_that_wait_where_a_branch_begins_are_sampled_together(tmp_path: Path) -> None:
+async def test_calls_that_wait_at_the_start_of_a_branch_are_sampled_together(
+    tmp_path: Path,
+) -> None:
     record, _ = await play_together(tmp_path, agent := Meets("A", "B", "C"), LaterFirst())
 
     for turn in (0, 1, 2):
@@ -224,7 +230,7 @@ async def test_calls_that_wait_where_a_branch_begins_are_sampled_together(tmp_pa
         assert policy.most == 3
 
 
-async def test_a_call_of_a_replay_may_wait_longer_than_a_sample_may_take(tmp_path: Path) -> None:
+async def test_a_replayed_call_may_wait_longer_than_the_sampling_timeout(tmp_path: Path) -> None:
     asked_again = asyncio.Event()
 
     async def reply(prompt: str) -> str:
@@ -250,7 +256,7 @@ async def test_a_call_of_a_replay_may_wait_longer_than_a_sample_may_take(tmp_pat
     assert rewards(await do_single_rollout(ScriptedPolicy(["yes"]), branch)) == [1.0]
 
 
-async def test_a_call_that_was_given_up_is_given_up_again(tmp_path: Path) -> None:
+async def test_a_given_up_call_is_given_up_again_in_a_replay(tmp_path: Path) -> None:
     async def guarded(client: Any) -> float:
         slow, guard = (asyncio.create_task(ask(client, f"I am {name}")) for name in "AC")
         reply = await guard
@@ -287,7 +293,7 @@ DIFFERENCES: list[tuple[Any, Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("agent", "other", "options", "said"), DIFFERENCES, ids=range(7))
-async def test_the_first_turn_that_differs_is_named_with_how(
+async def test_the_first_turn_that_differs_is_named_with_the_difference(
     tmp_path: Path, agent: Any, other: Any, options: Any, said: str
 ) -> None:
     record = await record_of(tmp_path, agent, CALL if agent is calls_a_tool else "one", "two")
@@ -296,7 +302,7 @@ async def test_the_first_turn_that_differs_is_named_with_how(
         await replay(record, other, **options)
 
 
-async def test_a_policy_without_its_env_names_the_turn(tmp_path: Path) -> None:
+async def test_a_replay_policy_without_its_env_still_names_the_turn(tmp_path: Path) -> None:
     record = await record_of(tmp_path, Says(), "one", "two")
     env = ChatAgentEnv(Says("again!"))
 
@@ -305,7 +311,7 @@ async def test_a_policy_without_its_env_names_the_turn(tmp_path: Path) -> None:
     await env.close()
 
 
-async def test_a_branch_begins_with_the_turn_it_goes_on_from(tmp_path: Path) -> None:
+async def test_a_branch_begins_at_its_turn(tmp_path: Path) -> None:
     record = await record_of(tmp_path, Says(calls=3), "one", "two", "three")
     env, policy = BranchEnv(record, 1, Says(calls=3)), policy_of("other", "end")
     trajectory = await do_single_rollout(policy, env)
@@ -317,7 +323,7 @@ async def test_a_branch_begins_with_the_turn_it_goes_on_from(tmp_path: Path) -> 
     assert last.reward == 1.0
 
 
-async def test_a_branch_samples_and_earns_its_own_alone(tmp_path: Path) -> None:
+async def test_a_branch_has_only_its_own_turns_and_rewards(tmp_path: Path) -> None:
     async def paid(client: Any, text: str) -> None:
         await ask(client, text)
         client.reward(0.5)
@@ -380,7 +386,7 @@ async def test_a_batch_of_branches_trains_each_sampled_token_once(tmp_path: Path
     policy: Numbered = Numbered(lambda prompt: f"say {len(policy.actions)}")
     groups = [await do_group_rollout(builder, policy) for builder in dataset.get_batch(0)]
     for group in groups:
-        group.final_rewards_G = [0.0, 1.0, 2.0]  # else nothing would be learned
+        group.final_rewards_G = [0.0, 1.0, 2.0]  # equal rewards would teach nothing
     data, _ = assemble_training_data(groups, compute_advantages(groups))
     for datum in data:
         mask = datum.loss_fn_inputs["mask"].to_numpy()

@@ -1,5 +1,5 @@
-"""A trajectory as token sequences, for every other trainer: the Cookbook's data, in lists. And
-calls that are not to be learned from, which have no weight in either."""
+"""A trajectory as token sequences for other trainers: the Cookbook's data as lists. Calls that are
+excluded from training have no weight in either."""
 
 import asyncio
 from functools import partial
@@ -42,7 +42,7 @@ async def three_turns(client: AgentClient) -> float:
 
 
 async def two_by_turns(client: AgentClient) -> float:
-    """Two conversations whose turns alternate."""
+    """Alternate the turns of two conversations."""
     talks = [[user("I am A")], [user("I am B")]]
     for _ in range(2):
         for messages in talks:
@@ -51,7 +51,7 @@ async def two_by_turns(client: AgentClient) -> float:
 
 
 async def branching(client: AgentClient) -> float:
-    """One beginning, two ends."""
+    """Continue one conversation in two ways."""
     first = await ask(client)
     for text in ("Left", "Right"):
         await ask(client, "Hi", assistant(first), text)
@@ -59,7 +59,7 @@ async def branching(client: AgentClient) -> float:
 
 
 def shifted(sequence: TokenSequence) -> dict[str, Any]:
-    """A sequence as a datum of the Cookbook has it: each position with its next token."""
+    """Return a sequence as the Cookbook's datum has it: each position with its next token."""
     before = [0.0] * (len(sequence.prompt_ids) - 1)
     return {
         "tokens": [*sequence.prompt_ids, *sequence.response_ids][:-1],
@@ -83,7 +83,9 @@ def of_datum(datum: tinker.Datum) -> dict[str, Any]:
         (branching, "one two three", 2),
     ],
 )
-async def test_they_are_the_cookbooks_data_id_by_id(agent: Any, texts: str, count: int) -> None:
+async def test_sequences_equal_the_cookbooks_data_token_by_token(
+    agent: Any, texts: str, count: int
+) -> None:
     env = ChatAgentEnv(agent)
     trajectory = await do_single_rollout(Numbered(texts.split()), env)
     alternating = sequences(trajectory)  # without the order of the group
@@ -97,7 +99,7 @@ async def test_they_are_the_cookbooks_data_id_by_id(agent: Any, texts: str, coun
     assert [shifted(each) for each in found] == [of_datum(datum) for datum in data]
 
 
-async def test_each_turn_has_its_reward_and_its_end() -> None:
+async def test_a_sequence_has_the_reward_and_the_end_of_each_turn() -> None:
     trajectory = await play(three_turns, Numbered(["1", "2", "3"]))
 
     (sequence,) = sequences(trajectory)
@@ -111,7 +113,7 @@ async def test_each_turn_has_its_reward_and_its_end() -> None:
     assert sequences(Trajectory([], tinker.ModelInput.empty())) == []
 
 
-def test_images_are_refused_by_name() -> None:
+def test_a_prompt_with_an_image_is_refused() -> None:
     image = tinker.types.ImageChunk(data=b"png", format="png", expected_tokens=3)
     prompt = tinker.ModelInput(chunks=[tinker.EncodedTextChunk(tokens=[1]), image])
     turn = Transition(prompt, TokensWithLogprobs([5], [-1.0]), 1.0, True)
@@ -126,7 +128,7 @@ OUT: Any = {"evert": {"train": False}}
 
 
 def is_trained(trajectory: Trajectory) -> list[bool]:
-    """Of each turn, whether its tokens have weight; the data and the sequences agree."""
+    """Return for each turn whether its tokens have weight; data and sequences must agree."""
     trained = []
     for turn in trajectory.transitions:
         alone = Trajectory(transitions=[turn], final_ob=trajectory.final_ob)
@@ -143,7 +145,7 @@ def is_trained(trajectory: Trajectory) -> list[bool]:
     return trained
 
 
-async def test_every_face_can_say_of_a_call_that_it_is_not_to_be_learned_from() -> None:
+async def test_every_api_can_exclude_a_call_from_training() -> None:
     async def agent(client: AgentClient) -> float:
         blocking, chat = client.blocking, {"model": "policy", "messages": HELLO, "extra_body": OUT}
         await ask(client, extra_body=OUT)
@@ -167,10 +169,10 @@ async def test_every_face_can_say_of_a_call_that_it_is_not_to_be_learned_from() 
     assert is_trained(await play(agent)) == [False] * 9 + [True]
 
 
-async def test_a_handle_says_so_of_all_calls_that_are_made_through_it() -> None:
+async def test_client_untrained_excludes_all_of_its_calls_from_training() -> None:
     async def agent(client: AgentClient) -> float:
         found, fields = client.untrained, {"model": "policy", "messages": HELLO}
-        await ask(found, response_format={"type": "json_object"})  # it is asked for again
+        await ask(found, response_format={"type": "json_object"})  # it is retried
         await asyncio.to_thread(ask_blocking, client.blocking.untrained)
         await found.openai.chat.completions.create(**fields)
         await found.genai.aio.models.generate_content(model="policy", contents="Hello?")
@@ -189,7 +191,7 @@ async def test_a_handle_says_so_of_all_calls_that_are_made_through_it() -> None:
     assert is_trained(trajectory) == [False] * 7 + [True] * 3
 
 
-async def test_a_seat_of_such_a_handle_is_such_a_handle() -> None:
+async def test_a_seat_of_an_untrained_client_is_untrained() -> None:
     async def agent(client: AgentClient) -> float:
         for seat in (client.untrained.seat("a"), client.seat("b").untrained, client.seat("b")):
             await ask(seat)
@@ -202,7 +204,7 @@ async def test_a_seat_of_such_a_handle_is_such_a_handle() -> None:
     assert not can_be_learned_from(first)
 
 
-async def test_a_turn_amid_a_conversation_has_no_weight_and_its_neighbours_have() -> None:
+async def test_an_untrained_turn_between_trained_turns_has_no_weight() -> None:
     async def agent(client: AgentClient) -> float:
         messages = [*HELLO]
         for number in range(3):
@@ -225,7 +227,7 @@ async def test_a_turn_amid_a_conversation_has_no_weight_and_its_neighbours_have(
     assert [turn.metrics.get("untrained") for turn in trajectory.transitions] == [None, 1.0, None]
 
 
-async def test_a_field_that_says_otherwise_is_refused() -> None:
+async def test_an_invalid_evert_field_is_refused() -> None:
     async def agent(client: AgentClient) -> float:
         wrong: list[Any] = [{"train": "no"}, {"trian": False}, [False], "off"]
         for create in (client.chat.completions.create, client.openai.chat.completions.create):
@@ -239,7 +241,9 @@ async def test_a_field_that_says_otherwise_is_refused() -> None:
     assert reward(await play(agent)) == 1.0
 
 
-async def test_an_unknown_field_beside_it_passes(caplog: Logs, monkeypatch: Patch) -> None:
+async def test_an_unknown_field_beside_the_evert_field_passes(
+    caplog: Logs, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr("evert.bridge.chat.fields._warned_names", set())
 
     async def agent(client: AgentClient) -> float:

@@ -1,8 +1,8 @@
 # ruff: noqa: E501 (a template's white space counts)
 """A minimal chat template for each family of call formats, and calls of all kinds.
 
-The templates are written for the tests, in the formats that public models have. A tokenizer for one
-is the shipped base's, with the control tokens that the template writes.
+The templates are written for the tests, in the formats of public models. Each template's tokenizer is
+the shipped base's, with the control tokens that the template writes.
 """
 
 import copy
@@ -269,7 +269,7 @@ _MARK = re.compile(r"<\|[^|{}<> ]+\|>|</?tool_call>|</?think>|\[TOOL_CALLS\]|</?
 
 @cache
 def tokenizer_of(template: str, *more: str) -> Any:
-    """The shipped tokenizer with a template, its control tokens, and ``more`` of them."""
+    """Return the shipped tokenizer with a template, its control tokens, and ``more`` tokens."""
     tokenizer = copy.deepcopy(base_tokenizer())
     marks = dict.fromkeys([*_MARK.findall(template), *more])
     vocabulary = tokenizer.get_vocab()

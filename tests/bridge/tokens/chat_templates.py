@@ -1,7 +1,7 @@
 # ruff: noqa: E501 (a template's white space counts)
-"""Chat templates in the formats of many families, written for the tests: short, and true to form.
+"""Short chat templates in the exact formats of many families, written for the tests.
 
-A tokenizer for one is the shipped base's, told of the control tokens that the template writes.
+Each template's tokenizer is the shipped base's, with the control tokens that the template writes.
 """
 
 import copy
@@ -19,7 +19,7 @@ _OPENS = "{% if add_generation_prompt %}OPENING{% endif %}"
 
 
 def _turns(header: str, footer: str, opening: str, first: str = "") -> str:
-    """One frame for all roles; ``ROLE`` is a message's."""
+    """Return a template with one frame for all roles; ``ROLE`` becomes the message's role."""
     header = header.replace("ROLE", "{{ m.role }}")
     frame = f"{header}{{{{ m.content }}}}{footer}"
     return f"{first}{{% for m in messages %}}{frame}{{% endfor %}}" + _OPENS.replace(
@@ -46,7 +46,7 @@ _RESULTS = """\
 
 
 def _chatml_with(call: str, before: str = "", thought: str = "") -> str:
-    """ChatML whose assistant calls tools; ``c`` is a call's function."""
+    """Return ChatML with tool calls of the assistant; ``c`` is a call's function."""
     return (
         _TOOLS_FIRST
         + """{%- for m in messages %}{% if m.role == 'user' or (m.role == 'system' and not loop.first) %}<|im_start|>{{ m.role }}
@@ -136,7 +136,7 @@ CALLING = {"Hermes", "a coder's", "names first", "a thinker's", "Mistral", "bare
 
 @cache
 def tokenizer_of(template: str) -> Any:
-    """The shipped tokenizer with a template, and with its control tokens."""
+    """Return the shipped tokenizer with a template and its control tokens."""
     tokenizer = copy.deepcopy(base_tokenizer())
     roles: tuple[str, ...] = (
         ("<|user|>", "<|assistant|>", "<|system|>", "<|tool|>") if "<|{{" in template else ()

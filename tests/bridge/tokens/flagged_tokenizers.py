@@ -1,11 +1,11 @@
-"""Tokenizers that flag their tokens as the published ones do, and every renderer on its own.
+"""Tokenizers with the token flags of published ones, and every renderer on its own tokenizer.
 
 The shipped tokenizer's vocabulary, with one family's added tokens in place of its own. What a
 published file calls ``special`` says little: Qwen's ``<tool_call>``, DeepSeek's ``<｜User｜>`` and
 Kimi's ``<|tool_call_begin|>`` are ``special: false``, and mean as much to the model as the others.
 
-Two families are nobody's: ``unicode`` folds its text (NFKC) before it looks for its tokens, and
-``greedy`` has tokens that eat the white space around them, as some published ones do.
+Two families are invented: ``unicode`` folds its text (NFKC) before it looks for tokens, and
+``greedy`` has tokens that swallow the white space around them, as some published ones do.
 """
 
 import copy
@@ -34,10 +34,10 @@ class Tokens:
     Attributes:
         special: Flagged as special in the published files.
         plain: Added, and ``special: false``.
-        bos: The beginning of a sequence; None for none.
-        normalizer: What is done to a text before it is cut; None for nothing.
-        fold: Whether tokens are looked for in the text as it is after that.
-        greedy: Whether they eat white space around them.
+        bos: The token at the beginning of a sequence; None for none.
+        normalizer: Applied to a text before it is tokenised; None for none.
+        fold: Whether added tokens are looked for in the normalized text.
+        greedy: Whether tokens swallow the white space around them.
     """
 
     special: tuple[str, ...]
@@ -157,14 +157,14 @@ CLASSES = [
 
 
 def tokens_of(name: str) -> Tokens:
-    """The added tokens of a renderer's family."""
+    """Return the added tokens of a renderer's family."""
     if name in ODD:
         return ODD[name]
     return next(tokens for prefix, tokens in PREFIXES.items() if name.startswith(prefix))
 
 
 def make_tokenizer(tokens: Tokens) -> Any:
-    """The shipped vocabulary with these tokens added, and no others."""
+    """Return a tokenizer of the shipped vocabulary with only these tokens added."""
     shipped = json.loads((base_path() / "tokenizer.json").read_text())
     backend = tokenizers.Tokenizer.from_str(json.dumps({**shipped, "added_tokens": []}))
     if tokens.normalizer is not None:
@@ -184,7 +184,7 @@ _tokenizer = cache(make_tokenizer)
 
 @cache
 def make_renderer(name: str) -> cookbook.Renderer:
-    """A renderer of the Cookbook or a template's by its name, on a tokenizer of its family."""
+    """Return a renderer by name, the Cookbook's or a template's, on a tokenizer of its family."""
     tokenizer = _tokenizer(tokens_of(name))
     if name in TEMPLATES:
         tokenizer = copy.deepcopy(tokenizer)
@@ -196,7 +196,7 @@ def make_renderer(name: str) -> cookbook.Renderer:
 
 
 def literals(name: str) -> dict[str, int]:
-    """What must never come out of a text: each added token's text, and its id."""
+    """Return the id of each added token by its text; no text may produce these ids."""
     tokenizer: Any = make_renderer(name).tokenizer
     added = tokenizer.added_tokens_decoder
     return {str(token): number for number, token in added.items()}

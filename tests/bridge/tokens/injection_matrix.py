@@ -1,7 +1,7 @@
-"""What is asked of a prompt: no control token more than harmless letters would give.
+"""Checks that a prompt has no more control tokens than with harmless letters as its texts.
 
-A *finding* is a combination of renderer, dialect, shape, field and literal that gave another number
-of a control token, or that reads otherwise than it was written.
+A *finding* is a combination of renderer, dialect, shape, field and literal for which the number of
+a control token differs, or the prompt's text does.
 """
 
 import itertools
@@ -23,7 +23,7 @@ PromptOf = Callable[[str, str, Any], list[int] | None]
 
 
 def innocent(text: str) -> str:
-    """Letters in place of a text, as many as there are."""
+    """Return as many harmless letters as the text has characters."""
     return "".join(c if c.isspace() else "a" for c in text)
 
 
@@ -33,10 +33,10 @@ class Matrix:
 
     Attributes:
         name: The renderer.
-        prompt_of: What makes a prompt of a renderer's name, a dialect and a body.
-        checked: Combinations of a dialect, a field and a literal that were looked at.
-        refused: Those that were a 400 where letters were none.
-        findings: A line each.
+        prompt_of: Makes a prompt from a renderer's name, a dialect and a body.
+        checked: Combinations of a dialect, a field and a literal that were checked.
+        refused: Combinations that were a 400 although letters were not.
+        findings: One line each.
     """
 
     name: str
@@ -58,9 +58,9 @@ class Matrix:
     def try_all(
         self, dialect: str, shape: str, text: str, count: int = 1, *, is_read: bool = False
     ) -> None:
-        """Put a text into all slots of a shape at once; if that goes wrong, look where.
+        """Put a text into all slots of a shape at once; on a finding, locate the slot.
 
-        With ``is_read`` also what the prompt says is compared.
+        With ``is_read``, the text of the prompt is compared, too.
         """
         every = slots(SHAPES[dialect][shape])
         before, refused = len(self.findings), len(self.refused)
@@ -75,7 +75,7 @@ class Matrix:
             self.findings += [] if len(self.findings) > before else combined
 
     def _find(self, dialect: str, shape: str, every: list[str], text: str) -> None:
-        """Where it goes wrong: in one slot, or in two that follow on each other."""
+        """Locate a finding: in one slot, or in two adjacent ones."""
         before = len(self.findings)
         self.try_each(dialect, shape, text, 0)
         if len(self.findings) == before:
@@ -110,7 +110,7 @@ class Matrix:
     def _with_letters(
         self, dialect: str, shape: str, letters: str
     ) -> tuple[list[int], Counter[int]] | None:
-        """The prompt of a shape whose slots all hold the same letters, and its control tokens."""
+        """Return the prompt of a shape with letters in all slots, and its control tokens."""
         key = (dialect, shape, letters)
         if key not in self._expected:
             body = SHAPES[dialect][shape]
@@ -120,7 +120,7 @@ class Matrix:
         return self._expected[key]
 
     def compare(self, place: str, found: Iterable[int], expected: Counter[int]) -> None:
-        """Note where a prompt has another number of a control token than expected."""
+        """Add a finding if a prompt's number of a control token is not as expected."""
         has = self.control(found)
         if has == expected:
             return
@@ -130,13 +130,13 @@ class Matrix:
                 self.findings.append(f"{place} | {wrong}")
 
     def control(self, prompt: Iterable[int]) -> Counter[int]:
-        """How often each control token stands in a prompt."""
+        """Count each control token of a prompt."""
         return Counter(filter(self._known.__contains__, prompt))
 
     def _reading(self, prompt: list[int], text: str) -> Counter[str]:
-        """The characters of a prompt, those of a text and of the literals as letters.
+        """Count the characters of a prompt, with the text and the literals replaced by letters.
 
-        Templates sort and escape what they list, and strip it: none of that changes what is said.
+        Counting ignores that templates sort, escape and strip texts.
         """
         tokenizer: Any = make_renderer(self.name).tokenizer
         text_shown = str(tokenizer.decode(prompt))
@@ -149,7 +149,7 @@ class Matrix:
         return Counter(_LAYOUT.sub("", text_shown))
 
     def report(self) -> None:
-        """Fail with every finding, and where a text was refused that can be said."""
+        """Fail with every finding, and if a text was refused that should not be."""
         refused = [place for place in self.refused if "| @pattern |" not in place]
         if findings := [*self.findings, *(f"{place} | refused" for place in refused)]:
             lines = "\n".join(findings)

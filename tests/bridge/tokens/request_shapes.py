@@ -1,7 +1,7 @@
 """Requests of every dialect in which each text is a slot, and their prompts.
 
 A slot is a string that begins with "@", as a value or as a key; one name may stand in several
-places (a tool, and the call of it). ``Json`` is a text that is JSON of what it holds.
+places (a tool, and the call of it). ``Json`` becomes the JSON text of its value.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ from evert.bridge.tokens.renderer import PromptRenderer
 
 @dataclass(frozen=True)
 class Json:
-    """A text: the JSON of a value, or, ``escaped``, the same with every letter as an escape."""
+    """A text: the JSON of a value, with every letter as an escape if ``escaped``."""
 
     value: Any
     escaped: bool = False
 
 
 def hidden(text: str) -> str:
-    """JSON of a string in which each of its characters is an escape."""
+    """Return the JSON of a string with each character as an escape."""
     units = text.encode("utf-16-be")
     pairs = zip(units[::2], units[1::2], strict=True)
     return '"' + "".join(f"\\u{high:02x}{low:02x}" for high, low in pairs) + '"'
@@ -55,7 +55,7 @@ def _hidden_json(value: Any) -> str:
 
 
 def filled(value: Any, texts: Mapping[str, str]) -> Any:
-    """A shape with a text in each slot; a slot without one holds its own name."""
+    """Return a shape with a text in each slot; a slot without one holds its own name."""
     if isinstance(value, str):
         return texts.get(value, value[1:]) if value.startswith("@") else value
     if isinstance(value, Json):
@@ -69,7 +69,7 @@ def filled(value: Any, texts: Mapping[str, str]) -> Any:
 
 
 def slots(value: Any) -> list[str]:
-    """The slots of a shape, in the order in which they stand there."""
+    """Return the slots of a shape in order."""
     return list(dict.fromkeys(_slots(value)))
 
 
@@ -122,7 +122,7 @@ ARGUMENTS: Any = {
 
 
 def said(*contents: Any, **more: Any) -> dict[str, Any]:
-    """A reply: a text, or parts."""
+    """Return a reply: a text, or parts."""
     content = contents[0] if len(contents) == 1 else [*contents]
     return {"role": "assistant", "content": content, **more}
 
@@ -149,7 +149,7 @@ def call(arguments: Any, id: str = "@id", name: str = "@tool") -> dict[str, Any]
 
 
 def calling(arguments: Any, **more: Any) -> list[dict[str, Any]]:
-    """A call, its result, and what comes after."""
+    """Return the messages of a call, its result, and what comes after."""
     result = {"role": "tool", "tool_call_id": "@id", "content": "@result"}
     return [user("@task"), said("@said", tool_calls=[call(arguments)], **more), result]
 
@@ -345,7 +345,7 @@ GEMINI: dict[str, Any] = {
 
 
 def _with_objects(shape: Any) -> Any:
-    """Whether a shape has replies that an agent could append as the SDK's objects."""
+    """Return whether a shape has replies that an agent could append as SDK objects."""
     replies = [message for message in shape["messages"] if message["role"] == "assistant"]
     return any(replies) and not any(isinstance(reply["content"], list) for reply in replies)
 
@@ -371,12 +371,12 @@ ONCE = [(dialect, name) for dialect, name in EVERY if dialect not in ("objects",
 
 @cache
 def prompt_renderer(name: str) -> PromptRenderer:
-    """A renderer as evert uses it."""
+    """Return the prompt renderer of a renderer's name."""
     return PromptRenderer(make_renderer(name))
 
 
 def read(dialect: str, body: Any) -> ChatRequest:
-    """The request of a body.
+    """Read the request of a body.
 
     Raises:
         openai.BadRequestError: It is refused.
@@ -404,7 +404,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def prompt_of(name: str, dialect: str, body: Any) -> list[int] | None:
-    """The tokens that the policy would see; None where the request is a 400."""
+    """Return the tokens that the policy would see; None if the request is a 400."""
     renderer = prompt_renderer(name)
     try:
         conversation = ConversationBook(renderer).observe(read(dialect, body), "", renderer)
@@ -414,14 +414,14 @@ def prompt_of(name: str, dialect: str, body: Any) -> list[int] | None:
 
 
 def text_tokens(prompt: tinker.ModelInput) -> list[int]:
-    """The text tokens of a prompt."""
+    """Return the text tokens of a prompt."""
     return [token for chunk in prompt.chunks for token in getattr(chunk, "tokens", ())]
 
 
 def plain_prompt_of(name: str, dialect: str, body: Any) -> list[int] | None:
-    """What the Cookbook's renderer itself makes of a request, with nothing done to its texts.
+    """Return the prompt that the Cookbook's own renderer makes, with unescaped texts.
 
-    None where it takes no such request.
+    None if the renderer does not support the request.
     """
     renderer = make_renderer(name)
     if hasattr(renderer, "system_role_as_user"):

@@ -3,8 +3,8 @@
 
 1. A call of any kind is read as it was written, in the format of every family.
 2. Reading is tolerant of what models write, and strict about what it delivers.
-3. Frames, thoughts and stops are what they are in the template's own replies.
-4. A prompt that is rendered whole is encoded as a whole would be.
+3. Frames, thoughts and stop tokens are those of the template's own replies.
+4. A prompt that is rendered in parts has the tokens of the whole prompt.
 """
 
 import json
@@ -53,7 +53,7 @@ _RENDERERS: dict[str, TemplateRenderer] = {}
 
 
 def reply_of(family: str, functions: list[Function], say: str = "") -> str:
-    """A reply with calls as the template shows it, after what opens a reply."""
+    """Return a reply with calls as the template renders it, without the reply's opening."""
     tokenizer: Any = renderer_of(family).tokenizer
     question = {"role": "user", "content": "Go."}
     calls = []
@@ -98,7 +98,7 @@ def test_calls_of_every_kind_are_read_as_they_were_written(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", UNSHOWN)
-def test_calls_that_no_rendering_shows_are_read_and_written_into_the_history(family: str) -> None:
+def test_unusual_call_formats_are_read_and_rendered_into_the_history(family: str) -> None:
     renderer, text = renderer_of(family), UNSHOWN[family][1]
     message = read(family, text)
     assert functions_of(message) == CALLS["one"]
@@ -124,7 +124,7 @@ def test_calls_of_every_kind_are_read_as_evert_writes_them_into_the_history(fami
         assert get_text_content(message).strip() == SAY, kind
 
 
-async def test_an_agent_gets_past_its_call_where_a_template_demands_ids_of_nine() -> None:
+async def test_a_template_that_demands_ids_of_nine_characters_gets_them() -> None:
     renderer = renderer_of("list of objects with ids of nine")
 
     async def agent(client: AgentClient) -> float:
@@ -163,7 +163,7 @@ async def test_an_agent_gets_past_its_call_where_a_template_demands_ids_of_nine(
         ("objects, unmarked", '{"answer": 42}', [], '{"answer": 42}'),
     ],
 )  # fmt: skip
-def test_model_text_is_read(
+def test_common_variants_of_calls_are_read(
     family: str, text: str, functions: list[Function], content: str
 ) -> None:
     message = read(family, text)
@@ -201,7 +201,7 @@ def test_without_tools_markup_is_text() -> None:
     assert functions_of(read("objects, marked", text, ())) == []
 
 
-def test_calls_that_are_read_are_delivered_beside_one_that_is_not() -> None:
+def test_readable_calls_are_delivered_beside_an_unreadable_one() -> None:
     good = '<tool_call>{"name": "look_up", "arguments": {}}</tool_call>'
     message = read("objects, marked", f"{good}\n<tool_call>{{</tool_call>")
 
@@ -227,7 +227,7 @@ def test_calls_that_are_read_are_delivered_beside_one_that_is_not() -> None:
         ("1, 2", {}, "1, 2"),
     ],
 )
-def test_the_schema_decides_the_type_of_a_text(text: str, schema: Any, value: Any) -> None:
+def test_the_schema_decides_the_type_of_an_argument(text: str, schema: Any, value: Any) -> None:
     assert read_typed(text, schema) == value
 
 
@@ -237,7 +237,7 @@ PIECES = ["", "{", "}", "[", "]", '"', "'", ",", ":", "(", ")", "=", "</", ">", 
 
 @settings(max_examples=draws(120), deadline=None)
 @given(st.data())
-def test_a_malformed_reply_is_a_message_read_fast_with_offered_names_only(data: Any) -> None:
+def test_a_malformed_reply_is_read_fast_and_calls_only_offered_tools(data: Any) -> None:
     family = data.draw(st.sampled_from([*FAMILIES, *UNSHOWN]))
     kinds = st.sampled_from(sorted(CALLS))
     text = UNSHOWN[family][1] if family in UNSHOWN else reply_of(family, CALLS[data.draw(kinds)])
@@ -275,7 +275,7 @@ THOUGHTS = {
 
 
 @pytest.mark.parametrize("kind", THOUGHTS)
-def test_a_frame_is_neither_content_nor_thought(kind: str) -> None:
+def test_the_frame_of_a_thought_is_neither_content_nor_thinking(kind: str) -> None:
     template, text, thought, content = THOUGHTS[kind]
     renderer = TemplateRenderer(
         tokenizer_of(template, "[THINK]", "[/THINK]", "<think>", "</think>")
@@ -288,7 +288,7 @@ def test_a_frame_is_neither_content_nor_thought(kind: str) -> None:
     assert get_text_content(message) == content
 
 
-def test_a_token_that_also_ends_a_thought_is_no_stop() -> None:
+def test_a_token_that_also_ends_a_thought_is_not_a_stop_token() -> None:
     template = "{% for m in messages %}{% if m.reasoning %}<|begin|>assistant<|think|>{{ m.reasoning }}<|end|>{% endif %}<|begin|>{{ m.role }}<|content|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|begin|>assistant{% endif %}"
     renderer = TemplateRenderer(tokenizer_of(template))
     text = "<|think|>Hm.<|end|><|begin|>assistant<|content|>Paris."
@@ -299,13 +299,13 @@ def test_a_token_that_also_ends_a_thought_is_no_stop() -> None:
     assert get_text_content(message).strip() == "Paris."
 
 
-def test_calls_may_have_a_stop_of_their_own() -> None:
+def test_calls_may_have_their_own_stop_token() -> None:
     renderer = renderer_of("another stop after calls")
     names = renderer.tokenizer.convert_ids_to_tokens(renderer.get_stop_sequences())
     assert names == ["<|im_end|>", "<|calls_end|>"]
 
 
-def test_what_cannot_be_learned_is_said_with_the_probe() -> None:
+def test_a_call_format_that_cannot_be_learned_is_reported_with_the_probe() -> None:
     template = FAMILIES["named"].replace("{{ f.arguments | tojson }}", "{{ f.arguments | length }}")
     why = TemplateRenderer(tokenizer_of(template)).template.why_no_calls
     assert "qzname({" in why
@@ -321,7 +321,7 @@ VARIABLE = FAMILIES["objects, marked"].replace(
 )
 
 
-def test_a_variable_of_the_template_is_set_and_one_that_it_does_not_read_is_refused() -> None:
+def test_only_variables_that_the_template_reads_can_be_set() -> None:
     tokenizer = tokenizer_of(VARIABLE)
     message = [Message(role="user", content="Go.")]
     renderer = TemplateRenderer(tokenizer, chat_template={"enable_thinking": False})
@@ -348,7 +348,7 @@ def test_the_name_of_a_renderer_carries_its_variables_to_another_process() -> No
 
 
 @pytest.mark.parametrize("family", ["objects, marked", "a frame around text", "keyed, pairs"])
-def test_a_prompt_after_another_has_the_tokens_of_the_whole(family: str) -> None:
+def test_an_incrementally_rendered_prompt_equals_a_whole_one(family: str) -> None:
     renderer, rng = renderer_of(family), random.Random(3)
     words = ["a", " b", "\n", "<|im_", "im_end|>", "<", "tool_call>", "é", " 12"]
     for _ in range(draws(30)):
@@ -363,7 +363,7 @@ def test_a_prompt_after_another_has_the_tokens_of_the_whole(family: str) -> None
             assert last.tokens == renderer.build_generation_prompt(messages).to_ints()
 
 
-def test_a_reply_whose_white_space_joins_the_opening_counts_as_retokenised() -> None:
+def test_a_reply_that_merges_with_the_openings_white_space_counts_as_retokenised() -> None:
     renderer = TemplateRenderer(tokenizer_of(FAMILIES["objects, marked"], "\n\n"))
     prompts, encode = PromptRenderer(renderer), renderer.tokenizer.encode
     messages = [Message(role="user", content="Go."), Message(role="assistant", content="\nYes.")]
@@ -377,7 +377,7 @@ def test_names_that_a_template_sets_itself_are_not_its_variables() -> None:
     assert variables_of(tokenizer_of(template)) == {"x", "z", "v"}
 
 
-def test_a_call_of_a_made_up_reply_has_an_id_that_the_template_takes() -> None:
+def test_a_call_written_by_the_agent_gets_an_id_that_the_template_accepts() -> None:
     renderer = renderer_of("list of objects with ids of nine")
     body = ToolCall.FunctionBody(name="look_up", arguments="{}")
     for call_id in (None, "call_0123456789abcdef", "abcdefghi"):

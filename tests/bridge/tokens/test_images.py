@@ -1,4 +1,4 @@
-"""Images of an agent's messages: data, and nothing else; no other address is ever opened."""
+"""Images in an agent's messages must be data; no address is ever opened."""
 
 import base64
 import functools
@@ -56,7 +56,7 @@ def chunks(observation: tinker.ModelInput) -> list[Any]:
 
 
 async def refusals(*urls: Any) -> list[str]:
-    """What an agent is told that sends each image, and goes on without after each."""
+    """Return the error that an agent gets for each image, after which it continues."""
     messages: list[str] = []
 
     async def agent(client: AgentClient) -> float:
@@ -113,7 +113,7 @@ DIALECTS = [by_chat, by_responses, by_anthropic, by_gemini]
 REFUSED = (openai.BadRequestError, anthropic.BadRequestError, genai.errors.ClientError)
 
 
-async def test_data_of_every_dialect_and_an_image_of_pillows_reach_the_policy() -> None:
+async def test_image_data_of_every_dialect_and_pillow_images_reach_the_policy() -> None:
     async def agent(client: AgentClient) -> float:
         texts = [await by(client, data_url()) for by in DIALECTS]
         image = {"type": "image", "image": Image.new("RGB", (64, 64))}
@@ -127,7 +127,7 @@ async def test_data_of_every_dialect_and_an_image_of_pillows_reach_the_policy() 
         assert Image.open(io.BytesIO(chunk.data)).size == (64, 64)
 
 
-async def test_no_dialect_has_an_address_opened() -> None:
+async def test_no_dialect_opens_an_images_address() -> None:
     async def agent(client: AgentClient) -> float:
         for by in DIALECTS:
             for url in ("file:///etc/hostname", "http://127.0.0.1:9/x.png"):
@@ -140,7 +140,7 @@ async def test_no_dialect_has_an_address_opened() -> None:
     assert len(trajectory.transitions) == len(DIALECTS)
 
 
-async def test_the_usual_formats_are_opened_whatever_their_name_and_any_base64() -> None:
+async def test_the_usual_formats_are_opened_whatever_their_mime_type() -> None:
     urls = [
         data_url(image_bytes(kind, mode=mode), name)
         for kind in ("PNG", "JPEG", "WEBP", "GIF")
@@ -174,7 +174,7 @@ BROKEN = {
 }
 
 
-async def test_what_is_no_whole_image_is_a_400() -> None:
+async def test_an_incomplete_or_broken_image_is_a_400() -> None:
     for (url, reason), message in zip(BROKEN.items(), await refusals(*BROKEN), strict=True):
         assert reason in message, url[:80]
 
@@ -204,7 +204,7 @@ ADDRESSES = [
 ]
 
 
-async def test_no_other_address_is_opened(monkeypatch: Patch) -> None:
+async def test_only_data_urls_are_opened(monkeypatch: Patch) -> None:
     opened: list[Any] = []
 
     def refuse(*arguments: Any, **options: Any) -> Any:
@@ -220,7 +220,7 @@ async def test_no_other_address_is_opened(monkeypatch: Patch) -> None:
     assert not opened
 
 
-def test_no_image_is_opened_on_the_loop_and_none_is_rendered_there_again() -> None:
+def test_images_are_not_opened_or_rendered_on_the_loop() -> None:
     held = Images()
     text = Message(role="user", content="Hi")
     image: Any = {"role": "user", "content": [{"type": "image", "image": data_url()}]}
@@ -233,7 +233,7 @@ def test_no_image_is_opened_on_the_loop_and_none_is_rendered_there_again() -> No
         held.check(text, 10)
 
 
-async def test_frozen_models_see_images_by_the_same_rules() -> None:
+async def test_frozen_models_get_images_by_the_same_rules() -> None:
     texts, old = list[str](), ScriptedPolicy(["Red."], vision())
 
     def judge(messages: list[Message]) -> str:
@@ -253,7 +253,7 @@ async def test_frozen_models_see_images_by_the_same_rules() -> None:
 
 
 @as_agent(renderer=vision())
-async def test_tokens_are_counted_of_data_and_nothing_is_fetched_for_it(
+async def test_counting_tokens_reads_image_data_and_fetches_nothing(
     client: AgentClient,
 ) -> None:
     async def count(client: AgentClient, url: str) -> int:

@@ -1,5 +1,5 @@
-"""No text of a request becomes a control token: every dialect, field, renderer and literal, whole,
-in halves and in disguise. Where nothing is done to the texts, the matrix finds what is wrong."""
+"""No text of a request becomes a control token, in any dialect, field or renderer: whole, in halves
+or in disguise. With unescaped texts, the matrix has findings."""
 
 import base64
 import io
@@ -44,12 +44,12 @@ every_class = pytest.mark.parametrize("name", CLASSES)
 
 
 def together(texts: Sequence[str]) -> str:
-    """Texts as one, with a word between them."""
+    """Join the texts with a word between them."""
     return "so " + " so ".join(texts) + " so"
 
 
 def stop_of(name: str) -> str:
-    """A literal that ends a turn; of a format without one, that begins a text."""
+    """Return the literal that ends a turn, or that begins a text in a format without one."""
     stops = make_renderer(name).get_stop_sequences()
     tokens = literals(name)
     return next(
@@ -58,7 +58,7 @@ def stop_of(name: str) -> str:
 
 
 @every_renderer
-def test_no_field_of_a_request_holds_a_control_token(name: str) -> None:
+def test_no_field_of_a_request_becomes_a_control_token(name: str) -> None:
     matrix = Matrix(name)
     text, count = together([*matrix.literals]), len(matrix.literals)
     for dialect, shape in EVERY if name in CLASSES else ONCE:
@@ -70,7 +70,7 @@ def test_no_field_of_a_request_holds_a_control_token(name: str) -> None:
 
 
 @every_class
-def test_a_text_that_is_a_control_token_and_nothing_else_is_none(name: str) -> None:
+def test_a_text_that_is_exactly_a_control_token_does_not_become_one(name: str) -> None:
     matrix = Matrix(name)
     for number, (dialect, shape) in enumerate(ONCE):
         for literal in {stop_of(name), *[*matrix.literals][number % 3 :: 3]}:
@@ -79,18 +79,18 @@ def test_a_text_that_is_a_control_token_and_nothing_else_is_none(name: str) -> N
 
 
 def halves(literal: str) -> Iterator[str]:
-    """Texts of which two that stand side by side make a literal, however they are joined."""
+    """Yield texts that make a literal if two are adjacent, however they are joined."""
     for cut in range(1, len(literal)):
         yield f"{literal[cut:]} so {literal[:cut]}"
 
 
 def takes_turns(texts: Sequence[str], number: int, count: int) -> list[str]:
-    """Some of the texts, others for the next number."""
+    """Return a different part of the texts for each number."""
     return [texts[(number * count + index) % len(texts)] for index in range(count)]
 
 
 @every_class
-def test_no_two_texts_side_by_side_make_a_control_token(name: str) -> None:
+def test_adjacent_texts_do_not_join_to_a_control_token(name: str) -> None:
     matrix = Matrix(name)
     main = [*halves(stop_of(name))]
     pieces = [piece for literal in matrix.literals for piece in halves(literal)]
@@ -103,7 +103,7 @@ def test_no_two_texts_side_by_side_make_a_control_token(name: str) -> None:
 
 
 @every_class
-def test_nothing_that_is_taken_out_of_a_text_leaves_a_control_token(name: str) -> None:
+def test_stripping_a_text_does_not_leave_a_control_token(name: str) -> None:
     matrix = Matrix(name)
     texts = []
     for literal in matrix.literals:
@@ -120,7 +120,7 @@ def test_nothing_that_is_taken_out_of_a_text_leaves_a_control_token(name: str) -
 
 
 def disguises(literal: str) -> Iterator[str]:
-    """A literal as something is that might be turned into it, or completed to it."""
+    """Yield disguises of a literal: texts that might be turned into it or completed to it."""
     wide = "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in literal)
     yield from (wide, wide[:1] + literal[1:], literal[:-1] + wide[-1:], literal[:2] + wide[2:])
     yield from (literal.replace("K", "\u212a"), literal.replace("i", "\u2148"))
@@ -135,7 +135,7 @@ def disguises(literal: str) -> Iterator[str]:
 
 
 @every_class
-def test_no_disguise_of_a_control_token_becomes_one(name: str) -> None:
+def test_no_disguised_control_token_becomes_one(name: str) -> None:
     matrix = Matrix(name)
     texts = [text for literal in matrix.literals for text in disguises(literal) if text]
     for number, (dialect, shape) in enumerate(ONCE):
@@ -150,7 +150,7 @@ def request_of(text: Any) -> ChatRequest:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_a_long_text_holds_none_either(name: str) -> None:
+def test_a_long_text_does_not_become_control_tokens(name: str) -> None:
     matrix, renderer = Matrix(name), prompt_renderer(name)
     text = f"{'so ' * 2000}{together([*matrix.literals])}{' so' * 2000}{stop_of(name)}"
     here, elsewhere, letters = (
@@ -170,7 +170,7 @@ def red_square() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_vl_instruct"])
-def test_texts_around_an_image_hold_none(name: str) -> None:
+def test_texts_around_an_image_do_not_become_control_tokens(name: str) -> None:
     matrix, renderer = Matrix(name), prompt_renderer(name)
     image = red_square()
 
@@ -189,7 +189,7 @@ def test_texts_around_an_image_hold_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_a_prompt_is_as_long_as_it_was_counted(name: str) -> None:
+def test_a_prompt_has_the_counted_length(name: str) -> None:
     text = together([*literals(name)])
     for dialect, shape in ONCE:
         every = slots(SHAPES[dialect][shape])
@@ -200,7 +200,7 @@ def test_a_prompt_is_as_long_as_it_was_counted(name: str) -> None:
             assert count == len(prompt), (name, dialect, shape)
 
 
-def test_the_matrix_finds_what_is_wrong_where_nothing_is_done() -> None:
+def test_the_matrix_has_findings_for_unescaped_texts() -> None:
     for name in CLASSES:
         if name == "llama3":
             continue
@@ -225,7 +225,7 @@ UNSAID = {"@said", "@user_name", "@assistant_name", "@id", "@n"}
 
 
 @pytest.mark.parametrize("shape", ["texts", "systems", "a stray result"])
-def test_what_frames_a_format_of_words_is_refused_and_control_tokens_are_text(shape: str) -> None:
+def test_a_text_format_refuses_its_headers_and_keeps_control_tokens_as_text(shape: str) -> None:
     body, tokens = SHAPES["handle"][shape], literals("role_colon")
 
     def prompt(texts: dict[str, str]) -> list[int] | None:

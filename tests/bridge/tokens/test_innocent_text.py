@@ -1,8 +1,8 @@
 """A text that holds no control token is tokenised exactly as the renderer itself does it.
 
 1. Code, markup, tables, other scripts: token by token, in every slot of every request.
-2. So are random texts of pieces of control tokens; and where the renderer would make one of them,
-   evert makes none, and the prompt still says the same.
+2. So are random texts of pieces of control tokens. If the renderer would make a control token of
+one, evert makes none, and the prompt still has the same text.
 """
 
 import itertools
@@ -61,7 +61,7 @@ for _name in RENDERERS:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_innocent_texts_are_tokenised_as_ever(family: str) -> None:
+def test_innocent_texts_are_tokenised_as_by_the_renderer(family: str) -> None:
     different = []
     for name, (number, (dialect, shape)) in itertools.product(FAMILIES[family], enumerate(ONCE)):
         if shape in WRITTEN_ANEW or (shape == "schema" and name.startswith("kimi")):
@@ -77,7 +77,7 @@ def test_innocent_texts_are_tokenised_as_ever(family: str) -> None:
 
 @st.composite
 def pieces(draw: st.DrawFn, name: str) -> str:
-    """A text of pieces of literals, markup and white space."""
+    """Draw a text of pieces of literals, markup and white space."""
     texts = [*literals(name)]
     literal = st.sampled_from(texts)
     piece = (
@@ -99,7 +99,9 @@ def pieces(draw: st.DrawFn, name: str) -> str:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(data=st.data())
-def test_a_random_text_is_as_ever_or_holds_none(name: str, data: st.DataObject) -> None:
+def test_a_random_text_is_tokenised_as_by_the_renderer_or_without_control_tokens(
+    name: str, data: st.DataObject
+) -> None:
     dialect, shape = data.draw(st.sampled_from(ONCE))
     body = SHAPES[dialect][shape]
     every = slots(body)

@@ -1,4 +1,4 @@
-"""Log-probabilities of what the policy said, for the agent that asks for them."""
+"""Log-probabilities of the sampled tokens, for an agent that requests them."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ async def win(agent: Any, *replies: str) -> Trajectory:
 
 
 def check(listed: Any, text: str = SPEECH + END) -> None:
-    """That an SDK lists each token of what was said, decoded by itself, with its number."""
+    """Assert that an SDK lists each token of the text, decoded separately, with its log-prob."""
     renderer = prompt_renderer(None)
     texts = [renderer.decode([token]) for token in renderer.encode(text)]
     assert [one.token for one in listed] == texts
@@ -66,7 +66,7 @@ SAID: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-async def test_each_sampled_token_is_listed_whatever_becomes_of_it() -> None:
+async def test_every_sampled_token_is_listed_however_the_reply_is_parsed() -> None:
     async def agent(client: AgentClient) -> float:
         for reply, fields in SAID:
             check((await call(client, logprobs=True, **fields)).choices[0].logprobs.content, reply)
@@ -75,7 +75,7 @@ async def test_each_sampled_token_is_listed_whatever_becomes_of_it() -> None:
     await win(agent, *(reply.removesuffix(END) for reply, _ in SAID))
 
 
-async def test_a_reply_that_was_cut_has_those_of_what_is_left() -> None:
+async def test_a_truncated_reply_has_the_log_probabilities_of_its_tokens() -> None:
     async def agent(client: AgentClient) -> float:
         choice = (await call(client, logprobs=True, max_tokens=3)).choices[0]
         assert [token.logprob for token in choice.logprobs.content] == numbers([1, 2, 3])
@@ -87,7 +87,7 @@ async def test_a_reply_that_was_cut_has_those_of_what_is_left() -> None:
     assert (await env.step(SampledTokens(tokens, numbers(tokens)))).reward == 1.0
 
 
-async def test_the_handle_and_chat_completions_whole_and_streamed() -> None:
+async def test_chat_completions_have_log_probabilities_whole_and_streamed() -> None:
     async def agent(client: AgentClient) -> float:
         assert (await call(client, logprobs=False)).choices[0].logprobs is None
         native = (await call(client, logprobs=True, top_logprobs=0)).choices[0].logprobs
@@ -108,7 +108,7 @@ async def test_the_handle_and_chat_completions_whole_and_streamed() -> None:
     await win(agent, *[SPEECH] * 4)
 
 
-async def test_responses_whole_and_streamed_and_sent_back() -> None:
+async def test_responses_have_log_probabilities_whole_streamed_and_sent_back() -> None:
     async def agent(client: AgentClient) -> float:
         fields: Any = {
             "model": client.model,
@@ -131,8 +131,8 @@ async def test_responses_whole_and_streamed_and_sent_back() -> None:
     assert (await win(agent, SPEECH, SPEECH)).transitions[-1].metrics["lineages"] == 1
 
 
-async def test_what_the_cookbooks_own_completer_samples(tmp_path: Path) -> None:
-    """With the embedded engine below it: the very numbers that are trained on."""
+async def test_the_log_probabilities_are_those_of_the_cookbooks_completer(tmp_path: Path) -> None:
+    """With the embedded engine below it, these are exactly the numbers that are trained on."""
     seen: list[float] = []
 
     async def agent(client: AgentClient) -> float:
@@ -152,7 +152,7 @@ async def test_what_the_cookbooks_own_completer_samples(tmp_path: Path) -> None:
     assert transition.ac.logprobs == seen
 
 
-async def test_who_brings_none_is_told_and_the_agent_may_ask_again_without() -> None:
+async def test_a_model_without_log_probabilities_refuses_them_with_a_400() -> None:
     class Talker(MessageCompleter):
         async def __call__(self, messages: list[Message]) -> Message:
             raise AssertionError("it need not be asked")
@@ -173,7 +173,7 @@ async def test_who_brings_none_is_told_and_the_agent_may_ask_again_without() -> 
     assert (await env.step(tokens)).reward == 1.0
 
 
-def test_sampled_tokens_are_a_list_with_as_many_log_probabilities_and_travel() -> None:
+def test_sampled_tokens_have_as_many_log_probabilities_and_pickle() -> None:
     for count in (0, 1, 3):
         message = f"Got {count} log-probabilities for 2 tokens; expected"
         with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""Long texts are rendered in threads, wherever in a request they stand."""
+"""Long texts are rendered in threads, wherever they are in a request."""
 
 import json
 import threading
@@ -31,7 +31,7 @@ Encoded = dict[bool, list[int]]
 
 @pytest.fixture
 def encoded(monkeypatch: Patch) -> Encoded:
-    """Lengths of the texts that are encoded from now on: on the loop (True), and in threads."""
+    """Record the lengths of encoded texts: on the loop (True), and in threads (False)."""
     lengths: Encoded = {True: [0], False: [0]}
     encode = MarkedTokenizer.encode
 
@@ -76,7 +76,7 @@ async def test_no_long_text_is_tokenised_on_the_loop(place: str, encoded: Encode
     assert sum(encoded[False]) > LONG_TEXT > sum(encoded[True])
 
 
-async def test_a_long_history_that_the_template_shows_anew_is_tokenised_off_the_loop(
+async def test_a_long_history_that_is_rerendered_is_tokenised_off_the_loop(
     make_renderer: MakeRenderer, encoded: Encoded
 ) -> None:
     async def agent(client: AgentClient) -> float:
@@ -95,7 +95,7 @@ async def test_a_long_history_that_the_template_shows_anew_is_tokenised_off_the_
 
 
 @pytest.mark.parametrize("words", [10, 8_000])
-async def test_only_a_long_reply_is_read_off_the_loop(words: int, monkeypatch: Patch) -> None:
+async def test_only_a_long_reply_is_parsed_off_the_loop(words: int, monkeypatch: Patch) -> None:
     on_loop: set[bool] = set()
     parse = PromptRenderer.parse
 
@@ -134,7 +134,7 @@ class Said(BaseModel, extra="allow"):
     content: str
 
 
-def test_text_is_found_at_any_depth_and_tokens_stand_for_some_characters_each() -> None:
+def test_long_text_is_found_at_any_depth_of_a_request() -> None:
     endless: list[Any] = []
     endless.append(endless)
     for value in (
@@ -160,7 +160,7 @@ def test_text_is_found_at_any_depth_and_tokens_stand_for_some_characters_each() 
         max_size=400,
     )
 )
-def test_no_prompt_has_fewer_tokens_than_is_said_of_it(text: str) -> None:
+def test_least_tokens_is_a_lower_bound_of_the_prompts_length(text: str) -> None:
     renderer = prompt_renderer(None)
     message = Message(role="user", content=text)
     assert least_tokens([message], renderer) <= len(renderer.full([renderer.escape(message)]))
@@ -168,9 +168,9 @@ def test_no_prompt_has_fewer_tokens_than_is_said_of_it(text: str) -> None:
         assert least_tokens([user(long)], renderer) >= least
 
 
-def test_nothing_is_known_of_replies_and_of_renderers_that_may_hide_something() -> None:
+def test_least_tokens_is_zero_for_replies_and_unknown_renderers() -> None:
     class Hiding(type(default_renderer())):  # type: ignore[misc]
-        """Of somebody else's."""
+        """A renderer that evert does not know."""
 
     hiding = with_tokenizer(default_renderer(), default_renderer().tokenizer)
     hiding.__class__ = Hiding
@@ -178,7 +178,7 @@ def test_nothing_is_known_of_replies_and_of_renderers_that_may_hide_something() 
     assert least_tokens([assistant("word " * 1000)], prompt_renderer(None)) == 0
 
 
-async def test_what_is_surely_too_long_is_refused_unencoded(encoded: Encoded) -> None:
+async def test_a_text_that_is_surely_too_long_is_refused_without_encoding(encoded: Encoded) -> None:
     async def agent(client: AgentClient) -> float:
         with pytest.raises(openai.BadRequestError) as refused:
             await ask(client, "word " * 100_000)

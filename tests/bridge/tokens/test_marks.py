@@ -1,5 +1,5 @@
-"""Markup in replies: calls are counted, offered, parsed, unparsed or left in the text; and where a
-policy repeats its marks, no parser is to hold the process."""
+"""Markup in replies: calls are counted as offered, parsed, unparsed or left in the text, and no
+parser blocks the process when a policy repeats its marks."""
 
 from typing import Any
 
@@ -43,11 +43,13 @@ SENSIBLE = {
 
 
 @pytest.mark.parametrize("text", SENSIBLE.values())
-def test_what_a_sensible_reply_holds_passes(text: Any) -> None:
+def test_the_markup_of_sensible_replies_passes(text: Any) -> None:
     check_marks(text)
 
 
-def test_every_renderer_refuses_what_would_take_ages(family: cookbook.Renderer) -> None:
+def test_every_renderer_refuses_a_reply_that_would_take_ages_to_parse(
+    family: cookbook.Renderer,
+) -> None:
     renderer = PromptRenderer(family)
     for kind, text in DEGENERATE.items():
         with pytest.raises(RendererError, match="would take too long to parse"):
@@ -57,7 +59,7 @@ def test_every_renderer_refuses_what_would_take_ages(family: cookbook.Renderer) 
         assert str(caught.value), kind
 
 
-async def test_the_agent_gets_what_was_said_and_goes_on() -> None:
+async def test_the_agent_gets_a_degenerate_reply_as_text_and_continues() -> None:
     replies_read: list[str] = []
 
     async def agent(client: AgentClient) -> float:
@@ -73,7 +75,7 @@ async def test_the_agent_gets_what_was_said_and_goes_on() -> None:
     assert [turn.metrics.get("parse_error") for turn in trajectory.transitions] == [1.0, None, 1.0]
 
 
-def test_a_long_path_is_read_once() -> None:
+def test_a_long_path_is_read_in_linear_time() -> None:
     assert method_of("/models/" * 100_000) is None
     assert (method_of("/models/" * 100_000 + "a:countTokens") or "")[2] == "countTokens"
 
@@ -94,7 +96,7 @@ async def counts(*replies: str, tools: list[Any] | None) -> dict[str, float]:
     return {k.removeprefix("tools/"): v for k, v in metrics.items() if k.startswith("tools/")}
 
 
-async def test_calls_are_told_apart_and_markup_is_noticed() -> None:
+async def test_calls_and_markup_in_text_are_counted_separately() -> None:
     replies = (GOOD, f"{GOOD}\n{GOOD}", BROKEN, OTHER_FORMAT, "Nothing.")
     assert await counts(*replies, tools=TOOLS) == {
         "offered": 2,
@@ -118,7 +120,7 @@ MARKED = """<tool_call>{"name": "f"}
 functions.look:0"""
 
 
-def test_the_markup_of_every_common_format_is_known() -> None:
+def test_the_markup_of_every_common_format_is_recognised() -> None:
     assert [text for text in MARKED.splitlines() if not MARKUP.search(text)] == []
     for text in ("I look around.", "f(x) = <x>", "use the function look", "a[1]"):
         assert not MARKUP.search(text), text

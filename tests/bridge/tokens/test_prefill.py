@@ -1,4 +1,4 @@
-"""Prefill: a last message of the assistant's, which the reply goes on from."""
+"""Prefill: a last message of the assistant, which the reply continues."""
 
 from typing import Any
 
@@ -41,14 +41,14 @@ def texts(reply: anthropic.types.Message) -> list[str]:
     return [block.text for block in reply.content if block.type == "text"]
 
 
-async def test_the_prompt_is_the_renderers_own_with_this_prefill(family: cookbook.Renderer) -> None:
+async def test_the_prompt_is_the_renderers_own_with_the_prefill(family: cookbook.Renderer) -> None:
     prompt = family.build_generation_prompt(
         [Message(role="user", content=ASKED["content"])], prefill=BEGUN
     )
     assert await observed([ASKED, assistant(BEGUN)], renderer=family) == prompt.to_ints()
 
 
-async def test_what_cannot_begin_a_reply_is_a_whole_message_and_control_tokens_text() -> None:
+async def test_a_message_that_cannot_be_a_prefill_is_a_whole_message() -> None:
     call = {"type": "tool_use", "id": "1", "name": "add", "input": {}}
     for messages in ([assistant("alone")], [ASKED, {"role": "assistant", "content": [call]}]):
         text = str(default_renderer().tokenizer.decode(await observed(messages)))
@@ -58,7 +58,7 @@ async def test_what_cannot_begin_a_reply_is_a_whole_message_and_control_tokens_t
     assert plain.count(end) == typed.count(end)
 
 
-async def test_the_agent_gets_what_follows_whole_and_streamed_and_of_a_frozen_model() -> None:
+async def test_the_agent_gets_only_what_follows_the_prefill() -> None:
     messages_got: list[anthropic.types.Message] = []
 
     async def agent(client: AgentClient) -> float:
@@ -81,15 +81,15 @@ async def test_the_agent_gets_what_follows_whole_and_streamed_and_of_a_frozen_mo
 
 
 @as_agent(" three STOP four")
-async def test_a_stop_sequence_in_the_prefill_cuts_nothing(client: AgentClient) -> None:
+async def test_a_stop_sequence_in_the_prefill_has_no_effect(client: AgentClient) -> None:
     prefilled = [ASKED, assistant("one STOP two")]
     reply = await create(client, prefilled, stop_sequences=["STOP"])
     assert (texts(reply), reply.stop_sequence) == ([" three "], "STOP")
 
 
 @pytest.mark.parametrize("as_one", [True, False], ids=["joined", "two messages"])
-async def test_a_reply_that_comes_back_with_its_beginning_is_known(*, as_one: bool) -> None:
-    """One lineage, one datum, every sampled token once."""
+async def test_a_reply_sent_back_with_its_prefill_is_recognised(*, as_one: bool) -> None:
+    """The episode is one lineage and one datum, with every sampled token once."""
 
     async def agent(client: AgentClient, task: tuple[str, str]) -> float:
         prefix, reply = task
@@ -109,7 +109,7 @@ async def test_a_reply_that_comes_back_with_its_beginning_is_known(*, as_one: bo
         assert_extends(trajectory)
 
 
-async def test_a_reply_that_comes_back_without_its_beginning_is_history_that_was_changed() -> None:
+async def test_a_reply_sent_back_without_its_prefill_is_history_drift() -> None:
     async def agent(client: AgentClient) -> float:
         await create(client, [ASKED, assistant(BEGUN)])
         await create(client, [ASKED, assistant(" apple."), user("Another one?")])
@@ -121,7 +121,7 @@ async def test_a_reply_that_comes_back_without_its_beginning_is_history_that_was
 
 
 @as_agent()
-async def test_beside_a_forced_tool_or_a_format_it_is_refused(client: AgentClient) -> None:
+async def test_a_prefill_with_a_forced_tool_or_a_format_is_refused(client: AgentClient) -> None:
     schema = {"type": "json_schema", "schema": TOOL["input_schema"]}
     for fields in (
         {"tools": [TOOL], "tool_choice": {"type": "any"}},

@@ -1,9 +1,9 @@
-"""What the policy quotes comes back as history, and is still only text.
+"""Control tokens that the policy quotes come back in the history, and are still only text.
 
 The policy spells a literal in ordinary tokens, in its text, its thinking, or the arguments of a
-call; the agent sends the reply back in each of its dialects' ways, goes on, branches, and edits
-what was before, so that all is rendered anew. Each prompt has as many of each control token as
-it has where the policy said harmless letters.
+call; the agent sends the reply back in every dialect, continues, branches, and edits the history,
+so that everything is rendered again. Each prompt has as many of each control token as with
+harmless letters in place of the literal.
 """
 
 import json
@@ -71,7 +71,7 @@ REPLIES: dict[str, Message] = {
 
 
 def action_of(name: str, message: Message, quote: str) -> list[int] | None:
-    """The tokens of a reply, the quote spelled letter by letter; None: it has no such form."""
+    """Return a reply's tokens, the quote letter by letter; None if it has no such form."""
     raw, renderer = make_renderer(name), prompt_renderer(name)
     question = [Message(role="user", content="q")]
     try:
@@ -133,7 +133,7 @@ ECHOES: dict[str, Callable[[Reply], Any]] = {
 
 @dataclass
 class Talk:
-    """An episode in which the policy says one reply, and what the agent sends after it."""
+    """An episode with one reply of the policy, and the agent's requests after it."""
 
     name: str
     renderer: PromptRenderer = field(init=False)
@@ -144,7 +144,7 @@ class Talk:
         self.reply: Reply | None = None
 
     def ask(self, messages: list[Any], tools: Any, action: list[int]) -> list[int] | None:
-        """The prompt of a request, to which the policy says ``action``; None: it is a 400."""
+        """Return the prompt of a request, which ``action`` answers; None if it is a 400."""
         request = ChatRequest("policy", list(messages), tools)
         try:
             conversation = self.book.observe(request, "", self.renderer)
@@ -158,7 +158,7 @@ class Talk:
         return prompt
 
     def play(self, action: list[int], fine: list[int], echo: str) -> Iterator[list[int] | None]:
-        """The prompts of an agent that goes on, branches twice, edits and drops its tools."""
+        """Yield the prompts of an agent that continues, branches twice, edits, and drops tools."""
         tools = None if self.name == "llama3" else TOOLS
         opening = [{"role": "user", "content": "Quote it."}]
         self.ask(opening, tools, action)
@@ -181,7 +181,7 @@ class Talk:
 
 
 @pytest.mark.parametrize("name", [name for name in CLASSES if name != "role_colon"])
-def test_what_the_policy_quotes_is_only_text_when_it_comes_back(name: str) -> None:
+def test_control_tokens_quoted_by_the_policy_stay_text_when_sent_back(name: str) -> None:
     matrix, checked = Matrix(name), 0
     renderer = prompt_renderer(name)
     fine = renderer.encode("Fine.") + renderer.end_tokens[:1]
@@ -208,7 +208,7 @@ def test_what_the_policy_quotes_is_only_text_when_it_comes_back(name: str) -> No
     assert checked >= 100
 
 
-def test_it_would_be_seen_if_it_were_not(monkeypatch: Patch) -> None:
+def test_the_matrix_has_findings_for_unescaped_quotes(monkeypatch: Patch) -> None:
     monkeypatch.setattr(PromptRenderer, "escape", lambda self, message: message)
     with pytest.raises(pytest.fail.Exception, match=r"[1-9][0-9]+ findings"):
-        test_what_the_policy_quotes_is_only_text_when_it_comes_back("deepseekv3")
+        test_control_tokens_quoted_by_the_policy_stay_text_when_sent_back("deepseekv3")

@@ -36,7 +36,7 @@ def renderer(family: str, *, hermes: bool = False) -> TemplateRenderer:
 
 
 def conversation(rng: random.Random, *, calls: bool) -> list[Message]:
-    """A random one that ends with a user's message or with a tool's result."""
+    """Return a random conversation that ends with a user message or a tool result."""
 
     def text() -> str:
         return "Q" + "".join(rng.choices(WORDS, k=rng.randrange(5))) + "."
@@ -100,7 +100,7 @@ def test_a_prompt_and_what_a_turn_adds_are_the_templates_own_tokens(family: str)
 
 
 @pytest.mark.parametrize("family", sorted({*TEMPLATES} - WITHOUT_TWO_CALLS))
-def test_calls_are_read_as_they_are_written_and_damaged_ones_are_a_message(family: str) -> None:
+def test_calls_are_read_as_written_and_damaged_ones_still_give_a_message(family: str) -> None:
     own = renderer(family, hermes=family not in CALLING)
     body = [("look", {"q": "a, b"}), ("open_it", {"q": 'say "x"', "n": 3, "deep": {"k": [1]}})]
     functions = [ToolCall.FunctionBody(name=n, arguments=json.dumps(a)) for n, a in body]
@@ -130,7 +130,7 @@ def test_calls_are_read_as_they_are_written_and_damaged_ones_are_a_message(famil
         assert broken["role"] == "assistant"
 
 
-def test_a_thought_is_read_where_the_prompt_opens_it() -> None:
+def test_a_thought_that_the_prompt_opens_is_read() -> None:
     own = renderer("a thinker's")
     [end] = own.get_stop_sequences()[:1]
     message, _ = own.parse_response([*own.tokenizer.encode("Hm.\n</think>\n\nYes."), end])
@@ -160,7 +160,7 @@ def test_a_template_that_cannot_be_used_is_refused(template: str | None, why: st
         TemplateRenderer(tokenizer)
 
 
-def test_the_clock_of_a_template_stands_still() -> None:
+def test_a_template_always_sees_the_same_date() -> None:
     template = "<|im_start|>{{ strftime_now('%d %b %Y') }}<|im_end|>" + TEMPLATES["ChatML"]
     own = TemplateRenderer(tokenizer_of(template))
 
@@ -196,7 +196,7 @@ async def test_a_linear_conversation_is_one_datum_and_text_stays_text(family: st
     assert len(trajectory_to_data(trajectory, 1.0)) == 1 + forgets
 
 
-async def test_text_that_would_part_messages_is_refused() -> None:
+async def test_text_that_would_begin_another_message_is_refused() -> None:
     framed = TEMPLATES["Llama 2"].replace("[INST]", "### In").replace("[/INST]", "### Out")
     own = TemplateRenderer(tokenizer_of(framed))
     assert reward(await play(talker("Hi Out", 1), "x", renderer=own)) == 1.0

@@ -1,4 +1,4 @@
-"""``benchmarks/learning.py`` and ``trainers.py``, in their shortest forms, and others' tables."""
+"""``benchmarks/learning.py`` and ``trainers.py`` in their shortest forms, and other tables."""
 
 import json
 import shlex
@@ -60,7 +60,7 @@ def test_quick_benchmarks_save_their_figures(tmp_path: Path, capsys: Shown) -> N
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_log_becomes_a_curve() -> None:
+def test_a_trainers_log_becomes_a_curve() -> None:
     trl = [{"reward": 0.5, "step_time": 2.0}, {"reward": 0.75, "step_time": 3.0}, {"loss": 5.0}]
     verl = [{"critic/score/mean": 0.25, "timing_s/step": 6.0}]
     assert trainers.curve_of(trl, *trainers.TRL) == Curve([1, 2], [2.0, 5.0], [0.5, 0.75])
@@ -104,7 +104,7 @@ def test_a_trainer_that_ends_low_fails(tmp_path: Path, capsys: Shown, monkeypatc
     ]
 
 
-def test_a_process_that_fails_is_an_error_and_nothing_of_one_that_is_too_slow_is_left(
+def test_a_failing_process_is_an_error_and_a_slow_one_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(trainers, "PYTHON", Path(sys.executable))
@@ -131,7 +131,7 @@ ONE = Rules(max_questions=1, show_category=False)
 
 
 async def first_question(client: AgentClient, task: Task) -> float:
-    """Ask one question; what it tells, in bits."""
+    """Ask one question; return its information in bits."""
     game = await TwentyQuestions(rules=ONE, style="short").play(
         client, QuestionGame(noun_of(task), ONE)
     )
@@ -141,7 +141,7 @@ async def first_question(client: AgentClient, task: Task) -> float:
 
 
 @pytest.mark.nightly
-def test_a_few_steps_of_rl_make_the_base_ask_what_tells_most(tmp_path: Path) -> None:
+def test_a_few_steps_of_rl_make_the_base_ask_the_most_informative_question(tmp_path: Path) -> None:
     run = train(
         first_question, TRAIN_TASKS, test_tasks=TEST_TASKS, model_name="evert-tiny-20q", steps=8,
         batch_size=16, group_size=16, learning_rate=2e-3, max_tokens=24, eval_every=0, save_every=0,
@@ -155,7 +155,7 @@ def test_a_few_steps_of_rl_make_the_base_ask_what_tells_most(tmp_path: Path) -> 
     assert run.steps()[-1]["env/all/asks_first"] > 0.9
 
 
-def test_of_an_agent_that_compacts_evert_keeps_every_token_and_others_repeat_or_lose_some(
+def test_with_an_agent_that_compacts_only_evert_keeps_every_token_once(
     tmp_path: Path, capsys: Shown
 ) -> None:
     def rows(*options: str) -> dict[str, dict[str, int]]:
@@ -173,10 +173,10 @@ def test_of_an_agent_that_compacts_evert_keeps_every_token_and_others_repeat_or_
     odd = rows()
     before, sampled = said(5), said()
     trained = {way: (row["data"], row["trained"], row["lost"]) for way, row in odd.items()}
-    assert trained["evert"] == (4, sampled, 0)  # up to the summary, and after it
+    assert trained["evert"] == (4, sampled, 0)  # before and after the summary
     assert trained["each call"] == (18, sampled, 0)
     assert 4 < trained["merged"][0] < 18
-    assert odd["last"]["lost"] > before  # and of what came after it what is spelled otherwise
+    assert odd["last"]["lost"] > before  # and later tokens that are spelled differently
     assert odd["last"]["not sampled"] > 0
     assert odd["evert"]["rendered"] * 2 < odd["each call"]["rendered"]
 
@@ -189,7 +189,7 @@ def test_of_an_agent_that_compacts_evert_keeps_every_token_and_others_repeat_or_
     }  # fmt: skip
 
 
-def test_other_data_than_conversations_fail_the_benchmark_and_a_missing_program_does_not(
+def test_a_wrong_number_of_data_fails_the_benchmark_but_a_missing_program_does_not(
     tmp_path: Path, capsys: Shown, monkeypatch: Patch
 ) -> None:
     out = ["--quick", "--only", "claude", "compacting", "--out", str(tmp_path)]

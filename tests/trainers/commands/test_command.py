@@ -1,4 +1,4 @@
-"""What all commands share: what was typed, Ctrl-C, help, and coroutines in notebooks too."""
+"""What all commands share: reading settings, Ctrl-C, help, and coroutines, even in notebooks."""
 
 import asyncio
 import errno
@@ -25,7 +25,7 @@ from evert.trainers.system.command import INTERRUPTED, run_async, run_command
 
 @chz.chz
 class Inner:
-    """A part of the settings."""
+    """Nested settings."""
 
     depth: int
     width: int = 3
@@ -33,7 +33,7 @@ class Inner:
 
 @chz.chz
 class Settings:
-    """Of a command that is none."""
+    """The settings of an invented command."""
 
     env: str = chz.field(default="", doc="game")
     steps: int = chz.field(default=3, doc="how many")
@@ -62,7 +62,9 @@ def test_pairs_keep_what_follows_the_first_equals_sign_and_the_last_of_a_key() -
         ({"inner.wide": "1"}, "no setting 'inner.wide' in inner. Did you mean 'inner.width'?"),
     ],
 )
-def test_a_wrong_value_says_what_its_setting_takes(given: Mapping[str, Any], said: str) -> None:
+def test_a_wrong_value_is_refused_with_what_its_setting_takes(
+    given: Mapping[str, Any], said: str
+) -> None:
     with pytest.raises(UsageError) as refused:
         read_settings(Settings, given)
     assert said in str(refused.value)
@@ -99,7 +101,7 @@ CAUSED.__cause__ = KeyError("the mistake")
         ),
     ],
 )
-def test_an_error_is_a_line_with_its_notes_and_an_agents_own_shown_where_it_happened(
+def test_an_error_is_one_line_with_its_notes_and_an_agents_error_has_its_place(
     error: BaseException, said: str, capsys: Shown
 ) -> None:
     error.add_note("To go on: do that")
@@ -117,7 +119,7 @@ def test_the_package_runs_as_the_command() -> None:
     assert done.stdout == f"evert {evert.__version__}\n"
 
 
-def test_a_reader_that_has_read_enough_is_no_error() -> None:
+def test_a_closed_output_pipe_is_not_an_error() -> None:
     code = "import sys; from evert.trainers.commands.train import main; sys.exit(main(['--help']))"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -128,7 +130,7 @@ def test_a_reader_that_has_read_enough_is_no_error() -> None:
         assert process.stderr.read() == ""
 
 
-def test_a_command_has_its_status_its_unforeseen_errors_and_modules_beside_it(
+def test_a_command_returns_its_status_and_raises_unforeseen_errors(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(sys, "path", sys.path[:])
@@ -169,7 +171,7 @@ sys.exit(run_command(body, [], lambda arguments: ""))
 
 
 def stubborn(seconds: float) -> "subprocess.Popen[str]":
-    """A command that takes this long to clean up, in a process of its own."""
+    """Start a command, in its own process, that takes this long to clean up."""
     process = subprocess.Popen(
         [sys.executable, "-c", STUBBORN, str(seconds)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -181,7 +183,7 @@ def stubborn(seconds: float) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_a_command_which_cleans_up_and_a_second_ends_it_at_once(
+def test_a_first_signal_lets_a_command_clean_up_and_a_second_ends_it_at_once(
     number: signal.Signals,
 ) -> None:
     with stubborn(0.01) as process:
@@ -199,7 +201,7 @@ def test_a_signal_stops_a_command_which_cleans_up_and_a_second_ends_it_at_once(
     assert (shown, errors) == ("", "")
 
 
-def test_ctrl_c_that_comes_while_a_package_runs_text_has_the_same_status(tmp_path: Path) -> None:
+def test_ctrl_c_during_exec_has_the_status_of_an_interrupt(tmp_path: Path) -> None:
     (tmp_path / "ours.py").write_text("""
 import sys
 from evert.trainers.system.command import run_command
@@ -215,7 +217,7 @@ sys.exit(run_command(body, [], str))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_command_without_a_loop_is_stopped_too(number: signal.Signals, capsys: Shown) -> None:
+def test_a_signal_stops_a_command_without_a_loop(number: signal.Signals, capsys: Shown) -> None:
     def body(arguments: list[str]) -> None:
         signal.raise_signal(number)
 
@@ -226,7 +228,7 @@ def test_a_command_without_a_loop_is_stopped_too(number: signal.Signals, capsys:
     assert capsys.readouterr() == ("\nInterrupted.\n", "")
 
 
-def test_ctrl_c_that_arrives_in_a_finalizer_stops_the_command_too(capsys: Shown) -> None:
+def test_ctrl_c_in_a_finalizer_stops_the_command(capsys: Shown) -> None:
     def body(arguments: list[str]) -> None:
         interrupt_in_finalizer()
         for _ in range(6000):
@@ -238,12 +240,12 @@ def test_ctrl_c_that_arrives_in_a_finalizer_stops_the_command_too(capsys: Shown)
 
 
 @pytest.mark.parametrize("word", ["--help", "-h", "help"])
-def test_help_is_shown_wherever_it_is_asked_for(word: str, capsys: Shown) -> None:
+def test_help_is_shown_wherever_the_word_is_on_the_line(word: str, capsys: Shown) -> None:
     assert run_command(fails(AssertionError()), ["a=1", word], usage) == 0
     assert capsys.readouterr().out == "what there is to say about a=1\n"
 
 
-def test_help_has_a_line_a_setting_with_its_value_and_where_it_is_from(monkeypatch: Patch) -> None:
+def test_help_shows_each_setting_with_its_value_and_source(monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "90")
     presets = {"recipe identity": {"steps": 30, "env": "a-name-that-is-far-too-long-to-fit"}}
     lines = settings_help(Settings, {"rate": "0.5"}, presets).splitlines()
@@ -261,7 +263,7 @@ async def refuses() -> None:
     raise EvertError(threading.current_thread().name)
 
 
-def test_a_coroutine_runs_in_this_thread_or_in_a_notebook_in_another() -> None:
+def test_a_coroutine_runs_in_this_thread_but_in_a_notebook_in_another() -> None:
     with pytest.raises(EvertError, match=threading.current_thread().name):
         run_async(refuses())
 
@@ -272,7 +274,7 @@ def test_a_coroutine_runs_in_this_thread_or_in_a_notebook_in_another() -> None:
     asyncio.run(notebook())
 
 
-async def test_an_interrupted_notebook_waits_until_it_is_cleaned_up() -> None:
+async def test_an_interrupted_notebook_waits_for_the_clean_up() -> None:
     cleaned: list[bool] = []
 
     async def waits() -> None:
@@ -293,7 +295,7 @@ async def test_an_interrupted_notebook_waits_until_it_is_cleaned_up() -> None:
     assert cleaned == [True]
 
 
-def test_a_file_of_the_current_folder_hides_no_module_and_a_users_own_is_still_found(
+def test_a_file_in_the_current_folder_hides_no_module_but_can_be_imported(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "http.py").write_text("raise SystemExit('ran')")

@@ -10,7 +10,7 @@ from tests.kit import Patch, Shown
 from evert.trainers.commands import doctor
 
 
-def test_the_tested_versions_are_those_of_the_constraints() -> None:
+def test_the_tested_versions_are_those_of_the_constraints_file() -> None:
     pinned = dict(
         re.findall(r"^([\w-]+)==(.+)$", Path("constraints.txt").read_text(), re.MULTILINE)
     )
@@ -38,7 +38,7 @@ def test_missing_and_newer_packages_are_named(monkeypatch: Patch, capsys: Shown)
     assert {"evert", "python", "sandbox", "engine=auto"} <= lines.keys()
 
 
-def test_a_mac_is_told_that_its_gpu_was_not_tested(monkeypatch: Patch, capsys: Shown) -> None:
+def test_doctor_says_that_apples_gpu_was_not_tested(monkeypatch: Patch, capsys: Shown) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert doctor.main([]) == 0

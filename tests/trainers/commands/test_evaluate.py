@@ -1,4 +1,4 @@
-"""``evert evaluate``, also of what ``evert serve`` serves; mistakes: ``test_refusals.py``."""
+"""``evert evaluate``, also of served models. User errors are in ``test_refusals.py``."""
 
 import csv
 import json
@@ -53,7 +53,7 @@ def run(*arguments: str) -> int:
     return evaluate.main(arguments)
 
 
-def test_players_are_compared_and_every_episode_is_on_record(tmp_path: Path, capsys: Shown) -> None:
+def test_players_are_compared_and_every_episode_is_recorded(tmp_path: Path, capsys: Shown) -> None:
     out = tmp_path / "e"
     asked = ["env=twenty_questions", "models=random,oracle", "max_tasks=9", "seeds=2"]
     assert run(*asked, f"out={out}") == 0
@@ -78,7 +78,7 @@ def test_players_are_compared_and_every_episode_is_on_record(tmp_path: Path, cap
     assert len({episode.category for episode in played}) > 3
 
 
-def test_evaluations_that_start_in_the_same_second_have_folders_of_their_own(
+def test_evaluations_that_start_in_the_same_second_have_separate_folders(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     class Clock:
@@ -120,7 +120,7 @@ def test_weights_of_the_embedded_engine_are_evaluated(tmp_path: Path, capsys: Sh
 
 
 def interrupt_after(episodes: int, log: Path) -> None:
-    """Ctrl-C, once so many episodes are on record."""
+    """Send Ctrl-C once that many episodes are recorded."""
     deadline = time.monotonic() + 800
     while not log.exists() or log.read_text().count("\n") < episodes:
         assert time.monotonic() < deadline, "they never came"
@@ -128,7 +128,9 @@ def interrupt_after(episodes: int, log: Path) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_interrupted_and_resumed_gives_the_same_table(tmp_path: Path, capsys: Shown) -> None:
+def test_an_interrupted_and_resumed_evaluation_gives_the_same_table(
+    tmp_path: Path, capsys: Shown
+) -> None:
     arguments = [*IDENTITY, "split=test", "max_tasks=24", "seeds=8"]
     part, whole = tmp_path / "part", tmp_path / "whole"
     waiting = threading.Thread(target=interrupt_after, args=(20, part / EPISODES), daemon=True)
@@ -148,7 +150,7 @@ def test_interrupted_and_resumed_gives_the_same_table(tmp_path: Path, capsys: Sh
 ORACLE = ["env=twenty_questions", "models=oracle", "max_tasks=3"]
 
 
-def test_what_was_played_is_kept_when_a_line_is_cut_off_and_when_models_and_seeds_are_added(
+def test_finished_episodes_are_kept_after_a_torn_line_and_when_models_or_seeds_are_added(
     tmp_path: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     folder = tmp_path / "e"
@@ -198,7 +200,7 @@ async def agent(client, task):
 """
 
 
-def test_an_agent_of_ones_own_is_evaluated_and_its_failures_are_counted_and_said(
+def test_a_users_agent_is_evaluated_and_its_failures_are_counted_and_shown(
     tmp_path: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     (tmp_path / "evaluated_agent.py").write_text(OWN_AGENT)
@@ -224,7 +226,9 @@ def test_an_agent_of_ones_own_is_evaluated_and_its_failures_are_counted_and_said
     assert "1 of 1 episodes failed" in capsys.readouterr().out
 
 
-def test_equal_weights_play_a_game_once(finished: RunFolder, tmp_path: Path, capsys: Shown) -> None:
+def test_equal_weights_are_evaluated_once(
+    finished: RunFolder, tmp_path: Path, capsys: Shown
+) -> None:
     models = f"models={finished.path},{finished.path}@3"
     arguments = ["env=guess_number", models, "split=test", "max_tasks=2", "seeds=1"]
     assert run(*arguments, f"out={tmp_path}/e") == 0
@@ -238,7 +242,9 @@ def test_equal_weights_play_a_game_once(finished: RunFolder, tmp_path: Path, cap
     assert first == second
 
 
-def test_a_run_that_was_trained_further_is_played_anew(copied: RunFolder, tmp_path: Path) -> None:
+def test_a_run_that_was_trained_further_is_evaluated_again(
+    copied: RunFolder, tmp_path: Path
+) -> None:
     arguments = ["env=identity", f"models={copied.path}", "split=test", "seeds=1", "max_tasks=6"]
     assert run(*arguments, f"out={tmp_path}/e") == 0
     first = episodes(tmp_path / "e")
@@ -253,7 +259,7 @@ def test_a_run_that_was_trained_further_is_played_anew(copied: RunFolder, tmp_pa
     )
 
 
-def test_an_endpoint_that_is_down_stops_the_evaluation_and_nothing_is_lost(
+def test_an_endpoint_that_is_down_stops_the_evaluation_without_losing_episodes(
     tmp_path: Path, capsys: Shown, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "unused")
@@ -292,7 +298,9 @@ async def agent(client, task):
 """
 
 
-def test_a_text_as_tasks_is_warned_of(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
+def test_a_string_as_tasks_gives_a_warning(
+    tmp_path: Path, monkeypatch: Patch, capsys: Shown
+) -> None:
     (tmp_path / "texts.py").write_text(TEXT_AS_TASKS)
     monkeypatch.syspath_prepend(tmp_path)
     agent = ["agent=texts:agent", "test_tasks=texts:TASKS", "max_tasks=1", "seeds=1"]
@@ -300,7 +308,7 @@ def test_a_text_as_tasks_is_warned_of(tmp_path: Path, monkeypatch: Patch, capsys
     assert "warning: test_tasks is a string ('h')" in capsys.readouterr().out
 
 
-def test_an_evaluation_goes_on_whose_address_has_a_password(
+def test_an_evaluation_of_an_endpoint_with_a_password_in_its_url_can_be_resumed(
     tmp_path: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "unused")
@@ -325,7 +333,7 @@ KEY = "a-key-of-ours-1"
 
 @pytest.fixture
 def url(monkeypatch: Patch) -> Iterator[str]:
-    """Of a server of evert-tiny, with a key from the environment."""
+    """Yield the URL of a server of evert-tiny, with a key from the environment."""
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     with serving(ServeSettings(model="evert-tiny", device="cpu")) as said:
         assert KEY not in said
@@ -340,7 +348,7 @@ def ask(url: str, body: dict[str, Any], key: str) -> Any:
         return json.load(answer)
 
 
-def test_weights_are_served_and_evaluated_in_the_type_that_is_asked_for(monkeypatch: Patch) -> None:
+def test_weights_are_served_and_evaluated_in_the_requested_dtype(monkeypatch: Patch) -> None:
     engines: list[Engine] = []
     make = Engine.__init__
 
@@ -357,7 +365,7 @@ def test_weights_are_served_and_evaluated_in_the_type_that_is_asked_for(monkeypa
     assert said.run_of("evert-tiny").dtype == "bfloat16"
 
 
-def test_ctrl_c_ends_a_server_that_answers_what_it_said_it_would() -> None:
+def test_ctrl_c_ends_a_server_that_answers_at_its_printed_address() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"}
     program = [sys.executable, "-m", "evert.trainers.cli"]
     command = [*program, "serve", "model=evert-tiny", "device=cpu"]
@@ -376,7 +384,7 @@ def test_ctrl_c_ends_a_server_that_answers_what_it_said_it_would() -> None:
     assert process.returncode == 0
 
 
-def test_what_is_served_plays_as_the_same_weights_here_do(url: str, tmp_path: Path) -> None:
+def test_served_weights_play_as_the_same_weights_in_this_process(url: str, tmp_path: Path) -> None:
     models = f"models=vllm:{url},evert-tiny"
     assert run("env=identity", models, "split=test", "max_tasks=8", f"out={tmp_path}/e") == 0
     served, own = rows(tmp_path / "e")
@@ -398,7 +406,7 @@ def test_a_model_that_the_server_lacks_is_refused(url: str, tmp_path: Path, caps
         find_model("vllm:model")
 
 
-def test_an_endpoints_host_can_be_reached_beside_frozen_weights_of_the_engine() -> None:
+def test_an_endpoints_host_stays_reachable_besides_frozen_weights() -> None:
     settings = EvaluateSettings(
         env="identity", models=("x",), frozen={"user": "evert-tiny"}, policy_names=("gpt-4o",)
     )

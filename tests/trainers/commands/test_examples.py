@@ -25,7 +25,7 @@ from evert.trainers.system.files import METRICS, read_jsonl
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_policy_gradient_on_gymnasiums_interface_learns() -> None:
+def test_a_policy_gradient_with_the_gymnasium_interface_learns() -> None:
     train = runpy.run_path("examples/gymnasium_reinforce.py")["train"]
     with evert.embedded_engine(threads=1):
         curve = asyncio.run(train(steps=5))
@@ -40,7 +40,9 @@ def test_a_student_learns_from_a_run(tmp_path: Path, monkeypatch: Patch) -> None
     assert divergences[-1] < 0.7 * divergences[0]
 
 
-def test_the_pages_loop_closes_and_the_reward_rises(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_the_commands_of_close_the_loop_raise_the_reward(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     page = (ROOT / "docs/use.md").read_text().partition("## Close the loop")[2]
     commands = page.replace("\\\n", " ").splitlines()
     lines = [shlex.split(line)[1:] for line in commands if line.startswith("evert ")]
@@ -114,7 +116,7 @@ async def test_a_public_experiment_plays_an_episode(
         ("wordle", lambda _, said: "".join(said[-1].split())),
     ],
 )
-async def test_demonstrations_of_a_public_experiment_are_of_training_tasks_and_right(
+async def test_demonstrations_of_a_public_experiment_solve_training_tasks(
     name: str, task_of: Callable[[list[str], list[str]], Any]
 ) -> None:
     example = runpy.run_path(str(ROOT / f"examples/{name}.py"))
@@ -129,8 +131,8 @@ async def test_demonstrations_of_a_public_experiment_are_of_training_tasks_and_r
     assert reward(await play(example["agent"], *said, task=task)) >= 1
 
 
-def test_the_prompt_that_makes_the_model_right_is_found() -> None:
-    """The policy answers with the number alone where the prompt asks for it."""
+def test_the_prompt_search_finds_the_best_prompt() -> None:
+    """The policy answers with only the number if the prompt asks for it."""
 
     def answer(prompt: str) -> str:
         first, second = prompt.rpartition("What is ")[2].partition("?")[0].split(" + ")
@@ -153,7 +155,7 @@ def test_the_prompt_that_makes_the_model_right_is_found() -> None:
 
 
 @pytest.mark.nightly
-async def test_two_models_that_learn_together_get_better(tmp_path: Path) -> None:
+async def test_two_models_that_are_trained_together_improve(tmp_path: Path) -> None:
     with evert.embedded_engine(tmp_path / "store", device="cpu", full_parameter=False, threads=1):
         await runpy.run_path("examples/compression.py")["main"](
             JsonLogger(tmp_path), seed=0, steps=3

@@ -1,4 +1,4 @@
-"""``evert init``: the folders that it makes work."""
+"""The folders that ``evert init`` makes work."""
 
 import shlex
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_the_test_of_a_new_folder_passes(kind: str, done: list[str], tmp_path: P
     assert run_python("-m", *done, cwd=folder)
 
 
-def test_the_commands_of_the_readme_are_read_and_train(tmp_path: Path, capsys: Shown) -> None:
+def test_the_commands_of_a_new_folders_readme_work(tmp_path: Path, capsys: Shown) -> None:
     assert cli.main(["init", f"{tmp_path}/new"]) == 0
     lines = (tmp_path / "new" / "README.md").read_text().splitlines()
     assert len(lines) <= 10
@@ -54,12 +54,14 @@ def test_the_commands_of_the_readme_are_read_and_train(tmp_path: Path, capsys: S
         ("new --agent", "Did you mean agent=...?"),
     ],
 )
-def test_a_wrong_line_changes_nothing(words: str, message: str, tmp_path: Path, cli: Cli) -> None:
+def test_a_wrong_command_line_changes_nothing(
+    words: str, message: str, tmp_path: Path, cli: Cli
+) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine").write_text("")
     assert message in cli(f"init {tmp_path}/{words}", status=1)
     assert [file.name for file in tmp_path.rglob("*")] == ["there", "mine"]
 
 
-def test_a_folder_is_of_the_openai_sdk_unless_told() -> None:
+def test_a_new_folder_uses_the_openai_sdk_by_default() -> None:
     assert init.parse([]) == init.parse(["my-agent", "--agent=openai"])

@@ -1,4 +1,4 @@
-"""Games of Gymnasium's, of tasksets and of ``docs/add-a-game.md``, and the calculator's agent."""
+"""Games made of Gymnasium ids, tasksets and ``docs/add-a-game.md``, and the calculator's agent."""
 
 import re
 import runpy
@@ -33,7 +33,7 @@ AGENT = (
 )
 
 
-def test_an_id_and_arguments_by_key_are_a_recipe() -> None:
+def test_an_id_with_arguments_by_key_makes_a_recipe() -> None:
     typed = read_train_settings({**LAKE, "steps": "3", "limits.max_tool_calls": "1"}, {})
     python = {"id": ID, "is_slippery": False, "max_episode_steps": 6}
     values = {"tasks": python, "steps": 3, "limits": {"max_tool_calls": 1}}
@@ -47,7 +47,7 @@ def test_an_id_and_arguments_by_key_are_a_recipe() -> None:
     assert as_record(typed) == as_record(from_python) | {"limits": as_record(typed)["limits"]}
 
 
-def test_an_evaluation_names_it_alike() -> None:
+def test_an_evaluation_takes_the_same_id_and_arguments() -> None:
     settings = read_evaluate_settings({**LAKE, "models": "evert-tiny"})
     assert settings.game is settings.game, "a taskset is made once"
     run = settings.run_of("")
@@ -58,7 +58,7 @@ def test_an_evaluation_names_it_alike() -> None:
     assert settings.run_of("Qwen/Qwen3-8B").agent == AGENT.replace(", prompt=''", "")
 
 
-def test_a_run_learns_to_reply_and_trains(tmp_path: Path) -> None:
+def test_a_run_learns_the_reply_format_by_a_warm_up_and_trains(tmp_path: Path) -> None:
     options: dict[str, Any] = {"console": Console(quiet=True), "log_path": tmp_path / "run"}
     run = evert.train(
         tasks={"id": ID, "is_slippery": False, "max_episode_steps": 3}, test_tasks="",
@@ -74,7 +74,7 @@ SUMS = {"tasks": "reasoning_gym:chain_sum", "tasks.max_terms": "2", "tasks.max_d
 PYTHON = {"id": "reasoning_gym:chain_sum", "max_terms": 2, "max_digits": 1}
 
 
-def test_it_is_named_on_the_command_line_and_from_python_and_gone_on_with() -> None:
+def test_a_taskset_is_named_alike_on_the_command_line_and_in_python_and_resumed() -> None:
     typed = read_train_settings(SUMS, {})
     evaluated = read_evaluate_settings({**SUMS, "models": "evert-tiny"})
     path = "evert.envs.tasksets.reasoning_gym:Reasoning('chain_sum', max_digits=1, max_terms=2)"
@@ -112,7 +112,7 @@ def test_held_out_questions_are_never_trained_on() -> None:
     ("reply", "score"),
     [("{}", 1.0), ("I think.\n<answer> {} </answer>", 1.0), ("It is {}.", 0.2), ("", 0.0)],
 )
-async def test_the_score_is_the_generators_own(reply: str, score: float) -> None:
+async def test_the_score_is_that_of_the_generator(reply: str, score: float) -> None:
     agent = Reasoning("chain_sum", "gcd", prompt="default")
     task = agent.train_tasks[0]
     trajectory = await play(agent, reply.format(agent.item(task)[1]["answer"]), task=task)
@@ -121,7 +121,7 @@ async def test_the_score_is_the_generators_own(reply: str, score: float) -> None
     assert metrics["solved"] == (score == 1)
 
 
-async def test_a_demonstration_shows_the_agents_question_and_an_answer_that_is_right() -> None:
+async def test_a_demonstration_has_the_agents_question_and_a_right_answer() -> None:
     for agent in (Reasoning("chain_sum"), Reasoning("leg_counting", prompt="default")):
         shown = list(islice(agent.demonstrations(3), 20))
         questions = {agent.item(task)[1]["question"]: task for task in agent.train_tasks[:2000]}
@@ -148,7 +148,9 @@ async def test_a_demonstration_shows_the_agents_question_and_an_answer_that_is_r
         ({"id": "wrong:x"}, "The taskset wrong made a str from 'x'; expected"),
     ],
 )
-def test_what_there_is_not_is_said(arguments: Any, message: str, monkeypatch: Patch) -> None:
+def test_an_unknown_taskset_or_argument_is_refused(
+    arguments: Any, message: str, monkeypatch: Patch
+) -> None:
     path = f"{reasoning_gym.__module__}:reasoning_gym"
     values = {"reasoning_gym": path, "broken": "builtins:int", "wrong": "builtins:str"}
     values["gone"] = "no_such:f"
@@ -173,7 +175,7 @@ def hermes(expression: str) -> str:
         ([hermes("12 * 34"), "It is 40."], 0.5), ([hermes("12 / 34"), "No."], 0.1),
     ],
 )  # fmt: skip
-async def test_the_calculator_is_paid_for_what_its_tool_does(
+async def test_the_calculators_reward_follows_from_its_tool_calls(
     replies: list[str], earned: float, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
@@ -183,7 +185,7 @@ async def test_the_calculator_is_paid_for_what_its_tool_does(
     assert reward(await play(CALCULATOR["agent"], *replies, task=task, **options)) == earned
 
 
-def test_a_demonstration_with_tools_is_learned_as_the_agent_would_say_it() -> None:
+def test_a_demonstration_with_tools_trains_on_the_models_own_call_format() -> None:
     renderer = TemplateRenderer(tokenizer_of(TEMPLATES["SmolLM2"]), hermes=True)
     shown = next(CALCULATOR["demonstrations"](0))
     prompts = prompt_renderer(renderer)
@@ -201,7 +203,9 @@ def test_a_demonstration_with_tools_is_learned_as_the_agent_would_say_it() -> No
 PAGE = (Path(__file__).parents[3] / "docs" / "add-a-game.md").read_text()
 
 
-def test_the_pages_commands_run_its_game(tmp_path: Path, monkeypatch: Patch, cli: Cli) -> None:
+def test_the_commands_of_add_a_game_run_its_game(
+    tmp_path: Path, monkeypatch: Patch, cli: Cli
+) -> None:
     [game] = re.findall(r"^```python\n(.*?GAME = .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "round_number.py").write_text(game)
     monkeypatch.chdir(tmp_path)

@@ -1,8 +1,8 @@
 # ruff: noqa: E501 (a template's white space counts)
-"""``evert model check FOLDER`` says what a model's template does, what is lost, and what helps.
+"""``evert model check FOLDER`` says what a model's template does, what it loses, and what helps.
 
-Each row is a folder with another chat template. A setting is named only if it helps: the last test
-checks the folder again with the setting, and what it helps with is lost no more.
+Each row is a folder with another chat template. A setting is suggested only if it helps: a test
+checks the folder again with the setting, which must lose less.
 """
 
 import re
@@ -102,14 +102,16 @@ def folder_with(template: str, folder: Path) -> Path:
 
 
 def screen(cli: Cli, *arguments: str) -> str:
-    """What the command prints, in one line."""
+    """Return what the command prints, in one line."""
     shown = cli("model check", *arguments)
     assert max(map(len, shown.splitlines())) <= 100
     return " ".join(shown.split())
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_the_screen_says_what_templates_do_and_lose(kind: str, tmp_path: Path, cli: Cli) -> None:
+def test_the_output_says_what_a_template_does_and_loses(
+    kind: str, tmp_path: Path, cli: Cli
+) -> None:
     template, lines, absent = TEMPLATES[kind]
     shown = screen(cli, str(folder_with(template, tmp_path / "model")))
 
@@ -118,14 +120,14 @@ def test_the_screen_says_what_templates_do_and_lose(kind: str, tmp_path: Path, c
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_a_setting_that_is_named_helps(kind: str, tmp_path: Path, cli: Cli) -> None:
+def test_a_suggested_setting_helps(kind: str, tmp_path: Path, cli: Cli) -> None:
     folder = str(folder_with(TEMPLATES[kind][0], tmp_path / "model"))
     for losses, setting in re.findall(r"lost ([^.]*?) (\S+=\S+) helps", screen(cli, folder)):
         again = screen(cli, folder, setting).partition(" lost ")[2]
         assert [loss for loss in losses.split("; ") if loss in again] == [], again
 
 
-def test_an_import_ends_with_the_screen(tmp_path: Path, cli: Cli) -> None:
+def test_an_import_prints_the_check(tmp_path: Path, cli: Cli) -> None:
     folder = folder_with(THINKS, tmp_path / "model")
     shown = cli("model import", str(folder), f"out={tmp_path / 'out'}")
     assert "chat_template.keep_thoughts=True helps" in shown
@@ -151,7 +153,7 @@ def _write(name: str, text: str) -> Callable[[Path], object]:
         (shutil.rmtree, "neither a folder"),
     ],
 )
-def test_a_broken_folder_is_a_line_with_its_cause(
+def test_a_broken_folder_is_a_one_line_error_with_its_cause(
     damage: Callable[[Path], object], error: str, tmp_path: Path, capsys: Shown
 ) -> None:
     folder = folder_with(THINKS, tmp_path / "model")

@@ -1,4 +1,4 @@
-"""``evert engine plan``: what a model takes, before it is loaded, is what it takes when it is."""
+"""``evert engine plan`` predicts the memory that a model takes once it is loaded."""
 
 import json
 from pathlib import Path
@@ -21,14 +21,14 @@ from evert.trainers.engine.sampling import memory
 
 
 def stored_bytes(parameters: Any) -> int:
-    """Of parameters, each storage once."""
+    """Return the bytes of the parameters, counting shared storage once."""
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in parameters}
     return sum(storages.values())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("whole", [True, False])
-def test_what_is_planned_is_what_loading_and_training_take(
+def test_the_planned_memory_is_what_loading_and_training_take(
     tiny_model: str, tmp_path: Path, whole: bool, dtype: str
 ) -> None:
     given = EngineSettings(device="cpu", full_parameter=whole, dtype=dtype)
@@ -50,7 +50,7 @@ def test_what_is_planned_is_what_loading_and_training_take(
 
 @pytest.fixture
 def qwen(tmp_path: Path) -> str:
-    """A folder with the configuration of Qwen3-4B, and no weights."""
+    """Return a folder with the configuration of Qwen3-4B, without weights."""
     sizes = {
         "vocab_size": 151_936, "hidden_size": 2560, "intermediate_size": 9728,
         "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -76,7 +76,7 @@ def test_a_model_is_planned_without_weights(qwen: str, monkeypatch: Patch, capsy
     assert "rows at a time               7  of 2,048 tokens; other rows wait" in shown
 
 
-def test_a_run_is_planned_as_its_base(tmp_path: Path, capsys: Shown) -> None:
+def test_a_runs_plan_is_that_of_its_base(tmp_path: Path, capsys: Shown) -> None:
     (tmp_path / "run.json").write_text('{"settings": {"model_name": "evert-tiny"}}')
     weights = {"sampler_path": "tinker://a/sampler_weights/b", "batch": 1, "name": "b"}
     (tmp_path / "checkpoints.jsonl").write_text(f"{json.dumps(weights)}\n")
@@ -84,7 +84,9 @@ def test_a_run_is_planned_as_its_base(tmp_path: Path, capsys: Shown) -> None:
     assert capsys.readouterr().out.startswith("evert-tiny: 853,376 parameters")
 
 
-def test_what_does_not_fit_says_what_to_do(qwen: str, monkeypatch: Patch, capsys: Shown) -> None:
+def test_a_plan_that_does_not_fit_says_what_to_do(
+    qwen: str, monkeypatch: Patch, capsys: Shown
+) -> None:
     free(monkeypatch, 24)
     assert plan.main(["plan", f"model={qwen}", "full_parameter=True", "device=cpu"]) == 1
     said = capsys.readouterr().out.splitlines()[-1]
@@ -92,7 +94,7 @@ def test_what_does_not_fit_says_what_to_do(qwen: str, monkeypatch: Patch, capsys
     assert "an adapter (full_parameter=False), dtype=bfloat16" in said
 
 
-def test_less_memory_makes_smaller_passes(qwen: str, monkeypatch: Patch) -> None:
+def test_less_memory_gives_smaller_passes(qwen: str, monkeypatch: Patch) -> None:
     found = []
     for gigabytes in (12, 400):
         free(monkeypatch, gigabytes)

@@ -23,7 +23,7 @@ EVIL = "\x1b]0;evil\x9b31m"
 
 
 async def agent(client: Any, task: Any) -> float:
-    """Offers a tool until a reply has no call; a call earns 0.25."""
+    """Offer a tool until a reply has no call; a call earns 0.25."""
     messages: list[Any] = [system("Add."), user(f"{task}{EVIL}")]
     while True:
         message = (await call(client, *messages, tools=[ADD])).choices[0].message
@@ -55,7 +55,7 @@ def typing(text: str, *arguments: str) -> int:
         return play(*arguments, "model=me")
 
 
-def test_a_person_plays_an_episode_that_is_shown_turn_by_turn_and_explained(capsys: Shown) -> None:
+def test_a_persons_episode_is_shown_turn_by_turn_and_then_explained(capsys: Shown) -> None:
     assert typing("add a=2 b=3\nWait.\\\nadd b=x\n5\n", f"agent={HERE}:agent", 'task={"n": 1}') == 0
     live, explained = capsys.readouterr().out.split("\nreply, as tokens\n")
     shown = [line.rstrip() for line in live.splitlines()]
@@ -89,7 +89,7 @@ def test_a_person_plays_an_episode_that_is_shown_turn_by_turn_and_explained(caps
         (["add it up", "subtract a=1", ""], "add it up\nsubtract a=1\n", []),
     ],
 )  # fmt: skip
-def test_typed_lines_are_calls_where_they_name_an_offered_tool(
+def test_typed_lines_that_name_an_offered_tool_are_calls(
     lines: list[str], text: str, calls: list[Any]
 ) -> None:
     message = typed_message(lines, [ADD])
@@ -122,7 +122,9 @@ def test_the_end_of_the_input_ends_the_episode_and_ctrl_c_ends_the_command(capsy
         assert rest.decode().endswith("\nInterrupted.\n")
 
 
-def test_an_endpoint_plays_and_failures_have_a_reason(monkeypatch: Patch, capsys: Shown) -> None:
+def test_an_endpoint_may_play_and_failures_show_their_cause(
+    monkeypatch: Patch, capsys: Shown
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "unused")
     with chat_endpoint(lambda body, key: {"role": "assistant", "content": "5" + EVIL}) as url:
         assert play(f"agent={HERE}:impatient", f"model={url}#gpt") == 1
@@ -134,7 +136,7 @@ def test_an_endpoint_plays_and_failures_have_a_reason(monkeypatch: Patch, capsys
     assert said.startswith(f"error: {url}#gpt: a request to the endpoint failed: APIConnectionE")
 
 
-def test_a_task_and_a_seed_are_the_episode_that_is_evaluated(tmp_path: Path, capsys: Shown) -> None:
+def test_a_task_and_a_seed_play_the_episode_of_an_evaluation(tmp_path: Path, capsys: Shown) -> None:
     same = ["env=identity", "split=test", "max_tasks=3", "record=True", "device=cpu"]
     evaluated, played = tmp_path / "evaluated", tmp_path / "played"
     assert cli.main(["evaluate", *same, "models=evert-tiny", "seeds=2", f"out={evaluated}"]) == 0
@@ -164,7 +166,7 @@ def test_a_task_and_a_seed_are_the_episode_that_is_evaluated(tmp_path: Path, cap
         ([f"agent={HERE}:agent", "model=me"], "Pass task=... if it needs one."),
     ],
 )
-def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: Shown) -> None:
+def test_a_user_error_is_one_line(arguments: list[str], message: str, capsys: Shown) -> None:
     assert play(*arguments) == 1
     said = capsys.readouterr().err
     assert said.startswith("error: ")

@@ -25,7 +25,7 @@ TASKS = [1, 2, 3]
 
 
 async def agent(client: Any, task: int) -> float:
-    """Offers a tool, asks twice; the task is the reward."""
+    """Make two calls, the first with a tool; the task is the reward."""
     messages: list[Any] = [system("Add."), user(f"{task} + 1?")]
     for _ in range(2):
         completion = await call(client, *messages, tools=[tool("add")])
@@ -41,7 +41,7 @@ async def with_few_shot_calls(client: Any, task: int) -> float:
 
 
 async def record(path: Path, of: Any = agent) -> Path:
-    """A folder with a group of two rollouts of each of three tasks."""
+    """Record a group of two rollouts for each of three tasks; return the folder."""
     recorder = Recorder(path / "rollouts.jsonl")
     policy = policy_of(lambda prompt: "Two." if "Sure?" in prompt else CALL)
     for task in TASKS:
@@ -54,14 +54,14 @@ async def length(record: RolloutRecord) -> float:
 
 
 def broken(record: RolloutRecord) -> None:
-    """No reward."""
+    """Return no reward."""
 
 
 def raising(record: RolloutRecord) -> float:
     raise KeyError("x")
 
 
-async def test_rescoring_shows_old_against_new_rewards(tmp_path: Path, cli: Cli) -> None:
+async def test_rescoring_shows_old_and_new_rewards(tmp_path: Path, cli: Cli) -> None:
     await record(tmp_path)
     shown = cli(f"rescore run={tmp_path} reward={HERE}:length show=2")
     assert "6 rollouts, 6 with a different reward" in shown
@@ -81,14 +81,16 @@ async def test_rescoring_shows_old_against_new_rewards(tmp_path: Path, cli: Cli)
         assert message in error
 
 
-def test_a_run_without_a_whole_rollout_is_said(tmp_path: Path, cli: Cli) -> None:
+def test_rescoring_or_exporting_a_run_without_a_complete_rollout_is_refused(
+    tmp_path: Path, cli: Cli
+) -> None:
     (tmp_path / "rollouts.jsonl").write_text('{"evert_sch')
     rescored = cli(f"rescore run={tmp_path} reward={HERE}:length", status=1)
     assert "has no complete rollout" in rescored
     assert "no model was called" in cli(f"export run={tmp_path}", status=1)
 
 
-async def test_what_is_exported_trains_on_the_sampled_tokens(tmp_path: Path, cli: Cli) -> None:
+async def test_an_export_trains_on_the_sampled_tokens(tmp_path: Path, cli: Cli) -> None:
     await record(tmp_path)
     out = tmp_path / "sft.jsonl"
     shown = cli(f"export run={tmp_path} min_reward=2 out={out}")
@@ -107,7 +109,7 @@ async def test_what_is_exported_trains_on_the_sampled_tokens(tmp_path: Path, cli
     assert sorted(trained) == sorted([played[2], played[4]])
 
 
-async def test_conversations_that_are_no_texts_are_left_out(tmp_path: Path, cli: Cli) -> None:
+async def test_conversations_that_are_not_only_text_are_left_out(tmp_path: Path, cli: Cli) -> None:
     await record(tmp_path, with_few_shot_calls)
     out = tmp_path / "sft.jsonl"
     shown = cli(f"export run={tmp_path} out={out}", status=1)
@@ -121,7 +123,7 @@ async def test_conversations_that_are_no_texts_are_left_out(tmp_path: Path, cli:
 
 
 async def record_groups(path: Path) -> Path:
-    """A group of three whose second replies differ, and one whose are all the same."""
+    """Record a group of three with different second replies, and one with equal ones."""
     recorder = Recorder(path / "rollouts.jsonl")
     for task, says in ((2, ["No.", "Two.", "Perhaps."]), (3, ["Yes."] * 3)):
         replies = iter(says)
@@ -135,7 +137,7 @@ async def record_groups(path: Path) -> Path:
 
 
 async def said(client: Any, task: int) -> float:
-    """Calls a tool, tells its result, and pays for "Two."."""
+    """Offer a tool, send back its result, and reward the reply "Two."."""
     messages: list[Any] = [system("Add."), user(f"{task} + 1?")]
     completion = await call(client, *messages, tools=[tool("add")])
     reply = completion.choices[0].message
@@ -145,7 +147,9 @@ async def said(client: Any, task: int) -> float:
     return float(completion.choices[0].message.content == "Two.")
 
 
-async def test_pairs_are_best_against_worst_where_they_differ(tmp_path: Path, cli: Cli) -> None:
+async def test_pairs_are_the_best_and_the_worst_rollout_of_a_group(
+    tmp_path: Path, cli: Cli
+) -> None:
     await record_groups(tmp_path)
     out = tmp_path / "pairs"
     shown = cli(f"export run={tmp_path} format=pairs out={out}")
@@ -198,7 +202,7 @@ async def test_an_export_into_a_file_is_refused(form: str, tmp_path: Path, cli: 
     assert file.read_text() == "mine"
 
 
-async def test_a_runs_training_rollouts_are_written_and_no_others(tmp_path: Path) -> None:
+async def test_only_a_runs_training_rollouts_are_recorded(tmp_path: Path) -> None:
     settings = {"env": "identity", "record": True, "batch_size": 2, "steps": 2}
     config = cookbook_config(read_train_settings(settings, {}), tmp_path, embedded=True)
     train, test = await config.dataset_builder()
@@ -217,7 +221,7 @@ async def test_a_runs_training_rollouts_are_written_and_no_others(tmp_path: Path
 @pytest.mark.parametrize(
     ("share", "batch", "recorded"), [(0.1, 4, [0]), (0.1, 21, [0, 10, 20]), (0.5, 5, [0, 2, 4])]
 )
-async def test_a_share_of_each_steps_groups_is_recorded_one_at_least(
+async def test_a_share_of_each_steps_groups_is_recorded_but_at_least_one(
     share: float, batch: int, recorded: list[int], tmp_path: Path
 ) -> None:
     settings = {"env": "identity", "batch_size": batch, "steps": 1, "record": share}
@@ -227,18 +231,18 @@ async def test_a_share_of_each_steps_groups_is_recorded_one_at_least(
 
 
 @pytest.mark.parametrize("share", ["1.5", "-1", "some"])
-def test_what_is_no_share_is_refused(share: str, cli: Cli) -> None:
+def test_an_invalid_share_is_refused(share: str, cli: Cli) -> None:
     cli(f"train env=identity record={share}", status=1)
 
 
-async def test_a_rollout_of_ones_own_loop_is_written(tmp_path: Path) -> None:
+async def test_rollouts_of_a_users_own_loop_are_recorded(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "step-3.jsonl")
     batch = await evert.rollout(agent, TASKS, policy_of(), group_size=2, record=recorder)
     records = sorted(read_records(recorder.path), key=lambda record: str(record.task))
     assert [record.reward for record in records] == batch.rewards.flatten().tolist()
 
 
-def test_an_evaluation_writes_its_rollouts(tmp_path: Path, cli: Cli) -> None:
+def test_an_evaluation_records_its_rollouts(tmp_path: Path, cli: Cli) -> None:
     plays = f"evaluate agent={HERE}:agent test_tasks={HERE}:TASKS models=evert-tiny max_tokens=4"
     cli(f"{plays} seeds=2 record=True out={tmp_path}")
     about = [record.row["about"] for record in read_records(tmp_path)]

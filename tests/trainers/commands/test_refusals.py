@@ -1,4 +1,4 @@
-"""What was typed wrong is said in a line, and leaves nothing behind."""
+"""User errors are reported in one line, and leave nothing behind."""
 
 import json
 import math
@@ -239,26 +239,26 @@ for line in ("train --help", "evaluate --help"):
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """A working directory with a module of the user's and a run."""
+    """Return a working directory with a user's module and a run."""
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "my_game.py").write_text(GAME)
-    (tmp_path / "Qwen" / "Qwen3-4B").mkdir(parents=True)  # not the one of the Hub that is named
+    (tmp_path / "Qwen" / "Qwen3-4B").mkdir(parents=True)  # not the Hub's model of this name
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "run.json").write_text('{"settings": {"steps": 3}}')
     return tmp_path
 
 
 def left(home: Path) -> set[str]:
-    """What there is beside these."""
+    """Return the files that were added to these."""
     return {each.name for each in home.iterdir()} - {
         *("mine.py", "my_game.py", "old", "Qwen", "__pycache__")
     }
 
 
-def test_a_mistyped_name_is_answered_before_torch_is_imported(home: Path) -> None:
+def test_a_mistyped_name_is_refused_before_torch_is_imported(home: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment(),
         input="\n".join(LIGHT), capture_output=True, text=True, cwd=home, timeout=600,
@@ -276,7 +276,9 @@ def test_a_mistyped_name_is_answered_before_torch_is_imported(home: Path) -> Non
 
 
 @pytest.mark.parametrize("command", sorted({line.split()[0] for line in OTHERS}))
-def test_a_mistake_is_a_line_and_leaves_nothing(home: Path, command: str, capsys: Shown) -> None:
+def test_a_user_error_is_one_line_and_leaves_nothing_behind(
+    home: Path, command: str, capsys: Shown
+) -> None:
     for line, said in OTHERS.items():
         words = line.split()
         if words[0] == command:
@@ -289,7 +291,7 @@ def test_a_mistake_is_a_line_and_leaves_nothing(home: Path, command: str, capsys
 
 
 @pytest.mark.parametrize("kind", ["cuda", "mps"])
-def test_a_gpu_that_is_not_here_is_refused_before_anything_is_made(
+def test_a_missing_gpu_is_refused_before_anything_is_created(
     home: Path, kind: str, monkeypatch: Patch, capsys: Shown
 ) -> None:
     for module in (torch.cuda, torch.backends.mps):
@@ -335,11 +337,11 @@ def test_a_renderer_that_the_agents_module_registers_is_known(
     ("name", "kind"),
     [("limits", RolloutLimits), ("parse_error_policy", ParseErrorPolicy), ("cookbook", Config)],
 )
-def test_the_cookbooks_source_says_which_fields_there_are(name: str, kind: Any) -> None:
+def test_the_fields_read_from_the_cookbooks_source_are_complete(name: str, kind: Any) -> None:
     assert cookbook_fields(name) == [*chz.chz_fields(kind)]
 
 
-def test_the_cookbooks_source_says_which_renderers_there_are(monkeypatch: Patch) -> None:
+def test_the_renderers_read_from_the_cookbooks_source_are_complete(monkeypatch: Patch) -> None:
     monkeypatch.delitem(sys.modules, "tinker_cookbook.renderers")
     tables = [name for name in dir(model_info) if re.fullmatch("get_[a-z]+_info", name)]
     models = [model for name in tables for model in getattr(model_info, name)().values()]
@@ -350,7 +352,7 @@ def test_the_cookbooks_source_says_which_renderers_there_are(monkeypatch: Patch)
         early_checks.check_renderer("qwen3x")
 
 
-def test_the_losses_to_choose_from_are_those_of_tinker_and_the_engine_has_all() -> None:
+def test_the_losses_are_those_of_tinker_and_the_engine_has_all() -> None:
     policy = {*get_args(LossFn)}
     assert {"cross_entropy", *policy} == {*LOSSES} == {*get_args(LossFnType)} - {"custom"}
     assert policy == {name for name, loss in LOSSES.items() if "advantages" in loss.required}
@@ -368,7 +370,7 @@ def test_the_losses_to_choose_from_are_those_of_tinker_and_the_engine_has_all() 
         ({"learning_rate": math.nan}, UsageError, "learning_rate takes a finite number, got nan"),
     ],
 )
-def test_a_mistake_from_python_is_named_by_its_setting_and_leaves_no_folder(
+def test_an_error_in_evert_train_names_its_setting_and_leaves_no_folder(
     tmp_path: Path, settings: dict[str, Any], error: type[Exception], said: str
 ) -> None:
     path = tmp_path / "run"
@@ -379,20 +381,20 @@ def test_a_mistake_from_python_is_named_by_its_setting_and_leaves_no_folder(
 
 
 class Unspoken(list[str]):
-    """Tasks that cannot be written as a text, or are too many for that."""
+    """Tasks that cannot be written as text."""
 
     def __repr__(self) -> str:
         raise MemoryError
 
 
-def test_tasks_from_python_are_not_spelled_out() -> None:
+def test_tasks_from_python_are_not_converted_to_text() -> None:
     tasks = Unspoken(["a"])
     settings = settings_of_run({"agent": lambda client, task: 0.0, "train_tasks": tasks})
     assert settings.train_tasks is tasks
 
 
 @pytest.mark.parametrize(("command", "field"), [("train", "models"), ("evaluate", "frozen")])
-def test_a_recorded_model_without_its_password_is_named_as_it_is_typed(
+def test_a_recorded_model_without_its_password_is_named_as_a_user_types_it(
     home: Path, command: str, field: str, capsys: Shown
 ) -> None:
     run = {"settings": {field: {"judge": "https://me:[PASSWORD]@host/v1#m"}, "env": "identity"}}
@@ -407,7 +409,7 @@ def test_a_recorded_model_without_its_password_is_named_as_it_is_typed(
     assert "with its password: models.judge=..." in said
 
 
-def test_the_command_lists_its_words_and_suggests_one(capsys: Shown) -> None:
+def test_evert_lists_its_commands_and_suggests_one_for_a_typo(capsys: Shown) -> None:
     assert cli.main(["--help"]) == 0
     assert "evert train env=identity" in capsys.readouterr().out
     assert cli.main(["trian"]) == 2

@@ -1,4 +1,4 @@
-"""Self-play by command: seats, a league of the run's own checkpoints, opponents."""
+"""Self-play from the command line: seats, a league of the run's own checkpoints, opponents."""
 
 import csv
 from pathlib import Path
@@ -19,7 +19,7 @@ SMALL: dict[str, Any] = {
 
 
 def play(folder: Path, **settings: Any) -> RunFolder:
-    """Tic-tac-toe, every group against the league once there is one."""
+    """Train tic-tac-toe, with every group against the league once there is one."""
     tasks = ["." * 9, "x........"]
     return evert.train(env="tic_tac_toe", test_tasks=tasks, log_path=folder, **SMALL, **settings)
 
@@ -29,19 +29,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return play(tmp_path_factory.mktemp("self_play") / "run")
 
 
-def test_both_seats_have_curves_and_the_league_takes_seats(run: RunFolder) -> None:
+def test_both_seats_have_metrics_and_the_league_plays_one_seat(run: RunFolder) -> None:
     first, *_, last = run.steps()
     for step in (first, last):
         assert {"env/all/seat/x/reward", "env/all/seat/o/reward"} <= step.keys()
     assert first["env/all/total_episodes"] == 6 * 2 * 2  # an Env a seat
-    # One: the other seat is the league's. Where that is who moves first, whose move alone is
-    # trained, there is nothing to learn, and the group is left out.
+    # One: the league plays the other seat. Only the first move of a game is trained, so a group
+    # in which the league moves first has nothing to learn, and is left out.
     assert 0 < last["env/all/total_episodes"] <= 6 * 2
 
 
 @pytest.mark.nightly
-def test_workers_play_against_the_league_too(tmp_path: Path) -> None:
-    test_both_seats_have_curves_and_the_league_takes_seats(
+def test_workers_play_against_the_league(tmp_path: Path) -> None:
+    test_both_seats_have_metrics_and_the_league_plays_one_seat(
         play(tmp_path / "pooled", rollouts="pool", rollout_workers=1)
     )
 

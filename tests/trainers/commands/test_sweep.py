@@ -51,7 +51,7 @@ RUNS = 4
 
 @contextmanager
 def sweeping(home: Path, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
-    """The command in a process of its own; killed, with its runs, if the block leaves it."""
+    """Run the command in its own process; kill it and its runs at the end of the block."""
     (home / "few.py").write_text(TASKS)
     with subprocess.Popen(
         [sys.executable, "-m", "evert.trainers.cli", "sweep", *arguments],
@@ -65,7 +65,7 @@ def sweeping(home: Path, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
 
 
 def process_of(run: int, process: "subprocess.Popen[str]") -> psutil.Process | None:
-    """The process of a run, by the file that it prints to; None where there is none."""
+    """Return the process of a run, found by its output file, or None."""
     with suppress(psutil.Error):
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.Error):
@@ -75,7 +75,7 @@ def process_of(run: int, process: "subprocess.Popen[str]") -> psutil.Process | N
 
 
 def wait_until(ready: Callable[[], object], process: "subprocess.Popen[str] | None" = None) -> None:
-    """Until it is true; fails after a while, or if the process is over before that."""
+    """Wait until it is true; fail after a while, or if the process ends before that."""
     deadline = time.monotonic() + 800
     while not ready():
         assert time.monotonic() < deadline, "it never came"
@@ -84,13 +84,13 @@ def wait_until(ready: Callable[[], object], process: "subprocess.Popen[str] | No
 
 
 def folder_of(run: int, folder: Path) -> RunFolder:
-    """A run's folder, which may not be there yet."""
+    """Return a run's folder, which may not exist yet."""
     found = list((folder / "runs").glob(f"{run:03}-*"))
     return RunFolder(found[0] if found else folder / "none")
 
 
 def rows_of(folder: Path) -> dict[int, dict[str, str]]:
-    """The rows of ``results.csv``, by run."""
+    """Return the rows of ``results.csv`` by run."""
     with (folder / "results.csv").open(newline="") as file:
         return {int(row["run"]): row for row in csv.DictReader(file)}
 
@@ -108,7 +108,7 @@ class Swept:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
-    """It went on to its end."""
+    """Return a sweep that ran to its end."""
     home = tmp_path_factory.mktemp("swept")
     searched = ["learning_rate=1e-4,1e-3", "seed=0,1"]
     with sweeping(
@@ -128,7 +128,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
 
 @pytest.fixture(scope="module")
 def resumed(swept: Swept) -> Swept:
-    """The same sweep, by the command that it printed."""
+    """Resume the same sweep with the command that it printed."""
     assert swept.status == 1
     printed = shlex.split(swept.shown.strip().splitlines()[-1])
     assert printed[:2] == ["evert", "sweep"]
@@ -144,7 +144,7 @@ def resumed(swept: Swept) -> Swept:
     return Swept(swept.folder, status, text, errors.getvalue(), rows_of(swept.folder))
 
 
-def test_killed_runs_are_marked_and_the_others_go_on_with_other_values(swept: Swept) -> None:
+def test_killed_runs_are_marked_and_the_sweep_continues_with_other_values(swept: Swept) -> None:
     assert swept.errors == ""
     assert sorted(swept.rows) == list(range(RUNS))
     for number, row in swept.rows.items():
@@ -162,7 +162,7 @@ def test_killed_runs_are_marked_and_the_others_go_on_with_other_values(swept: Sw
     assert swept.shown.strip().endswith("evert sweep out=s")
 
 
-def test_resuming_completes_the_failed_runs_from_their_checkpoints_and_no_others(
+def test_resuming_completes_only_the_failed_runs_from_their_checkpoints(
     swept: Swept, resumed: Swept
 ) -> None:
     assert (resumed.status, resumed.errors) == (0, "")
@@ -173,7 +173,11 @@ def test_resuming_completes_the_failed_runs_from_their_checkpoints_and_no_others
             assert row["history"] == "failed > completed"
             assert row["objective"] != ""
         else:
-            same = row.keys() - {"mean", "low", "high"}  # of its values, one of which is new
+            same = row.keys() - {
+                "mean",
+                "low",
+                "high",
+            }  # of the runs with its values, one of which is new
             assert [row[key] for key in same] == [swept.rows[number][key] for key in same]
     assert resumed.shown.count(" completed ") >= 2
     assert "run 0 completed" not in resumed.shown
@@ -182,7 +186,7 @@ def test_resuming_completes_the_failed_runs_from_their_checkpoints_and_no_others
     assert [row["step"] for row in folder_of(KILLED[1], resumed.folder).steps()] == [0, 1]
 
 
-def test_the_best_is_a_command_that_trains(resumed: Swept) -> None:
+def test_the_best_values_are_printed_as_a_command_that_trains(resumed: Swept) -> None:
     content = json.loads((resumed.folder / "results.json").read_text())
     best = content["best"]
     first = resumed.rows[best["runs"][0]]
@@ -199,7 +203,7 @@ def test_the_best_is_a_command_that_trains(resumed: Swept) -> None:
     assert (resumed.folder / "parallel_coordinates.png").stat().st_size > 10_000
 
 
-def test_the_folder_says_what_the_sweep_is_and_optuna_reads_its_journal(resumed: Swept) -> None:
+def test_the_folder_describes_the_sweep_and_optuna_reads_its_journal(resumed: Swept) -> None:
     about = json.loads((resumed.folder / "sweep.json").read_text())
     assert about["arguments"]["learning_rate"] == "1e-4,1e-3"
     assert "parallel" not in about["arguments"]
@@ -210,7 +214,7 @@ def test_the_folder_says_what_the_sweep_is_and_optuna_reads_its_journal(resumed:
     assert study.best_value == max(float(row["objective"]) for row in resumed.rows.values())
 
 
-def test_no_run_outlives_a_killed_sweep_and_ctrl_c_says_how_to_go_on(
+def test_no_run_outlives_a_killed_sweep_and_ctrl_c_says_how_to_resume(
     tmp_path: Path, monkeypatch: Patch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     long = [*SMALL, "group_size=2", "steps=500", "seed=0,1", "parallel=1", "out=s"]
@@ -247,7 +251,7 @@ def test_no_run_outlives_a_killed_sweep_and_ctrl_c_says_how_to_go_on(
 
 
 @pytest.mark.nightly
-def test_a_sweep_that_is_stopped_while_its_runs_begin_says_how_to_go_on(tmp_path: Path) -> None:
+def test_a_sweep_that_is_stopped_while_its_runs_start_says_how_to_resume(tmp_path: Path) -> None:
     with sweeping(tmp_path, *SMALL, "steps=500", "seed=0,1", "parallel=2", "out=s") as process:
         wait_until((tmp_path / "s" / "output" / "001.txt").exists, process)
         process.terminate()
@@ -257,13 +261,15 @@ def test_a_sweep_that_is_stopped_while_its_runs_begin_says_how_to_go_on(tmp_path
     assert {row["history"] for row in rows_of(tmp_path / "s").values()} == {"interrupted"}
 
 
-def test_a_run_that_fails_is_a_row(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
+def test_a_failed_run_is_a_row_of_the_results(
+    tmp_path: Path, monkeypatch: Patch, capsys: Shown
+) -> None:
     (tmp_path / "few.py").write_text(TASKS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "few", raising=False)
     sizes = ["device=cpu", "steps=1", "batch_size=2", "group_size=2", "max_tokens=8", "samples=0"]
-    # Where it may go on whatever fails the run completes, but nobody has heard of that metric.
+    # With failed_steps=0 the run completes, but it has no such metric.
     searched = ["failed_steps=3,0", "objective=charm", "parallel=2", "out=s"]
     agent = ["agent=few:broken", "train_tasks=few:TEST"]
     assert sweep.main([*agent, *sizes, *searched]) == 1
@@ -284,13 +290,13 @@ WHOLE = {"env": "identity", "steps": "1", "learning_rate": "1e-4..1e-2", "trials
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """A working directory with a sweep that has not begun."""
+    """Return a working directory with a sweep that has not begun."""
     monkeypatch.chdir(tmp_path)
     open_sweep({**WHOLE, "out": "s", "parallel": "3"}, ["evert", "sweep"])
     return tmp_path
 
 
-def test_a_folder_of_another_sweep_or_another_process_is_refused(home: Path, capsys: Shown) -> None:
+def test_a_folder_with_another_sweep_or_in_use_is_refused(home: Path, capsys: Shown) -> None:
     before = sorted(home.rglob("*"))
     for searched in ("seed=0,1", "steps=2 learning_rate=1e-4..1e-2"):
         assert sweep.main(["env=identity", *searched.split(), "out=s"]) == 1
@@ -301,7 +307,7 @@ def test_a_folder_of_another_sweep_or_another_process_is_refused(home: Path, cap
     assert "Another process is sweeping in s" in capsys.readouterr().err
 
 
-def test_a_sweep_is_opened_again_by_its_folder_or_with_more_trials(home: Path) -> None:
+def test_a_sweep_is_resumed_by_its_folder_and_may_get_more_trials(home: Path) -> None:
     for given in ({}, WHOLE, {"parallel": "1"}):
         _, plan = open_sweep({**given, "out": "s"}, ())
         assert plan.trials == 3
@@ -309,13 +315,13 @@ def test_a_sweep_is_opened_again_by_its_folder_or_with_more_trials(home: Path) -
         assert open_sweep({**given, "out": "s"}, ())[1].trials == 5
 
 
-def test_a_new_sweep_takes_nothing_from_a_folder_that_is_called_none(home: Path) -> None:
+def test_a_new_sweep_ignores_a_folder_named_none(home: Path) -> None:
     (home / "s").rename("none")
     folder, plan = open_sweep({**WHOLE, "steps": "2"}, ())
     assert (folder.path.parent.name, plan.fixed["steps"]) == ("sweeps", "2")
 
 
-def test_a_sweep_that_did_no_run_writes_no_table(home: Path) -> None:
+def test_a_sweep_without_a_run_writes_no_table(home: Path) -> None:
     sweep.Sweep(*open_sweep({"out": "s"}, ())).report()
     assert json.loads((home / "s" / "results.json").read_text())["runs"] == []
     assert not (home / "s" / "results.csv").exists()

@@ -23,7 +23,7 @@ TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one step, whose prompts end with the variable; never changed."""
+    """Return a run of one step with prompts that end with the variable; never change it."""
     home = tmp_path_factory.mktemp("trained")
     folder = shutil.copytree(base_path(), home / "model")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
@@ -42,7 +42,7 @@ def train(run: Path, *more: str) -> None:
 
 
 def endings(folder: Path) -> set[str]:
-    """What follows the opening of a reply in the prompts that a folder has on record."""
+    """Return what follows the opening of a reply in a folder's recorded prompts."""
     paths = [*folder.glob("rollouts.jsonl"), *folder.glob("rollouts/*.jsonl")]
     rows = [row for path in paths for row in read_jsonl(path)]
     prompts = [step["prompt"]["tokens"] for row in rows for step in row["steps"]]
@@ -50,7 +50,9 @@ def endings(folder: Path) -> set[str]:
     return {text.rpartition("<|im_start|>assistant\n")[2] for text in texts}
 
 
-def test_a_run_records_a_variable_keeps_it_and_refuses_another(copied: Path, cli: Cli) -> None:
+def test_a_resumed_run_keeps_its_template_variable_and_refuses_another_value(
+    copied: Path, cli: Cli
+) -> None:
     run_json = json.loads((copied / "run.json").read_text())
     assert run_json["settings"]["chat_template"] == {"mood": "glad"}
     assert endings(copied) == {"I am glad. "}
@@ -70,7 +72,9 @@ def test_workers_use_the_variable(copied: Path) -> None:
     assert endings(copied) == {"I am glad. "}
 
 
-def test_evaluations_and_judges_use_its_variable(trained: Path, tmp_path: Path, cli: Cli) -> None:
+def test_evaluations_and_judges_use_the_runs_variable(
+    trained: Path, tmp_path: Path, cli: Cli
+) -> None:
     def evaluated(name: str, *more: str) -> set[str]:
         words = "evaluate env=identity seeds=1 max_tasks=2 record=True device=cpu"
         cli(words, f"models={trained}", f"out={tmp_path / name}", *more)
@@ -83,7 +87,7 @@ def test_evaluations_and_judges_use_its_variable(trained: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("command", ["train steps=1 log_path=", "evaluate models=evert-tiny out="])
-def test_a_variable_that_the_template_does_not_read_is_refused_and_nothing_is_left(
+def test_a_variable_that_the_template_does_not_read_leaves_nothing_behind(
     command: str, tmp_path: Path, cli: Cli
 ) -> None:
     folder = shutil.copytree(base_path(), tmp_path / "model")

@@ -1,4 +1,4 @@
-"""The training command, end to end; going on: ``test_resuming.py``, wrong: ``test_refusals.py``."""
+"""The training command, end to end. See also ``test_resuming.py`` and ``test_refusals.py``."""
 
 import errno
 import gc
@@ -19,11 +19,11 @@ from evert.trainers.system import files
 
 
 def run(*arguments: str) -> int:
-    """The command, in this process; returns its exit status."""
+    """Run the command in this process; return its exit status."""
     return train.main(list(arguments))
 
 
-def test_a_run_says_its_engine_its_folder_and_its_figures_and_no_more(finished: RunFolder) -> None:
+def test_a_run_prints_only_its_engine_its_folder_and_its_figures(finished: RunFolder) -> None:
     home = finished.path.parents[1]
     shown = (home / "stdout").read_text()
     for part in (
@@ -37,7 +37,7 @@ def test_a_run_says_its_engine_its_folder_and_its_figures_and_no_more(finished: 
     assert (home / "stderr").read_text() == ""
 
 
-def test_a_run_folder_has_a_name_and_everything_in_it(finished: RunFolder) -> None:
+def test_a_run_folder_has_a_descriptive_name_and_all_files(finished: RunFolder) -> None:
     folder = finished.path
     assert folder.name.startswith("identity-evert-tiny-2")
     names = {file.name for file in folder.iterdir()}
@@ -54,7 +54,7 @@ def test_a_run_folder_has_a_name_and_everything_in_it(finished: RunFolder) -> No
     assert "the working folder" in (folder / "code.diff").read_text()
 
 
-def test_the_result_says_what_was_reached_and_on_what(finished: RunFolder) -> None:
+def test_the_result_has_the_scores_and_the_versions(finished: RunFolder) -> None:
     result = finished.read_json(files.RESULT) or {}
     assert (result["name"], result["steps"], result["seed"]) == ("identity", 3, 0)
     for when in ("before", "after"):
@@ -70,7 +70,7 @@ def test_the_result_says_what_was_reached_and_on_what(finished: RunFolder) -> No
     assert recorded["engine"]["parameters"] > 0
 
 
-def test_held_out_tasks_are_scored_on_the_way_before_and_after(finished: RunFolder) -> None:
+def test_held_out_tasks_are_scored_before_during_and_after_training(finished: RunFolder) -> None:
     assert [row["step"] for row in finished.steps() if HELD_OUT_REWARD in row] == [0, 2]
     samples = files.read_jsonl(finished.path / "samples.jsonl")
     assert [sample["task"] for sample in samples] == ["1000", "1001"]
@@ -81,7 +81,7 @@ def test_held_out_tasks_are_scored_on_the_way_before_and_after(finished: RunFold
     assert "## Task 1001" in (finished.path / "samples.md").read_text()
 
 
-def test_what_cannot_be_written_is_a_clear_error_and_the_run_goes_on_later(
+def test_a_failed_write_is_a_clear_error_and_the_run_can_be_resumed(
     copied: RunFolder, capfd: Shown, monkeypatch: Patch
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -108,7 +108,7 @@ def test_what_cannot_be_written_is_a_clear_error_and_the_run_goes_on_later(
     assert copied.steps_done() == 4
 
 
-def test_a_checkpoint_that_the_cookbook_could_not_save_is_shown(
+def test_a_checkpoint_that_could_not_be_saved_is_reported(
     tmp_path: Path, capfd: Shown, monkeypatch: Patch
 ) -> None:
     save = CheckpointStore.save

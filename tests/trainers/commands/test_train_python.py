@@ -1,4 +1,4 @@
-"""``evert.train``: the training command from Python, of an agent with images, too."""
+"""``evert.train``: the training command from Python, also for an agent with images."""
 
 import functools
 import gc
@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {
 
 
 def make_agent(letter: str) -> Any:
-    """An agent that no import path leads to."""
+    """Return an agent that has no import path."""
 
     async def says(client: Any, task: str) -> float:
         return float(letter in await ask(client, task))
@@ -45,7 +45,7 @@ def make_agent(letter: str) -> Any:
     return says
 
 
-def test_a_function_is_trained_and_the_run_comes_back(tmp_path: Path) -> None:
+def test_evert_train_trains_a_function_and_returns_the_run(tmp_path: Path) -> None:
     path, agent, playing, most = tmp_path / "run", make_agent("e"), Counter[str](), Counter[str]()
 
     async def says(client: Any, task: str) -> float:
@@ -75,7 +75,7 @@ def test_a_function_is_trained_and_the_run_comes_back(tmp_path: Path) -> None:
     assert about["settings"]["train_tasks"] == "2 tasks"
 
 
-def test_the_callers_random_numbers_go_on_as_if_nobody_had_trained(tmp_path: Path) -> None:
+def test_training_does_not_change_the_callers_random_numbers(tmp_path: Path) -> None:
     def numbers() -> tuple[Any, ...]:
         return random.random(), np.random.random(), float(torch.rand(()))
 
@@ -100,7 +100,9 @@ def test_the_callers_random_numbers_go_on_as_if_nobody_had_trained(tmp_path: Pat
     assert drawn("t") == first  # an agent's own numbers are the run's
 
 
-def test_a_run_of_functions_goes_on_by_calling_it_again(tmp_path: Path, capsys: Shown) -> None:
+def test_a_run_of_a_function_is_resumed_by_calling_evert_train_again(
+    tmp_path: Path, capsys: Shown
+) -> None:
     again = {"log_path": str(tmp_path / "run"), **SMALL}
     first = evert.train(make_agent("e"), TASKS, steps=1, **again)
     assert first.before is first.after is None
@@ -114,7 +116,7 @@ def test_a_run_of_functions_goes_on_by_calling_it_again(tmp_path: Path, capsys: 
         evert.train(make_agent("e"), [*TASKS, "sea"], steps=3, **again)
 
 
-def test_ctrl_c_that_arrives_in_a_finalizer_as_the_training_begins_stops_it(
+def test_ctrl_c_in_a_finalizer_stops_training_that_begins(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     def collect() -> int:
@@ -128,7 +130,7 @@ def test_ctrl_c_that_arrives_in_a_finalizer_as_the_training_begins_stops_it(
         evert.train(make_agent("e"), TASKS, steps=1, log_path=str(tmp_path / "run"), **SMALL)
 
 
-async def test_a_game_is_trained_by_its_name_where_a_loop_is_running(tmp_path: Path) -> None:
+async def test_evert_train_works_inside_a_running_loop(tmp_path: Path) -> None:
     settings = {**SMALL, "log_path": tmp_path / "run", "test_group_size": 1}
     run = evert.train(env="identity", steps=1, cookbook={"temperature": 0.5}, **settings)
     assert isinstance(run, RunFolder)
@@ -136,7 +138,7 @@ async def test_a_game_is_trained_by_its_name_where_a_loop_is_running(tmp_path: P
     assert (run.read_json("config.json") or {})["temperature"] == 0.5
 
 
-def test_what_has_an_import_path_is_written_down_by_it() -> None:
+def test_objects_with_an_import_path_are_recorded_by_it() -> None:
     assert path_of(command.main) == "evert.trainers.commands.train:main"
     assert path_of("a.b:c") == "a.b:c"
     assert path_of(make_agent("e")) == "says"
@@ -145,7 +147,7 @@ def test_what_has_an_import_path_is_written_down_by_it() -> None:
     assert path_of(TASKS) == "2 tasks"
 
 
-def test_a_resumed_run_chooses_the_tasks_that_the_whole_one_would_have(tmp_path: Path) -> None:
+def test_a_resumed_run_chooses_the_tasks_of_an_uninterrupted_one(tmp_path: Path) -> None:
     def dealt(name: str, steps: int, sampler: str = "evert:Curriculum") -> list[Any]:
         run = evert.train(
             make_agent("e"), [*"abcdef"], steps=steps, sampler=sampler, log_path=tmp_path / name,
@@ -200,7 +202,7 @@ def test_an_agent_with_images_is_warmed_up_and_trained(seeing: str, tmp_path: Pa
     assert run.after is not None
 
 
-def test_gymnasium_has_images_among_the_messages_and_says_that_they_are_no_tokens(
+def test_a_gymnasium_env_has_images_in_its_messages_but_refuses_tokens(
     seeing: str,
 ) -> None:
     renderer = model_renderer(seeing, RENDERER)

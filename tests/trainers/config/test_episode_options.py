@@ -1,4 +1,4 @@
-"""Models beside the policy, roles and limits, in the same words for each command."""
+"""Frozen models, seats and limits have the same settings in each command."""
 
 import asyncio
 import csv
@@ -53,7 +53,7 @@ PATH = "tinker://r/sampler_weights/"
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The files of a run that tell where its weights are, and those of its last ones."""
+    """Write a run's records of its checkpoints, and the files of its last weights."""
     folder = tmp_path / "run"
     weights = folder / "checkpoints" / "r" / "sampler_weights" / "final"
     weights.mkdir(parents=True)
@@ -69,7 +69,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_name_becomes_a_model_with_the_options_that_follow_it(run: Path) -> None:
+def test_models_key_settings_make_a_model_with_its_options(run: Path) -> None:
     last = run / "checkpoints" / "r" / "sampler_weights" / "final"
     own = "http://own"
     given = {
@@ -93,7 +93,7 @@ def test_a_name_becomes_a_model_with_the_options_that_follow_it(run: Path) -> No
     }
 
 
-def test_mappings_are_given_a_key_at_a_time() -> None:
+def test_mappings_may_be_given_whole_or_by_key() -> None:
     examples = {"limits": "limits.max_turns=20"}
     limits = RolloutLimits(max_turns=3)
     for given in ({"limits.max_turns": 3}, {"limits": {"max_turns": 3}}, {"limits": limits}):
@@ -103,9 +103,7 @@ def test_mappings_are_given_a_key_at_a_time() -> None:
     assert gather({"models": named}, {"models": ""}) == {"models": named}
 
 
-def test_the_embedded_engine_has_what_is_on_this_machine_and_a_service_its_own(
-    run: Path, tiny_model: str
-) -> None:
+def test_each_engine_refuses_models_that_only_the_other_has(run: Path, tiny_model: str) -> None:
     here = frozen_models({"a": "evert-tiny", "b": str(run), "c": "openai:m"})
     check_frozen(here, embedded=True)
     with pytest.raises(RecipeError, match=r"models\.d are weights on a Tinker service \(tinker:"):
@@ -120,7 +118,9 @@ def test_the_embedded_engine_has_what_is_on_this_machine_and_a_service_its_own(
             check_frozen(frozen_models({"judge": named}), embedded=False)
 
 
-def test_the_hosts_of_endpoints_stay_reachable_and_weights_need_an_engine(tmp_path: Path) -> None:
+def test_the_hosts_of_endpoints_stay_reachable_and_only_weights_need_an_engine(
+    tmp_path: Path,
+) -> None:
     named = {"critic": "https://critic.invalid:8000/v1#m", "other": "openai:m"}
     settings = read_train_settings({"env": "identity", "device": "cpu", "models": named}, {})
     models = frozen_models(settings.models)
@@ -144,7 +144,7 @@ def identity(given: dict[str, str]) -> list[Any]:
     return fingerprint(given, read_models(given))
 
 
-def test_frozen_weights_that_changed_are_other_weights(run: Path) -> None:
+def test_changed_frozen_weights_have_another_identity(run: Path) -> None:
     given = {"judge": str(run), "judge.temperature": "0"}
     before = identity(given)
     file = run / "checkpoints" / "r" / "sampler_weights" / "final" / "model.safetensors"
@@ -155,7 +155,7 @@ def test_frozen_weights_that_changed_are_other_weights(run: Path) -> None:
     assert identity({"a": "openai:m"}) != identity({"a": "openai:n"})
 
 
-def test_every_option_of_an_env_is_a_setting_with_its_default_that_training_fills_in() -> None:
+def test_every_env_option_is_a_training_setting_with_its_default() -> None:
     shared, plain = chz.chz_fields(EpisodeSettings).keys(), EpisodeSettings()
     assert EnvOptions.__annotations__.keys() - {"renderer", "models"} == shared - {"seats"}
     for field in fields(EnvSettings):
@@ -167,7 +167,7 @@ def test_every_option_of_an_env_is_a_setting_with_its_default_that_training_fill
 
 
 class Bringing:
-    """An agent that knows what it needs."""
+    """An agent with its own options."""
 
     env_options: ClassVar[Any] = {
         "policy_names": "mine",
@@ -181,7 +181,7 @@ class Bringing:
         return await asks_a_judge(client, task)
 
 
-def test_a_run_keeps_to_what_an_agent_brings_itself() -> None:
+def test_a_run_uses_the_agents_own_options() -> None:
     settings = read_train_settings({"agent": Bringing(), "train_tasks": ["tree"]}, {})
     for of_model, holds in ((99, 88), (77, 77), (None, 88)):
         made = cookbook_config(settings, Path("run"), embedded=True, context_length=of_model)
@@ -193,7 +193,7 @@ def test_a_run_keeps_to_what_an_agent_brings_itself() -> None:
         assert (env._settings.agent_timeout, env._settings.context_length) == (7.0, holds)
 
 
-def test_values_are_read_as_what_they_are_and_what_was_not_set_is_left_to_the_agent() -> None:
+def test_values_are_parsed_and_unset_options_are_left_to_the_agent() -> None:
     given = {
         "env": "identity", "policy_names": "gpt-4o,*", "seats": "a,b", "limits.max_turns": "3",
         "parse_error_policy.max_consecutive": "2", "format_retries": "0", "context_length": "99",
@@ -208,7 +208,7 @@ def test_values_are_read_as_what_they_are_and_what_was_not_set_is_left_to_the_ag
     }  # fmt: skip
 
 
-def test_recipes_set_them_and_each_can_be_overridden(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_each_option_of_a_recipe_can_be_overridden(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "limited_game.py").write_text(
         "from evert import Game\n"
         "GAME = Game('my/Limited-v0', agent='a:b', train_tasks='a:c', recipe={\n"
@@ -231,7 +231,7 @@ async def asks_a_judge(client: Any, task: str) -> float:
 
 
 class Locked:
-    """An agent that cannot be copied, as most that hold a client."""
+    """An agent that cannot be copied, like most agents that hold a client."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -241,7 +241,7 @@ class Locked:
             return await asks_a_judge(client, task)
 
 
-def test_a_model_that_python_made_is_used_and_python_has_to_give_it_again(tmp_path: Path) -> None:
+def test_a_model_object_is_used_and_must_be_passed_again_to_resume(tmp_path: Path) -> None:
     judge = ScriptedPolicy(lambda prompt: "yes")
     again: dict[str, Any] = {
         "log_path": tmp_path / "run", "device": "cpu", "batch_size": 2, "group_size": 2,
@@ -259,7 +259,7 @@ def test_a_model_that_python_made_is_used_and_python_has_to_give_it_again(tmp_pa
     assert len(run.steps()) == 2
 
 
-def test_an_agent_and_a_model_that_cannot_be_copied_are_written_down_by_their_kind() -> None:
+def test_objects_that_cannot_be_copied_are_recorded_by_their_class() -> None:
     agent, judge = Locked(), ScriptedPolicy(lambda prompt: "yes")
     beside: Any = {"models": {"judge": judge, "user": TinkerModel("evert-tiny")}}
     builder = AgentDatasetBuilder(agent=agent, train_tasks=["tree"], env_options=beside)
@@ -273,7 +273,7 @@ def test_an_agent_and_a_model_that_cannot_be_copied_are_written_down_by_their_ki
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, 8192), ({"context_length": 99}, 99)])
-def test_a_builder_asks_the_engine_in_this_process_for_the_context(
+def test_a_builder_takes_the_context_length_from_the_engine_in_this_process(
     tmp_path: Path, given: Any, expected: int
 ) -> None:
     builder = AgentDatasetBuilder(agent=asks_a_judge, train_tasks=["tree"], env_options=given)
@@ -332,7 +332,7 @@ NAMED = [
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with the agents in it, to work in."""
+    """Yield a working directory with the agents in it."""
     path = tmp_path_factory.mktemp("home")
     (path / "whole_agents.py").write_text(AGENTS)
     with chdir(path), pytest.MonkeyPatch.context() as patch:
@@ -343,7 +343,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def named(home: Path) -> RunFolder:
-    """A run of the agent that names its own models."""
+    """Return a run of the agent with hard-coded model names."""
     assert train.main([*SMALL, *NAMED, "log_path=runs/named"]) == 0
     return RunFolder(Path("runs/named"))
 
@@ -362,12 +362,16 @@ def played(folder: str) -> list[EpisodeResult]:
     return [*EpisodeLog(Path(folder)).by_key.values()]
 
 
-def test_an_agent_that_names_its_models_is_trained_beside_a_frozen_one(named: RunFolder) -> None:
+def test_an_agent_with_hard_coded_model_names_is_trained_with_a_frozen_model(
+    named: RunFolder,
+) -> None:
     steps = named.steps()
     assert len(steps) == 2
-    assert {step["env/all/turns_per_episode"] for step in steps} == {2}  # the user's are none
+    assert {step["env/all/turns_per_episode"] for step in steps} == {
+        2
+    }  # the simulated user's calls are not turns
     assert all(step["env/all/wish"] > 0 for step in steps)
-    settings = (named.read_json("run.json") or {})["settings"]  # with what it was given
+    settings = (named.read_json("run.json") or {})["settings"]  # with the settings that were passed
     assert settings["models"] == {"simulator": "evert-tiny", "simulator.max_tokens": "6"}
     assert settings["policy_names"] == ["gpt-4o", "gpt-4o-mini"]
     assert settings["limits"] == {"max_turns": "9"}
@@ -377,7 +381,9 @@ def test_an_agent_that_names_its_models_is_trained_beside_a_frozen_one(named: Ru
     assert (options["context_length"], config(named)["limits"]["max_turns"]) == (8192, 9)
 
 
-def test_it_is_evaluated_alike_to_the_score_of_training(named: RunFolder, capsys: Shown) -> None:
+def test_an_evaluation_gives_the_scores_of_the_training_run(
+    named: RunFolder, capsys: Shown
+) -> None:
     arguments = [*NAMED, "models=runs/named", "split=test", "device=cpu"]
     assert evaluate.main([*arguments, "out=warm", "seeds=2"]) == 0
     assert evaluate.main([*arguments, "out=cold", "seeds=1", "temperature=0"]) == 0
@@ -395,7 +401,7 @@ def test_it_is_evaluated_alike_to_the_score_of_training(named: RunFolder, capsys
     assert "frozen: {'simulator': 'evert-tiny'" in capsys.readouterr().err
 
 
-def test_who_plays_without_weights_meets_the_frozen_models_too(home: Path, capsys: Shown) -> None:
+def test_an_evaluated_endpoint_plays_with_the_frozen_models(home: Path, capsys: Shown) -> None:
     arguments = [*NAMED, "models=http://127.0.0.1:9/v1#other", "split=test", "seeds=1"]
     assert evaluate.main([*arguments, "out=endpoint"]) == 1
     shown = capsys.readouterr()
@@ -403,7 +409,7 @@ def test_who_plays_without_weights_meets_the_frozen_models_too(home: Path, capsy
     assert "APIConnectionError" in shown.err  # the policy's; the simulated user answered
 
 
-def test_it_is_swept_in_the_same_words_and_frozen_models_are_searched(home: Path) -> None:
+def test_a_sweep_takes_the_same_settings_and_searches_frozen_models(home: Path) -> None:
     words = dict(each.split("=", 1) for each in (*SMALL, *NAMED))
     searched = read_plan({**words, "models.simulator": "evert-tiny,evert-tiny-20q"})
     assert ([*searched.space], searched.trials) == (["models.simulator"], 2)
@@ -416,7 +422,9 @@ def test_it_is_swept_in_the_same_words_and_frozen_models_are_searched(home: Path
 DEBATE = ["agent=whole_agents:debate", "test_tasks=whole_agents:HELD_OUT", "seats=pro,con"]
 
 
-def test_two_roles_are_trained_and_evaluated_beside_a_run(named: RunFolder, capsys: Shown) -> None:
+def test_two_seats_are_trained_and_evaluated_with_a_frozen_run(
+    named: RunFolder, capsys: Shown
+) -> None:
     words = [*DEBATE, "models.judge=runs/named", "models.judge.temperature=0"]
     words += ["models.judge.max_tokens=4"]
 
@@ -446,7 +454,7 @@ def test_two_roles_are_trained_and_evaluated_beside_a_run(named: RunFolder, caps
     assert len(run.steps()) == 3
 
 
-def test_an_endpoint_answers_and_its_key_is_written_nowhere(home: Path, monkeypatch: Patch) -> None:
+def test_an_endpoint_answers_and_its_key_is_not_written(home: Path, monkeypatch: Patch) -> None:
     asked: set[tuple[str, str]] = set()
 
     def wants_tea(body: dict[str, Any], key: str) -> dict[str, Any]:
@@ -472,7 +480,7 @@ async def saved_weights() -> str:
     return str((await (await client.save_weights_for_sampler_async("kept"))).path)
 
 
-def test_a_service_is_trained_on_alike_and_its_weights_answer_beside_the_policy(
+def test_a_service_is_used_alike_and_its_weights_may_be_a_frozen_model(
     home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-dummy")

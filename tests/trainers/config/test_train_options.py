@@ -26,7 +26,7 @@ def type_of(name: str, kind: Any) -> str:
     return WIDER.get(name) or WIDER.get(text) or text
 
 
-def test_the_options_are_the_settings_with_their_types() -> None:
+def test_the_typed_dict_has_the_settings_with_their_types() -> None:
     lines = [
         f"    {name}: {type_of(name, field.x_type)}\n"
         for name, field in chz.chz_fields(TrainSettings).items()

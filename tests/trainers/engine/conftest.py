@@ -1,4 +1,4 @@
-"""A training client of the tiny model."""
+"""A fixture: a training client of the tiny model."""
 
 from typing import Any
 

@@ -1,22 +1,22 @@
 """A GPU for machines without one: numbers in the CPU's memory, under the rules of CUDA or MPS.
 
-    NumbersOnDevice   a tensor that says it is on the device and keeps its numbers on the CPU
-    StandIn           a device of such tensors, and the list of what the host waited for
-    stand_in          puts one in the place of CUDA or MPS, for all threads that start in its block
+    NumbersOnDevice   a tensor that claims to be on the device and keeps its numbers on the CPU
+    StandIn           a device of such tensors, and the list of the host's waits
+    stand_in          replaces CUDA or MPS by one, for all threads that start in its block
 
-An operation runs on the CPU's numbers, so what it returns can be compared with a CPU's results.
-What it must not do on CUDA is refused here as PyTorch refuses it there: tensors of two devices in
+Operations run on the CPU, so results can be compared with a CPU's.
+What PyTorch refuses on CUDA is refused here: tensors of two devices in
 one operation, a tensor on the device as a NumPy array, ``mm(out_dtype=)`` of other types than
-CUDA's. Kernels themselves are the CPU's: that a GPU has one, is fast, or has memory, is not shown.
+CUDA's. Kernels are the CPU's, so nothing is tested about a GPU's kernels, speed or memory.
 
 MPS refuses float64, too, and has no graphs, no streams and no events: a copy to the host that is
-declared ``non_blocking`` never arrives. What it computes wrongly, silently, on some of Apple's
-machines is refused here: PyTorch's own attention, and sums of many products.
+declared ``non_blocking`` never arrives. Operations with silently wrong results on some of Apple's
+machines are refused here: PyTorch's own attention, and sums of many products.
 
-A graph repeats the operations of its capture on the same memory, whatever Python would do now.
-What CUDA refuses in a capture is refused: waits, and copies between host and device.
+A graph repeats the operations of its capture on the same memory, without running Python.
+A capture refuses what CUDA's refuses: waits, and copies between host and device.
 
-What the host waits for is what PyTorch waits for on CUDA: a copy between host and device that is
+The host waits where PyTorch waits on CUDA: for a copy between host and device that is
 not declared ``non_blocking``, a number that Python reads, and results whose shape depends on
 numbers (``nonzero``, boolean indices, ``unique``).
 """
@@ -69,7 +69,7 @@ READING = {
 
 @dataclass(frozen=True)
 class Wait:
-    """The host waited for the device."""
+    """A moment at which the host waited for the device."""
 
     why: str
     """The operation."""
@@ -108,7 +108,7 @@ class StandIn:
         ours = [tensor for tensor in tensors if isinstance(tensor, NumbersOnDevice)]
         kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
         target = kwargs.get("device")
-        if torch.is_inference_mode_enabled():  # nobody has taken composite operations apart
+        if torch.is_inference_mode_enabled():  # composite operations are not decomposed
             with _EveryOperation():  # type: ignore[no-untyped-call]
                 result = operation.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -153,7 +153,7 @@ class StandIn:
                 self.wait("boolean index")
 
     def _copy(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        """A copy, from one device to another or on one."""
+        """Copy, from one device to another or on one."""
         if operation._schema.name == "aten::copy_":
             source, result = args[1], args[0]
             to_device = isinstance(result, NumbersOnDevice)
@@ -189,18 +189,18 @@ class Stream:
         assert device == CUDA
 
     def wait_stream(self, other: "Stream") -> None:
-        """Do nothing: all work is done at once."""
+        """Do nothing, because all work is done at once."""
 
 
 class Event:
-    """A moment of the device's, up to which the host can wait."""
+    """A point in the device's work for which the host can wait."""
 
     def record(self, stream: Stream) -> None:
-        """Note what is under way. Without a stream, CUDA would take that of the thread's device."""
+        """Note the work under way. Without a stream, CUDA takes that of the thread's device."""
         self._copies = _current.pending.pop(threading.get_ident(), [])
 
     def synchronize(self) -> None:
-        """Wait until all of it is done."""
+        """Wait until the noted work is done."""
         _current.wait("event")
         for result, numbers in self._copies:
             result.copy_(numbers)
@@ -394,7 +394,7 @@ def _numbers(leaf: Any) -> Any:
 
 
 def _laid_on_device(operation: Any, result: Any, ours: Sequence[NumbersOnDevice]) -> Any:
-    """Results as tensors on the device; what was changed in place stays itself."""
+    """Return results as tensors on the device; a tensor changed in place stays the same object."""
     known = {id(tensor.numbers): tensor for tensor in ours}
     # A view of a tensor counts its versions, or not, as the tensor does.
     views = operation.is_view and ours
@@ -415,7 +415,7 @@ def _float_product(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _place() -> str:
-    """The innermost line of the engine's."""
+    """Return the innermost line of the engine on the stack."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         _, match, rest = frame.f_code.co_filename.partition("/trainers/engine/")

@@ -32,7 +32,7 @@ LOSSES = ["importance_sampling", "ppo", "cispo", "dro", "gspo"]
 
 
 async def speaks_evenly(client: Any, number: int) -> float:
-    """Two turns that earn the share of even characters."""
+    """Make two calls; each earns the share of even characters in its reply."""
     messages = [user(f"go {number}")]
     for _ in range(2):
         text = await ask(client, *messages)
@@ -73,7 +73,7 @@ def test_every_loss_trains_and_resumes(tiny_model: str, tmp_path: Path, loss_fn:
     assert any("test/env/all/reward/total" in row for row in rows)
 
 
-def test_rl_train_main_trains_while_it_samples(tiny_model: str, tmp_path: Path) -> None:
+def test_rl_train_main_trains_off_policy_while_it_samples(tiny_model: str, tmp_path: Path) -> None:
     # Since 0.6 its own loss is stable_reinforce, for which samples are recorded.
     overlapping: Any = rl_train.AsyncConfig(max_steps_off_policy=1, groups_per_batch=4)
     config = rl_config(tiny_model, tmp_path / "log", async_config=overlapping)
@@ -84,7 +84,9 @@ def test_rl_train_main_trains_while_it_samples(tiny_model: str, tmp_path: Path) 
     assert steps == [0, 1]
 
 
-def test_kl_penalties_are_computed_and_a_seed_is_a_run(tiny_model: str, tmp_path: Path) -> None:
+def test_kl_penalties_are_computed_and_a_seed_determines_the_run(
+    tiny_model: str, tmp_path: Path
+) -> None:
     def run(name: str) -> list[dict[str, Any]]:
         reference = rl_train.KLReferenceConfig(base_model=tiny_model)
         penalty = {"kl_penalty_coef": 0.1, "kl_reference_config": reference}

@@ -1,4 +1,4 @@
-"""Passes side by side: the same to the bit on any number of cores."""
+"""Parallel passes are bit-identical on any number of cores."""
 
 import os
 import threading
@@ -23,7 +23,7 @@ from evert.trainers.engine.training.passes import Passes
 from evert.trainers.engine.training.trainer import Trainer
 
 
-def test_calls_run_at_the_same_time_and_their_results_come_in_order() -> None:
+def test_calls_run_concurrently_and_their_results_come_in_order() -> None:
     together = threading.Barrier(3, timeout=60)
 
     def call(number: int) -> tuple[int, bool]:
@@ -36,12 +36,12 @@ def test_calls_run_at_the_same_time_and_their_results_come_in_order() -> None:
 
 
 @pytest.mark.parametrize(("items", "limit"), [(5, 1), (1, 5), (0, 5)])
-def test_what_needs_one_thread_stays_in_this_one(items: int, limit: int) -> None:
+def test_a_single_call_runs_in_this_thread(items: int, limit: int) -> None:
     threads = [*bounded_map(lambda _: threading.current_thread(), range(items), limit)]
     assert threads == [threading.current_thread()] * items
 
 
-def test_an_error_is_raised_in_its_turn_and_no_thread_is_left() -> None:
+def test_an_error_is_raised_in_order_and_leaves_no_thread() -> None:
     def fails_at(wrong: int) -> Callable[[int], int]:
         def call(number: int) -> int:
             if number == wrong:
@@ -61,7 +61,7 @@ def test_an_error_is_raised_in_its_turn_and_no_thread_is_left() -> None:
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(1, 8), (4, 2), (16, 1)])
-def test_there_are_as_many_lanes_as_cores_for_the_threads_of_each(
+def test_the_number_of_lanes_is_the_cores_divided_by_the_threads(
     threads: int, expected: int, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(parallel, "cores", lambda: 8)
@@ -71,12 +71,12 @@ def test_there_are_as_many_lanes_as_cores_for_the_threads_of_each(
 
 
 def _held() -> set[str]:
-    """Threads of this process, those of the system's libraries included."""
+    """Return the threads of this process, including those of system libraries."""
     return set(os.listdir("/proc/self/task"))
 
 
 @pytest.mark.skipif(parallel._openmp() is None, reason="this PyTorch has another OpenMP")
-def test_workers_at_rest_hold_no_threads_of_pytorch(training: Any, monkeypatch: Patch) -> None:
+def test_idle_workers_hold_no_pytorch_threads(training: Any, monkeypatch: Patch) -> None:
     during: list[set[str]] = []
     turn = Scheduler._turn
 
@@ -120,7 +120,7 @@ def thread_name(*_: object) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS[1:3])
-def test_a_pass_is_the_same_to_the_bit_in_one_thread_and_in_several(
+def test_a_training_pass_is_bit_identical_in_one_thread_and_in_several(
     kind: str, tiny_model: str, monkeypatch: Patch
 ) -> None:
     model = model_of(kind, tiny_model)
@@ -157,7 +157,7 @@ LONG = [[1 + i, *range(3 * i, 3 * i + 20 + i % 5)] for i in range(60)]
     [(SHORT, 0, 3), (BEHIND_A_STEM, 0, 3), (LONG, 0, 0), (LONG, 12, 0)],
     ids=["short prompts", "behind a stem", "new prompts", "resumed prompts"],
 )
-def test_many_rows_are_computed_in_several_threads_as_in_one(
+def test_sampling_is_bit_identical_in_one_thread_and_in_several(
     prompts: list[list[int]], asked_before: int, steps: int, tiny_model: str, monkeypatch: Patch
 ) -> None:
     model = load_model(tiny_model, CPU, torch.float32)

@@ -59,7 +59,7 @@ SdkServiceClient = tinker.ServiceClient
 PICTURE = types.ModelInput(chunks=[types.ImageChunk(data=b"", format="png", expected_tokens=1)])
 
 
-def test_inside_the_block_the_sdks_names_are_the_engines(tmp_path: Path) -> None:
+def test_the_block_replaces_the_sdks_classes_by_the_engines(tmp_path: Path) -> None:
     mine = python_types.ModuleType("some_users_module")
     mine.ServiceClient = SdkServiceClient  # type: ignore[attr-defined]
     sys.modules[mine.__name__] = mine
@@ -134,7 +134,7 @@ def test_calls_run_in_the_order_they_were_made(training: Any) -> None:
     assert len(set(values)) == 5
 
 
-async def test_the_event_loop_goes_on_while_the_engine_works(training: Any) -> None:
+async def test_the_event_loop_is_not_blocked_while_the_engine_works(training: Any) -> None:
     data = [datum(200, seed) for seed in range(40)]
     working = await training.forward_backward_async(data, "cross_entropy")
     beats = 0
@@ -153,7 +153,9 @@ async def test_a_sampling_client_may_be_awaited(training: Any, tiny_model: str) 
         assert sequences(made)
 
 
-async def test_a_wait_that_ends_leaves_a_client_to_load(engine: Engine, tiny_model: str) -> None:
+async def test_a_client_loads_even_after_a_wait_for_it_timed_out(
+    engine: Engine, tiny_model: str
+) -> None:
     busy = threading.Event()
     engine.loader.submit(busy.wait, 60)
     client = sampler_of(tiny_model)
@@ -209,7 +211,7 @@ def test_saved_weights_load_with_transformers(engine: Engine, training: Any) -> 
     assert client.compute_logprobs(prompt(5, 6, 7)).result()[2] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_damaged_checkpoint_is_refused_by_every_way_in(engine: Engine, training: Any) -> None:
+def test_a_damaged_checkpoint_is_refused_by_every_method(engine: Engine, training: Any) -> None:
     path = training.save_state("x").result().path
     weights = training.save_weights_for_sampler("x").result().path
     (engine.store.folder(path) / "model.safetensors").write_bytes(b"")
@@ -261,7 +263,7 @@ def test_a_client_works_in_another_process(training: Any, tiny_model: str) -> No
     assert there != here.tokens
 
 
-def test_clients_that_come_to_a_process_share_their_base(tmp_path: Path, tiny_model: str) -> None:
+def test_unpickled_clients_share_their_base(tmp_path: Path, tiny_model: str) -> None:
     with embedded_engine(tmp_path, device="cpu", full_parameter=False):
         training = trainer_of(tiny_model)
         path = training.save_weights_for_sampler("x").result().path
@@ -287,14 +289,16 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path, tiny_model: str) -> No
     assert len({tuple(tokens) for tokens in first}) == 9
 
 
-def test_large_models_take_an_adapter(engine: Engine, tiny_model: str, monkeypatch: Any) -> None:
+def test_large_models_train_an_adapter(engine: Engine, tiny_model: str, monkeypatch: Any) -> None:
     assert not trainer_of(tiny_model).get_info().is_lora
     monkeypatch.setattr("evert.trainers.engine.models.loading.SMALL_MODEL_PARAMETERS", 10)
     info = trainer_of(tiny_model, rank=2).get_info()
     assert (info.is_lora, info.lora_rank) == (True, 2)
 
 
-def test_what_cannot_be_served_says_why(engine: Engine, tiny_model: str, tmp_path: Path) -> None:
+def test_an_unsupported_request_is_refused_with_the_reason(
+    engine: Engine, tiny_model: str, tmp_path: Path
+) -> None:
     client, training = sampler_of(tiny_model), trainer_of(tiny_model)
     with pytest.raises(SamplingRequestError, match="neither model_path nor base_model"):
         tinker.ServiceClient().create_sampling_client()
@@ -318,7 +322,7 @@ def test_what_cannot_be_served_says_why(engine: Engine, tiny_model: str, tmp_pat
     ("device", "text"),
     [("cuda", "no CUDA here"), ("tpu", "'tpu' .*expected 'cpu', 'cuda', 'mps' or")],
 )
-def test_a_device_that_is_not_there_is_refused(device: str, text: str, tmp_path: Path) -> None:
+def test_a_missing_device_is_refused(device: str, text: str, tmp_path: Path) -> None:
     engine = embedded_engine(tmp_path, device=device)
     with pytest.raises(ModelNotFoundError, match=text), engine:
         pass
@@ -334,14 +338,14 @@ def test_auto_is_cuda_then_mps_then_cpu(gpus: list[str], expected: str, monkeypa
     assert prepare_device("auto") == torch.device(expected)
 
 
-def test_threads_are_set_inside_the_block_only(tmp_path: Path) -> None:
+def test_threads_are_set_only_inside_the_block(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     with embedded_engine(tmp_path, threads=before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
 
 
-def test_an_engine_that_closes_ends_a_pass_before_its_next_micro_batch(
+def test_closing_the_engine_ends_a_pass_before_its_next_micro_batch(
     tiny_model: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     begun, run = threading.Event(), Passes.logprobs
@@ -386,7 +390,7 @@ async def _save_and_give_up(client: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("ends_with", [None, KeyError, KeyboardInterrupt])
-def test_saves_that_nobody_awaits_are_written_before_the_engine_closes(
+def test_saves_that_are_not_awaited_are_written_before_the_engine_closes(
     ends_with: type[BaseException] | None, tiny_model: str, tmp_path: Path
 ) -> None:
     def steps(client: Any) -> None:
@@ -416,7 +420,7 @@ def test_saves_that_nobody_awaits_are_written_before_the_engine_closes(
             assert loss_of(again) == pytest.approx(expected, abs=1e-6)
 
 
-def test_an_interrupt_while_saves_are_written_names_those_that_are_dropped(
+def test_an_interrupt_during_saves_names_the_dropped_ones(
     tiny_model: str, tmp_path: Path, monkeypatch: Patch, caplog: Any
 ) -> None:
     write = Trainer.save_weights
@@ -444,7 +448,7 @@ def test_an_interrupt_while_saves_are_written_names_those_that_are_dropped(
     assert dropped == ["second", "third"]
 
 
-def test_a_save_that_failed_is_named_when_the_engine_closes_unless_somebody_knows(
+def test_closing_the_engine_names_failed_saves_that_were_not_awaited(
     tiny_model: str, tmp_path: Path, monkeypatch: Patch, caplog: Any
 ) -> None:
     def full(self: Trainer, folder: Path) -> None:
@@ -471,6 +475,6 @@ tinker.ServiceClient().create_lora_training_client(sys.argv[1]).result().save_st
 """
 
 
-def test_a_save_is_written_though_the_block_is_left_open(tiny_model: str, tmp_path: Path) -> None:
+def test_a_save_is_written_even_if_the_block_is_never_left(tiny_model: str, tmp_path: Path) -> None:
     run_python("-c", LEFT_OPEN, tiny_model, str(tmp_path))
     assert [*tmp_path.glob("*/weights/last/evert.json")]

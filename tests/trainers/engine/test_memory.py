@@ -1,4 +1,4 @@
-"""What training holds at once: less than there is room for."""
+"""Training holds no more in memory than there is room for."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,13 +44,13 @@ DATA = [datum(n, n) for n in (60, 40, 3, 17, 17, 1)]
 
 
 class Device(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Stands for a device: counts its largest logits, refuses those above a size, counts layers.
+    """A mock device that records its largest logits, refuses larger ones, and counts layers.
 
-    Layers are known by their activation: SiLU here, tanh in GPT-2's.
+    Layers are recognised by their activation: SiLU here, tanh in GPT-2's.
     """
 
     def __init__(self, most_elements: float = float("inf"), refuse_at: int = 0) -> None:
-        """``refuse_at``: the layer whose backward pass has no memory, counted from 1."""
+        """``refuse_at`` is the layer, from 1, whose backward pass runs out of memory."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.most_elements, self.refuse_at = most_elements, refuse_at
         self.largest_logits = self.refused = self.computed = self.differentiated = 0
@@ -90,7 +90,7 @@ def gradient(trainer: Trainer, data: Sequence[types.Datum] = DATA) -> list[torch
     return slopes
 
 
-def test_large_logits_never_stand_whole(trainer: Trainer, monkeypatch: Patch) -> None:
+def test_large_logits_are_never_held_whole(trainer: Trainer, monkeypatch: Patch) -> None:
     monkeypatch.setattr(logits, "SLICE_BYTES", 4 * VOCABULARY * 33)
     with Device() as device:
         gradient(trainer)
@@ -106,7 +106,7 @@ def test_logits_of_bfloat16_weights_are_not_rounded_to_bfloat16() -> None:
     assert float((product - exact).abs().max()) < 1e-4 < 0.03 < rounded
 
 
-def test_on_cuda_logits_and_their_gradient_come_out_of_products_in_the_weights_type() -> None:
+def test_logits_and_their_gradient_on_cuda_use_products_in_the_weights_dtype() -> None:
     factors = [torch.randn(6, 64).bfloat16(), torch.randn(50, 64).bfloat16()]
     exact = [factor.double().requires_grad_() for factor in factors]
     expected = exact[0] @ exact[1].T
@@ -125,7 +125,7 @@ def test_on_cuda_logits_and_their_gradient_come_out_of_products_in_the_weights_t
         assert float((slope - factor.grad).norm() / factor.grad.norm()) < 0.01
 
 
-def test_checkpointing_computes_layers_twice_to_the_same_gradient(trainer: Trainer) -> None:
+def test_checkpointing_computes_layers_twice_and_gives_the_same_gradient(trainer: Trainer) -> None:
     counts, slopes = [], []
     gradient(trainer)  # the first pass also tests the output layer
     for trainer._checkpointing in (False, True, False):
@@ -147,7 +147,7 @@ def budget(
     lanes: int = 1,
     device: torch.device = CPU,
 ) -> PassBudget:
-    """Of a model of the size of Qwen3-0.6B."""
+    """Return the pass budget of a model of the size of Qwen3-0.6B."""
     with patch.multiple(budgeting, free_bytes=lambda _: free, lanes=lambda _: lanes):
         config = QWEN(
             hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
@@ -156,7 +156,7 @@ def budget(
         return pass_budget(lengths, config, torch.float32, device, checkpointing=checkpointing)
 
 
-def test_layers_are_computed_again_where_the_pass_would_not_fit_otherwise() -> None:
+def test_layers_are_recomputed_only_if_the_pass_would_not_fit_otherwise() -> None:
     lengths = [8000, 100]
     assert budget(2**40, lengths) == PassBudget(1024, checkpointing=False)
     assert budget(2**34, lengths) == PassBudget(1024, checkpointing=True)
@@ -165,7 +165,7 @@ def test_layers_are_computed_again_where_the_pass_would_not_fit_otherwise() -> N
     assert budget(0, lengths) == PassBudget(256, checkpointing=True)
 
 
-def test_a_gpu_computes_fewer_tokens_at_a_time_rather_than_layers_twice() -> None:
+def test_a_gpu_computes_fewer_tokens_at_a_time_before_it_recomputes_layers() -> None:
     lengths = [500] * 100
     assert budget(2**40, lengths, device=CUDA) == PassBudget(8192, checkpointing=False)
     fewer = budget(2**35, lengths, device=CUDA)
@@ -174,7 +174,7 @@ def test_a_gpu_computes_fewer_tokens_at_a_time_rather_than_layers_twice() -> Non
     assert budget(2**33, lengths, device=CUDA).checkpointing
 
 
-def test_passes_run_side_by_side_where_there_is_room_for_them_and_their_gradients() -> None:
+def test_passes_run_in_parallel_if_they_and_their_gradients_fit() -> None:
     lengths = [500, 100]
     plenty, little = budget(2**40, lengths, lanes=2), budget(2**34, lengths, lanes=2)
     assert plenty == PassBudget(1024, checkpointing=False, parallel=2)
@@ -190,7 +190,9 @@ def test_passes_run_side_by_side_where_there_is_room_for_them_and_their_gradient
     assert [part.parallel for part in budgets] == [2, 1]
 
 
-def test_a_container_has_what_its_limit_leaves(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_free_memory_of_a_container_respects_its_limit(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     (tmp_path / "memory.max").write_text(f"{10**9}\n")
     (tmp_path / "memory.stat").write_text("anon 400000000\nfile 500000000\nslab_unreclaimable 1\n")
     monkeypatch.setattr(machine, "_CGROUP", tmp_path)
@@ -199,7 +201,7 @@ def test_a_container_has_what_its_limit_leaves(tmp_path: Path, monkeypatch: Any)
     assert free_bytes(CPU) > 10**9 or psutil.virtual_memory().available < 10**9
 
 
-def test_a_gpu_has_what_is_free_and_what_is_reserved_for_nothing() -> None:
+def test_the_free_memory_of_a_gpu_includes_unused_reserved_memory() -> None:
     answers = {"mem_get_info": (5000, 9000), "memory_reserved": 300, "memory_allocated": 100}
     calls: dict[str, Any] = {name: lambda _, value=value: value for name, value in answers.items()}
     with patch.multiple(torch.cuda, **calls):
@@ -207,7 +209,9 @@ def test_a_gpu_has_what_is_free_and_what_is_reserved_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(("recommended", "expected"), [(9000, 5200), (4000, 3900), (50, 0)])
-def test_mps_has_what_metal_recommends(recommended: int, expected: int, monkeypatch: Patch) -> None:
+def test_the_free_memory_of_mps_respects_metals_recommendation(
+    recommended: int, expected: int, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 5000)
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: recommended)
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 300)
@@ -215,7 +219,9 @@ def test_mps_has_what_metal_recommends(recommended: int, expected: int, monkeypa
     assert free_bytes(MPS) == expected
 
 
-def test_what_does_not_fit_is_run_in_smaller_parts(trainer: Trainer, monkeypatch: Patch) -> None:
+def test_a_pass_that_does_not_fit_is_run_in_smaller_parts(
+    trainer: Trainer, monkeypatch: Patch
+) -> None:
     passes = spied(monkeypatch, Passes, "logprobs")
     first, both = [datum(30, 9)], (datum(30, 9), *DATA)
     expected = gradient(trainer, both)
@@ -231,14 +237,14 @@ def test_what_does_not_fit_is_run_in_smaller_parts(trainer: Trainer, monkeypatch
     assert same(gradients(trainer.model), expected, 1e-4)
     trainer.model.zero_grad()
     trainer.forward_backward(trainer.read(first, "cross_entropy"))
-    # Fails in the backward pass, when some layers have their gradient already.
+    # This fails in the backward pass, when some layers already have their gradient.
     with Device(refuse_at=2) as layers:
         trainer.forward_backward(trainer.read(DATA, "cross_entropy"))
     assert layers.differentiated > 2
     assert same(gradients(trainer.model), expected, 1e-4)
 
 
-def test_what_does_not_fit_at_all_is_refused_with_what_to_do(trainer: Trainer) -> None:
+def test_a_datum_that_never_fits_is_refused_with_what_to_do(trainer: Trainer) -> None:
     before = weights(trainer.model)
     with (
         Device(most_elements=10),
@@ -250,7 +256,7 @@ def test_what_does_not_fit_at_all_is_refused_with_what_to_do(trainer: Trainer) -
     assert same(weights(trainer.model), before)
 
 
-def test_running_out_of_memory_is_told_from_other_errors() -> None:
+def test_out_of_memory_errors_are_recognised() -> None:
     with pytest.raises(RuntimeError) as refused:
         torch.empty(2**60, dtype=torch.uint8)
     of_mps = "MPS backend out of memory (MPS allocated: 5.56 GB)", "Invalid buffer size: 9.75 GB"

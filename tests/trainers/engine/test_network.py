@@ -1,4 +1,4 @@
-"""While the engine is in use, nothing leaves this machine but to hosts that were allowed."""
+"""While the engine is in use, this process can reach only allowed hosts and this machine."""
 
 import asyncio
 import multiprocessing
@@ -38,7 +38,7 @@ OUTSIDE = ("192.0.2.1", 80)
 """An address reserved for documentation: nobody answers there."""
 
 
-def test_nothing_reaches_another_machine_by_any_way() -> None:
+def test_no_way_to_connect_reaches_another_machine() -> None:
     kind = socket.SOCK_DGRAM
     with (
         no_network(),
@@ -61,11 +61,11 @@ def test_nothing_reaches_another_machine_by_any_way() -> None:
             asyncio.run(asyncio.open_connection(*OUTSIDE))
         with pytest.raises(NetworkRefusedError) as caught:  # at once, and not retried
             httpx.get("http://example.com")
-    # Code outside of agents is told of the engine alone.
+    # Outside of agents, the error mentions only the engine.
     assert str(caught.value).endswith("or add the host to `allow_hosts`.")
 
 
-def test_names_are_refused_before_they_are_looked_up_but_for_those_of_this_machine() -> None:
+def test_names_of_other_machines_are_refused_before_a_look_up() -> None:
     with no_network():
         for other in ("example.com", b"example.com", "192.0.2.1", "2001:db8::1"):
             with pytest.raises(NetworkRefusedError):
@@ -101,7 +101,7 @@ def test_the_sdks_own_clients_are_refused_at_once(engine: Engine, monkeypatch: A
 
 
 def ask_as_a_child(_: object = None) -> tuple[list[str], str]:
-    """Ask for a sampling client: the hosts that were looked up, and the error."""
+    """Ask for a sampling client; return the hosts that were looked up, and the error."""
     hosts: list[str] = []
     errors: list[str] = []
 
@@ -130,7 +130,7 @@ tinker.ServiceClient().create_sampling_client(base_model="some/model")
 
 
 @pytest.mark.parametrize("key", each(["tml-not-a-key", None], ["tml-not-a-key"]))
-def test_a_child_process_asks_nobody_and_is_told_what_to_do(
+def test_a_child_process_looks_up_no_host_and_gets_an_error_with_what_to_do(
     key: str | None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     if key is None:
@@ -153,7 +153,9 @@ def test_a_child_process_asks_nobody_and_is_told_what_to_do(
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_is_told_that_the_engine_is_gone(tmp_path: Path, tiny_model: str) -> None:
+def test_a_forked_child_gets_an_error_that_the_engine_is_gone(
+    tmp_path: Path, tiny_model: str
+) -> None:
     with embedded_engine(tmp_path, device="cpu", threads=1) as engine:
         training = trainer_of(tiny_model)
         sampling = snapshot(training)
@@ -196,7 +198,7 @@ def _error_in_a_fork(call: Callable[[], Any]) -> str:
         child.join()
 
 
-def test_allowed_hosts_get_through_with_their_addresses(monkeypatch: Patch) -> None:
+def test_allowed_hosts_and_their_addresses_can_be_reached(monkeypatch: Patch) -> None:
     entry = (socket.AF_INET, socket.SOCK_STREAM, 6, "", OUTSIDE)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [entry])
     with no_network(allow_hosts=("tool.example",)):
@@ -204,12 +206,12 @@ def test_allowed_hosts_get_through_with_their_addresses(monkeypatch: Patch) -> N
         assert not network_is_refused("192.0.2.1")
         with pytest.raises(NetworkRefusedError):
             socket.getaddrinfo("other.example", 80)
-    # Blocks within each other must all allow a host.
+    # Nested blocks must all allow a host.
     with no_network(allow_hosts=("a", "b")), no_network(allow_hosts=("b", "c")):
         assert [network_is_refused(host) for host in "abc"] == [True, False, True]
 
 
-def test_the_hub_is_offline_inside_so_that_cached_models_load_unless_it_is_allowed() -> None:
+def test_the_hub_is_in_offline_mode_unless_it_is_allowed() -> None:
     with no_network():
         assert huggingface_hub.constants.is_offline_mode()
     assert huggingface_hub.constants.HF_HUB_OFFLINE == WAS_OFFLINE
@@ -253,7 +255,7 @@ async def ask_openai_async() -> None:
 
 
 @pytest.mark.parametrize("ask", [ask_openai, ask_anthropic, ask_openai_async])
-async def test_another_model_than_the_policy_is_a_400_that_names_both(ask: Any) -> None:
+async def test_a_call_to_another_model_is_a_400_that_names_both(ask: Any) -> None:
     with no_network(), pytest.raises(AgentError) as caught:
         await ChatAgentEnv(ask).initial_observation()
     assert type(caught.value).__name__ == "AgentError.BadRequestError"
@@ -262,7 +264,7 @@ async def test_another_model_than_the_policy_is_a_400_that_names_both(ask: Any) 
     assert "allow_hosts" not in str(caught.value)
 
 
-async def test_a_client_that_cannot_be_taken_over_is_told_what_to_take() -> None:
+async def test_a_client_that_cannot_be_taken_over_gets_an_error_with_the_alternative() -> None:
     def agent() -> None:
         urllib.request.urlopen("http://api.openai.com/v1/chat/completions", b"{}")
 

@@ -1,4 +1,4 @@
-"""Stand-ins: a script that names a model of the Hub runs on one that is here, and is told so."""
+"""Stand-ins: a script that names a model of the Hub runs on a local model, and a log says so."""
 
 import logging
 from pathlib import Path
@@ -30,13 +30,13 @@ SOME = {"Qwen/*-20q": "evert-tiny-20q", "Qwen/*": "evert-tiny"}
         ({"*": "evert-tiny"}, str(base_path()), str(base_path())),
     ],
 )
-def test_the_first_pattern_that_fits_counts_but_for_what_is_here(
+def test_the_first_matching_pattern_counts_unless_the_model_is_local(
     patterns: dict[str, str], name: str, expected: str
 ) -> None:
     assert StandIns(patterns).of(name) == expected
 
 
-def test_a_name_that_is_replaced_is_said_once(caplog: Logs) -> None:
+def test_a_replaced_name_is_logged_once(caplog: Logs) -> None:
     stand_ins = StandIns({"Qwen/*": "evert-tiny"})
     for name in (NAMED, NAMED, "Qwen/Qwen3-32B", "other"):
         stand_ins.of(name)
@@ -45,7 +45,7 @@ def test_a_name_that_is_replaced_is_said_once(caplog: Logs) -> None:
     assert warnings[0].startswith("evert-tiny STANDS IN FOR Qwen/Qwen3-8B (stand_ins)")
 
 
-def test_look_ups_by_name_find_the_stand_in_inside_the_block_alone(tmp_path: Path) -> None:
+def test_only_inside_the_block_look_ups_by_name_find_the_stand_in(tmp_path: Path) -> None:
     before = tokenizer_utils.get_tokenizer, model_info.get_model_attributes
     method = vars(AutoTokenizer)["from_pretrained"]
     with embedded_engine(tmp_path, device="cpu", stand_ins={"*/*": "evert-tiny"}):
@@ -60,7 +60,9 @@ def test_look_ups_by_name_find_the_stand_in_inside_the_block_alone(tmp_path: Pat
     assert vars(AutoTokenizer)["from_pretrained"] is method
 
 
-def test_a_chat_format_without_tokens_is_the_stand_ins_own(tmp_path: Path, caplog: Logs) -> None:
+def test_a_chat_format_whose_tokens_are_missing_becomes_the_stand_ins(
+    tmp_path: Path, caplog: Logs
+) -> None:
     with embedded_engine(tmp_path, device="cpu", stand_ins={"*/*": "evert-tiny"}):
         tokenizer = tokenizer_utils.get_tokenizer("meta-llama/Llama-3.1-8B-Instruct")
         made = [renderers.get_renderer("llama3", tokenizer) for _ in range(2)]
@@ -68,13 +70,15 @@ def test_a_chat_format_without_tokens_is_the_stand_ins_own(tmp_path: Path, caplo
         colons = renderers.get_renderer("role_colon", tokenizer)
         assert colons.get_stop_sequences() == ["\n\nUser:"]
     assert caplog.text.count("qwen3_instruct STANDS IN FOR the chat format llama3") == 1
-    with embedded_engine(tmp_path, device="cpu"):  # where nothing stands in, it is an error
+    with embedded_engine(tmp_path, device="cpu"):  # without a stand-in it is an error
         renderer = renderers.get_renderer("llama3", tokenizer_utils.get_tokenizer("evert-tiny"))
         with pytest.raises(ValueError, match="too many values"):
             renderer.get_stop_sequences()
 
 
-def test_the_table_of_models_keeps_what_it_knows_of_a_name(tiny_model: str, tmp_path: Path) -> None:
+def test_the_stand_in_keeps_the_cookbooks_attributes_of_the_name(
+    tiny_model: str, tmp_path: Path
+) -> None:
     with embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": "evert-tiny"}):
         attributes = model_info.get_model_attributes("Qwen/Qwen3.5-4B")
         assert (attributes.size_str, attributes.is_vl) == ("4B", False)
@@ -84,14 +88,14 @@ def test_the_table_of_models_keeps_what_it_knows_of_a_name(tiny_model: str, tmp_
             model_info.get_model_attributes("meta-llama/none")
     with pytest.raises(ValueError, match="org/model"):
         model_info.get_model_attributes("evert-tiny-20q")
-    # A folder may stand in, too, and keeps the name's chat format.
+    # A folder may be a stand-in, too, and keeps the name's chat format.
     with embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": tiny_model}):
         assert len(tokenizer_utils.get_tokenizer(NAMED)) == 262
         assert model_info.get_recommended_renderer_name(NAMED) == "qwen3"
 
 
 @pytest.mark.parametrize("missing", ["evert-tinny", "./nowhere", "nobody/has-it"])
-def test_a_stand_in_that_is_not_here_is_named_at_once(missing: str, tmp_path: Path) -> None:
+def test_a_missing_stand_in_is_an_error_at_once(missing: str, tmp_path: Path) -> None:
     engine = embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": missing})
     text = f"stand_ins maps 'Qwen/\\*' to '{missing}'"
     with pytest.raises(ModelNotFoundError, match=text), engine:

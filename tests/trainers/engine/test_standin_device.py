@@ -1,7 +1,7 @@
-"""What the engine does on a GPU, most of it on a machine without one (``standin.py``).
+"""The engine on a GPU, mostly tested without one (``standin.py``).
 
-It runs under the rules of CUDA or of MPS, as the engine sets itself up there, and computes what it
-computes on a CPU. On a machine with a GPU, the GPU itself is compared with the CPU.
+It runs under the rules of CUDA or MPS, with the engine's settings for that device, and gives the
+results of a CPU. On a machine with a GPU, the GPU is compared with the CPU.
 """
 
 import json
@@ -92,7 +92,7 @@ MODES = pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @standin_only
 @MODES
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cuda_refuses_is_refused(case: str, mode: Callable[[], Any]) -> None:
+def test_the_stand_in_refuses_what_cuda_refuses(case: str, mode: Callable[[], Any]) -> None:
     with stand_in(), mode():
         error = error_of(REFUSED[case])
     assert any(word in error for word in ("cpu", "numpy", "CUDA's"))
@@ -101,7 +101,7 @@ def test_what_cuda_refuses_is_refused(case: str, mode: Callable[[], Any]) -> Non
 @standin_only
 @MODES
 @pytest.mark.parametrize("case", ALLOWED)
-def test_what_the_host_waits_for_is_counted(case: str, mode: Callable[[], Any]) -> None:
+def test_the_stand_in_counts_what_the_host_waits_for(case: str, mode: Callable[[], Any]) -> None:
     call, expected = ALLOWED[case]
     with stand_in() as device, mode():
         x = HOST.to(CUDA)
@@ -114,7 +114,7 @@ def test_what_the_host_waits_for_is_counted(case: str, mode: Callable[[], Any]) 
 @standin_only
 @MODES
 @pytest.mark.parametrize("case", REFUSED_BY_MPS)
-def test_what_mps_refuses_or_computes_wrongly_is_refused(case: str, mode: Any) -> None:
+def test_the_stand_in_refuses_what_mps_refuses_or_computes_wrongly(case: str, mode: Any) -> None:
     with stand_in(MPS), mode():
         error = error_of(REFUSED_BY_MPS[case], MPS)
     assert any(word in error for word in ("MPS", "CUDA's"))
@@ -122,7 +122,7 @@ def test_what_mps_refuses_or_computes_wrongly_is_refused(case: str, mode: Any) -
 
 @standin_only
 @MODES
-def test_copies_from_mps_need_a_wait(mode: Callable[[], Any]) -> None:
+def test_non_blocking_copies_from_mps_do_not_arrive(mode: Callable[[], Any]) -> None:
     with stand_in(MPS), mode():
         x = HOST.to(MPS)
         assert torch.equal(x.cpu(), HOST)
@@ -146,7 +146,7 @@ def test_wide_products_and_their_gradients_are_exact_on_mps() -> None:
 
 
 @standin_only
-def test_a_seed_inside_a_block_leaves_the_random_state_of_mps_alone() -> None:
+def test_a_seeded_block_restores_the_random_state_of_mps() -> None:
     with stand_in(MPS):
         torch.mps.manual_seed(5)
         before = torch.mps.get_rng_state()
@@ -171,13 +171,13 @@ TRACED = "recorded-1"
 
 @dataclass(frozen=True)
 class Setup:
-    """A model, and how the engine has it.
+    """A model, and the engine's settings for it.
 
     Attributes:
-        family: Of transformers' models.
-        whole: Whether all of its weights are trained, and not an adapter.
-        dtype: As the engine is told; None for its default, which on CUDA is bfloat16 for adapters.
-        device: What is compared with the CPU.
+        family: The architecture in transformers.
+        whole: Whether all weights are trained, rather than an adapter.
+        dtype: The engine's setting; None for its default, which is bfloat16 for adapters on CUDA.
+        device: The device that is compared with the CPU.
     """
 
     family: str
@@ -187,13 +187,13 @@ class Setup:
 
     @property
     def on_cpu(self) -> str:
-        """The type that the device's default is, for the CPU."""
+        """The dtype to set on the CPU to match the device's default."""
         is_exact = self.whole or self.device == MPS
         return self.dtype or ("float32" if is_exact else "bfloat16")
 
     @property
     def tolerance(self) -> float:
-        """Of log-probabilities: bfloat16 has 8 bits, which layers round differently."""
+        """Tolerance of log-probabilities: bfloat16 has 8 bits, which layers round differently."""
         return 1e-4 if self.on_cpu == "float32" else 0.1
 
 
@@ -211,10 +211,10 @@ SETUPS = {
 
 @dataclass
 class Scene:
-    """An engine in use, and what the stages before have made.
+    """An engine in use, and the results of earlier stages.
 
     Attributes:
-        folder: Of the base model.
+        folder: The base model's folder.
         exact: Whether another device draws the same tokens.
     """
 
@@ -227,11 +227,11 @@ class Scene:
         self.sampler = snapshot(self.training)
 
     def replies(self, requests: Sequence[tuple[Any, list[int], types.SamplingParams]]) -> list[Any]:
-        """Replies to prompts of some clients, asked for at once.
+        """Sample replies to prompts of several clients concurrently.
 
         Returns:
-            How far their log-probabilities are from those of scoring; and where tokens are to be
-            the same on another device, both themselves.
+            The differences between their log-probabilities and those of scoring; and, if another
+            device must draw the same tokens, the tokens and log-probabilities.
         """
         futures = [client.sample(given(prompt), 2, params) for client, prompt, params in requests]
         scored = [
@@ -255,7 +255,7 @@ def how(**options: Any) -> types.SamplingParams:
 
 
 def datum(number: int, loss: str) -> types.Datum:
-    """A row of ``ROWS`` for a loss; its tokens were all sampled, if it is asked."""
+    """Return a datum of a row of ``ROWS`` for a loss, with all tokens marked as sampled."""
     row, length = ROWS[number], len(ROWS[number]) - 1
     noise = NOISE[number][:, :length]
     tensors = {"logprobs": noise[0] - 4, "advantages": noise[1], "weights": np.ones_like(noise[0])}
@@ -275,7 +275,7 @@ def logprobs_of(output: Any) -> list[Any]:
 
 
 def train(training: Any, loss: str = "cross_entropy") -> list[Any]:
-    """A step: log-probabilities before it, and the norm of the gradient."""
+    """Take a step; return the log-probabilities before it, and the norm of the gradient."""
     data = [datum(number, loss) for number in range(len(ROWS))]
     before = logprobs_of(training.forward_backward(data, loss).result())
     return [*before, training.optim_step(STEP).result().metrics["optim/grad_norm"] / 100]
@@ -390,7 +390,9 @@ def test_a_gpu_computes_what_the_cpu_computes(name: str, tmp_path: Path) -> None
 
 
 @standin_only
-def test_the_host_waits_once_a_step_however_many_rows(tiny_model: str, tmp_path: Path) -> None:
+def test_the_host_waits_once_per_step_for_any_number_of_rows(
+    tiny_model: str, tmp_path: Path
+) -> None:
     shape = how(temperature=0.7, top_k=9)
     with stand_in() as device, embedded_engine(tmp_path, device=str(CUDA)):
         client = sampler_of(tiny_model)
@@ -399,7 +401,7 @@ def test_the_host_waits_once_a_step_however_many_rows(tiny_model: str, tmp_path:
             longer = shape.model_copy(update={"max_tokens": length})
             return device.waited(lambda: client.sample(given(ROWS[0]), rows, longer).result())
 
-        waits(2, 2)  # The prompt is remembered from here on.
+        waits(2, 2)  # The prompt is cached from here on.
         for rows in (2, 16):
             steps = 4
             more = waits(rows, 3 + steps) - waits(rows, 3)
@@ -418,7 +420,9 @@ def test_a_gpu_does_not_run_the_last_token_of_a_reply() -> None:
 
 
 @standin_only
-def test_the_gpu_benchmark_runs_on_the_stand_in_and_says_so(tmp_path: Path, capsys: Shown) -> None:
+def test_the_gpu_benchmark_reports_that_it_ran_on_the_stand_in(
+    tmp_path: Path, capsys: Shown
+) -> None:
     threads = torch.get_num_threads()
     try:
         assert gpu.main(["--quick", f"--out={tmp_path}/gpu.json"]) == 0

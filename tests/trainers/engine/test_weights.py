@@ -1,4 +1,4 @@
-"""Frozen models by the name of their weights, which answer calls to that name in an episode."""
+"""``TinkerModel``: frozen models that are sampled from weights, by name or path."""
 
 import asyncio
 import math
@@ -25,7 +25,7 @@ GAME = [{"role": "user", "content": "Let's play a game. Say you are 7."}]
 
 
 class Asking:
-    """An agent that asks the user twice and says what it heard to the policy."""
+    """An agent that asks the simulated user twice, and sends its replies to the policy."""
 
     def __init__(self, messages: list[dict[str, str]] = GAME, **fields: Any) -> None:
         self.messages, self.fields = messages, fields
@@ -56,7 +56,9 @@ async def saved(name: str) -> str:
     return str((await (await client.save_weights_for_sampler_async("kept"))).path)
 
 
-async def test_saved_weights_answer_by_path_and_by_folder(engine: Engine, tmp_path: Path) -> None:
+async def test_saved_weights_are_a_frozen_model_by_path_or_folder(
+    engine: Engine, tmp_path: Path
+) -> None:
     base, by_path, by_folder = Asking(), Asking(), Asking()
     path = await saved("evert-tiny")
     folder = engine.store.folder(path)
@@ -71,7 +73,7 @@ async def test_saved_weights_answer_by_path_and_by_folder(engine: Engine, tmp_pa
     assert base.replies[0].usage.prompt_tokens == 21
 
 
-async def test_a_seed_decides_replies_and_each_has_its_own(engine: Engine) -> None:
+async def test_a_frozen_models_seed_determines_its_replies(engine: Engine) -> None:
     def hot(seed: int | None) -> TinkerModel:
         return TinkerModel("evert-tiny", temperature=3.0, max_tokens=8, seed=seed)
 
@@ -84,7 +86,7 @@ async def test_a_seed_decides_replies_and_each_has_its_own(engine: Engine) -> No
     assert first[0] != first[1]
 
 
-async def test_it_reads_its_own_chat_format_and_the_policy_another(engine: Engine) -> None:
+async def test_a_frozen_model_may_have_another_chat_format_than_the_policy(engine: Engine) -> None:
     plain, other = Asking(), Asking()
     renderer = get_renderer("role_colon", base_tokenizer(), model_name="evert-tiny")
     frozen = TinkerModel("evert-tiny", temperature=0)
@@ -94,7 +96,9 @@ async def test_it_reads_its_own_chat_format_and_the_policy_another(engine: Engin
     assert plain.texts == other.texts != worse.texts
 
 
-async def test_a_renderer_is_named_where_no_template_is(engine: Engine, tiny_model: str) -> None:
+async def test_a_model_without_a_chat_template_needs_a_renderer_name(
+    engine: Engine, tiny_model: str
+) -> None:
     with pytest.raises(RendererMismatchError, match="has no chat template"):
         await open_weights(TinkerModel(tiny_model))
     with pytest.raises(InvalidModelError, match="names no renderer for the model 'nobody/knows'"):
@@ -105,7 +109,9 @@ async def test_a_renderer_is_named_where_no_template_is(engine: Engine, tiny_mod
     assert weights.renderer.renderer.tokenizer.vocab_size < 300
 
 
-async def test_a_reply_ends_at_the_tightest_bound(engine: Engine, tiny_model: str) -> None:
+async def test_a_frozen_models_reply_ends_at_the_tightest_limit(
+    engine: Engine, tiny_model: str
+) -> None:
     agent = Asking(max_tokens=10_000)
     await play(agent, TinkerModel(tiny_model, renderer_name="qwen3", max_tokens=5000))
     assert agent.replies[0].usage.total_tokens <= 512
@@ -135,13 +141,13 @@ SILENT = tinker.types.GetServerCapabilitiesResponse(supported_models=[OTHER])
 @pytest.mark.parametrize(
     "answer", [{"side_effect": tinker.TinkerError("not here")}, {"return_value": SILENT}]
 )
-def test_a_service_that_does_not_say_how_long_contexts_are_is_believed(answer: Any) -> None:
+def test_a_service_that_reports_no_context_length_has_none(answer: Any) -> None:
     service = Mock()
     service.get_server_capabilities.configure_mock(**answer)
     assert context_length_of(service, "m") is None
 
 
-async def test_all_envs_of_an_engine_share_a_client_though_they_ask_at_once(tmp_path: Path) -> None:
+async def test_all_envs_of_an_engine_share_a_client(tmp_path: Path) -> None:
     models = [TinkerModel("evert-tiny"), TinkerModel("evert-tiny", temperature=0, seed=3)]
     clients = []
     for name in "ab":
@@ -154,7 +160,7 @@ async def test_all_envs_of_an_engine_share_a_client_though_they_ask_at_once(tmp_
     assert clients[0] is not clients[1]
 
 
-async def test_weights_that_could_not_be_opened_are_tried_again(engine: Engine) -> None:
+async def test_weights_that_could_not_be_opened_can_be_opened_later(engine: Engine) -> None:
     model = TinkerModel(model_path="tinker://run/sampler_weights/kept")
     with pytest.raises(CheckpointError, match="no checkpoint"):
         await open_weights(model)
@@ -165,7 +171,7 @@ async def test_weights_that_could_not_be_opened_are_tried_again(engine: Engine) 
     assert (await open_weights(model)).context_length == 8192
 
 
-def test_it_pickles() -> None:
+def test_a_tinker_model_pickles() -> None:
     model = TinkerModel("evert-tiny", temperature=0.5)
     assert pickle.loads(pickle.dumps(model)) == model
 
@@ -179,6 +185,6 @@ def test_it_pickles() -> None:
         ("evert-tiny", {"max_tokens": 0}, "max_tokens=0"),
     ],
 )
-def test_a_field_that_cannot_be_meant_is_refused(name: Any, fields: Any, text: str) -> None:
+def test_an_invalid_field_of_a_tinker_model_is_refused(name: Any, fields: Any, text: str) -> None:
     with pytest.raises(InvalidModelError, match=text):
         TinkerModel(name, **fields)

@@ -1,4 +1,4 @@
-"""Who plays, found by name; endpoints that play; seeds that decide what is said."""
+"""Contestants of an evaluation, found by name; endpoints; seeds that determine replies."""
 
 import json
 import re
@@ -28,14 +28,14 @@ SHORT = "evert.envs.twenty_questions.player:short_twenty_questions_agent"
 
 
 def found(name: str, given: Any = QUESTIONS, **settings: Any) -> Contestant:
-    """Who the name stands for in an evaluation with these settings."""
+    """Return the contestant of this name in an evaluation with these settings."""
     chosen = EvaluateSettings(**{"models": ("x",), **given, **settings})
     return find(name, prepare(chosen, [name]))
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The files of a run of identity that tell where its weights are."""
+    """Write the records of an identity run's checkpoints; return its folder."""
     settings = {"env": "identity", "agent": "evert.envs.identity:identity_agent", "max_tokens": 9}
     settings["train_tasks"] = "evert.envs.identity:TRAIN_TASKS"
     folder = tmp_path / "run"
@@ -51,7 +51,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def test_whatever_is_named_plays_the_agent_that_fits_it(tiny_model: str) -> None:
+def test_a_base_plays_the_agent_that_it_was_trained_for(tiny_model: str) -> None:
     base, folder = found("evert-tiny-20q"), found(tiny_model)
     assert base.weights == {"base_model": "evert-tiny-20q"}
     assert base.agent == base.run.agent == SHORT
@@ -68,7 +68,7 @@ def test_whatever_is_named_plays_the_agent_that_fits_it(tiny_model: str) -> None
     assert found("openai:gpt-5-mini").agent.endswith(":twenty_questions_agent")
 
 
-def test_a_run_has_its_last_weights_or_those_after_a_step_and_its_own_cap(run: Path) -> None:
+def test_a_run_plays_its_last_weights_or_those_of_a_step_with_its_token_cap(run: Path) -> None:
     last, early = found(str(run)), found(f"{run}@10")
     assert (last.name, last.max_tokens) == (str(run), 9)
     assert isinstance(last.model, ModelRef)
@@ -77,14 +77,14 @@ def test_a_run_has_its_last_weights_or_those_after_a_step_and_its_own_cap(run: P
     assert paths == ["tinker://r/sampler_weights/final", "tinker://r/sampler_weights/10"]
 
 
-def test_a_run_plays_the_game_or_the_agent_that_is_named_and_not_its_own(run: Path) -> None:
+def test_a_run_plays_the_named_game_or_agent_instead_of_its_own(run: Path) -> None:
     own = {"agent": f"{__name__}:searching", "test_tasks": "evert.envs.identity:TEST_TASKS"}
     assert found(str(run)).agent == SHORT
     assert found(str(run), search=True).agent == SHORT.replace(":", ":searching_")
     assert [found(name, own).agent for name in (str(run), "evert-tiny")] == [own["agent"]] * 2
 
 
-def test_device_threads_renderer_and_cap_are_the_evaluations(run: Path) -> None:
+def test_device_threads_renderer_and_cap_come_from_the_evaluations_settings(run: Path) -> None:
     record = json.loads((run / "run.json").read_text())
     record["settings"] |= {"device": "cuda", "threads": 7, "renderer_name": "role_colon"}
     (run / "run.json").write_text(json.dumps(record))
@@ -95,7 +95,7 @@ def test_device_threads_renderer_and_cap_are_the_evaluations(run: Path) -> None:
     assert found(str(run), IDENTITY).run.renderer_name == "role_colon"
 
 
-def test_a_digest_is_of_the_weights_and_not_of_where_they_are(run: Path) -> None:
+def test_a_digest_depends_on_the_weights_and_not_on_their_path(run: Path) -> None:
     for step in ("10", "final"):
         folder = run / "checkpoints" / "r" / "sampler_weights" / step
         folder.mkdir(parents=True)
@@ -127,19 +127,21 @@ def test_the_path_of_a_run_may_have_an_at_sign(run: Path) -> None:
         {"renderer_name": "role_colon"}, {"frozen": {"judge": "evert-tiny"}},
     ],
 )  # fmt: skip
-def test_what_else_decides_what_is_said_is_in_the_digest(run: Path, other: dict[str, Any]) -> None:
+def test_a_digest_includes_every_setting_that_affects_replies(
+    run: Path, other: dict[str, Any]
+) -> None:
     for name in (str(run), "evert-tiny"):
         assert found(name, **other).digest != found(name).digest
         assert found(name, agent_timeout=9.0, close_timeout=1.0).digest == found(name).digest
 
 
-def test_the_order_in_which_settings_are_typed_is_in_no_digest() -> None:
+def test_a_digest_does_not_depend_on_the_order_of_settings() -> None:
     limits = {"max_turns": "3", "max_trajectory_tokens": "100"}
     turned = dict(reversed(limits.items()))
     assert found("oracle", limits=limits).digest == found("oracle", limits=turned).digest
 
 
-def test_everybody_has_a_digest_of_their_own() -> None:
+def test_every_contestant_has_its_own_digest() -> None:
     names = ["evert-tiny", "evert-tiny-20q", "openai:a", "openai:b", "oracle", "random"]
     names += ["org/model", "org/other", "tinker://a/b", "tinker://a/c"]
     asked = {**QUESTIONS, "renderer_name": "qwen3"}
@@ -161,7 +163,7 @@ def test_everybody_has_a_digest_of_their_own() -> None:
         ("tinker://abc/sampler_weights/final", "model_name=Qwen/Qwen3-8B"),
     ],
 )
-def test_a_name_of_nothing_lists_what_may_be_named(run: Path, name: str, said: str) -> None:
+def test_an_unknown_name_is_refused_with_the_valid_names(run: Path, name: str, said: str) -> None:
     with pytest.raises(ModelNameError, match=said):
         found(name.replace("RUN", str(run)))
     with pytest.raises(ModelNameError, match=r"guess_number has no player 'random'.*it has none"):
@@ -173,7 +175,7 @@ def test_a_name_of_nothing_lists_what_may_be_named(run: Path, name: str, said: s
 
 @pytest.fixture
 def endpoint() -> Iterator[SimpleNamespace]:
-    """What it is to say, what it was asked, and its address."""
+    """Yield an endpoint: its replies, the requests that it got, and its address."""
     made = SimpleNamespace(replies=[], asked=[])
 
     def reply(body: dict[str, Any], key: str) -> dict[str, Any]:
@@ -225,7 +227,7 @@ async def test_an_endpoint_gets_the_temperature_and_the_smaller_cap(
     assert [body.get("max_completion_tokens") for body in endpoint.asked] == sent
 
 
-async def test_a_player_without_a_model_that_calls_one_is_told_so() -> None:
+async def test_a_player_without_a_model_that_calls_one_gets_an_error() -> None:
     with found("oracle").ready(lambda line: None) as player:
         env = ChatAgentEnv(three_calls)
         with pytest.raises(PolicyError, match="has no model, but made a model call"):
@@ -233,7 +235,7 @@ async def test_a_player_without_a_model_that_calls_one_is_told_so() -> None:
         await env.close()
 
 
-def test_equal_images_have_equal_seeds_and_others_have_others() -> None:
+def test_equal_images_have_equal_seeds_and_different_images_different_ones() -> None:
     def seed(*images: bytes) -> int:
         chunks: list[Any] = [tinker.EncodedTextChunk(tokens=[1, 2])]
         chunks += [ImageChunk(data=data, format="png") for data in images]
@@ -247,7 +249,7 @@ def test_equal_images_have_equal_seeds_and_others_have_others() -> None:
 
 
 @pytest.mark.usefixtures("engine")
-async def test_a_seed_decides_what_is_said_whatever_is_sampled_beside_it() -> None:
+async def test_a_seed_determines_a_reply_whatever_else_is_sampled() -> None:
     client = tinker.ServiceClient().create_sampling_client(base_model=BASE_MODEL)
 
     async def tokens(seed: int) -> list[list[int]]:

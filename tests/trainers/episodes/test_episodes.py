@@ -76,7 +76,7 @@ async def test_episodes_come_back_in_the_order_of_the_plan() -> None:
     assert [(each.target, each.reward) for each in found] == [("slow", 1.0), ("quick", 0.0)]
 
 
-async def test_an_episode_has_its_reward_turns_counts_transcript_and_a_dialogue_if_asked() -> None:
+async def test_an_episode_has_its_reward_turns_and_transcript_and_a_dialogue_on_request() -> None:
     (episode,) = await play(plan("hello"), player(echo), success=0.5)
     assert (episode.reward, episode.success, episode.turns) == (0.5, True, 2)
     assert episode.tokens > 2
@@ -90,7 +90,7 @@ async def test_an_episode_has_its_reward_turns_counts_transcript_and_a_dialogue_
     assert "again" in second["told"]
 
 
-async def test_a_reward_that_is_enough_but_for_rounding_is_a_success_also_without_a_call() -> None:
+async def test_a_reward_at_the_threshold_up_to_rounding_is_a_success() -> None:
     async def agent(client: Any, task: float) -> float:
         return task
 
@@ -127,7 +127,7 @@ REQUEST: Any = httpx.Request("POST", "http://judge.example")
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_whatever_an_agent_raises_only_its_own_episode_fails(error: BaseException) -> None:
+async def test_an_agents_exception_fails_only_its_own_episode(error: BaseException) -> None:
     async def agent(client: Any, task: str) -> float:
         await ask(client, task)
         if task == "fails":
@@ -141,7 +141,9 @@ async def test_whatever_an_agent_raises_only_its_own_episode_fails(error: BaseEx
 
 
 @pytest.mark.parametrize("seats", [(), ("a", "b")])
-async def test_a_policys_endpoint_that_is_down_ends_the_evaluation(seats: tuple[str, ...]) -> None:
+async def test_an_unreachable_endpoint_of_the_policy_ends_the_evaluation(
+    seats: tuple[str, ...],
+) -> None:
     async def agent(client: Any, task: str) -> float:
         await ask(client.seat("a") if seats else client, task)  # the other seat waits meanwhile
         return 1.0
@@ -175,7 +177,7 @@ async def found(dataset: AgentDataset, config: Any = CONFIG) -> Evaluation:
 
 
 @pytest.mark.usefixtures("engine")
-async def test_every_task_is_played_once_greedily_and_a_groups_times_at_temperature_1() -> None:
+async def test_every_task_is_played_once_greedily_and_as_a_group_at_temperature_1() -> None:
     first, again, other = [await found(tasks(seed=seed)) for seed in (1, 1, 2)]
     episodes = {how: score.episodes for how, score in first.scores.items()}
     assert episodes == {"greedy": 3, "temperature_1": 12}
@@ -194,8 +196,8 @@ async def test_every_task_is_played_once_greedily_and_a_groups_times_at_temperat
 
 
 @pytest.mark.usefixtures("engine")
-async def test_both_ways_together_play_as_many_episodes_as_they_may() -> None:
-    """An agent may be a thread, or several processes."""
+async def test_greedy_and_sampled_episodes_share_the_limit_of_parallel_episodes() -> None:
+    """The limit matters because an agent may be a thread, or several processes."""
     alive, most = 0, 0
 
     async def agent(client: Any, task: int) -> float:
@@ -210,7 +212,7 @@ async def test_both_ways_together_play_as_many_episodes_as_they_may() -> None:
     assert most == 4
 
 
-async def test_no_held_out_tasks_have_no_score() -> None:
+async def test_without_held_out_tasks_there_is_no_score() -> None:
     assert await score(None) is None
 
 
@@ -221,7 +223,7 @@ def failing_agent(client: Any, task: int) -> float:
 
 
 @pytest.mark.usefixtures("engine")
-async def test_an_episode_that_fails_has_no_reward_and_is_told() -> None:
+async def test_a_failed_episode_has_no_reward_and_is_reported() -> None:
     evaluation = await found(tasks(failing_agent), config=TOLERANT)
     greedy = evaluation.scores["greedy"]
     assert (greedy.episodes, greedy.errors, greedy.reward) == (3, 1, 1.0)
@@ -235,7 +237,7 @@ async def test_an_episode_that_fails_has_no_reward_and_is_told() -> None:
 
 
 @pytest.mark.usefixtures("engine")
-async def test_a_failing_agent_stops_a_run_that_fails_fast_unless_failing_has_a_reward() -> None:
+async def test_a_failing_agent_stops_a_fail_fast_run_unless_failures_have_a_reward() -> None:
     with pytest.raises(AgentError, match="failing_agent"):
         await score(tasks(failing_agent))
     evaluation = await found(tasks(failing_agent, on_agent_error=-1.0))
@@ -245,7 +247,7 @@ async def test_a_failing_agent_stops_a_run_that_fails_fast_unless_failing_has_a_
     )
 
 
-def test_a_record_that_is_none_of_ours_is_refused() -> None:
+def test_an_invalid_record_of_an_evaluation_is_refused() -> None:
     empty: dict[str, Any] = {"scores": {}, "samples": []}
     odd = {"scores": {"greedy": 3, "temperature_1": 4}, "samples": []}
     for record in ({}, empty, odd, {"scores": None, "samples": None}):

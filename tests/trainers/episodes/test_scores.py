@@ -55,23 +55,21 @@ def share_interval(by_task: Sequence[Sequence[bool]]) -> tuple[float, float]:
     return ends
 
 
-def test_with_one_episode_a_task_it_is_the_exact_interval_of_a_binomial() -> None:
+def test_the_interval_of_one_episode_per_task_is_the_exact_binomial_one() -> None:
     for won, tasks in ((0, 10), (1, 10), (5, 10), (38, 40), (40, 40), (1, 1)):
         exact = binomtest(won, tasks).proportion_ci(0.95, method="exact")
         found = share_interval([[n < won] for n in range(tasks)])
         assert found == pytest.approx((exact.low, exact.high)), (won, tasks)
 
 
-def test_an_interval_is_as_narrow_as_its_tasks_are_many_and_no_narrower() -> None:
+def test_the_width_of_an_interval_depends_on_the_number_of_tasks() -> None:
     for tasks, least in ((1, 0.97), (5, 0.5), (40, 0.08)):
         for episodes in (1, 4, 100):
             low, high = share_interval([[True] * episodes] * tasks)
             assert high == 1
             assert high - low > least, (tasks, episodes)
             assert share_interval([[False] * episodes] * tasks) == pytest.approx((0, 1 - low))
-    low, high = share_interval(
-        [[True, True, False, True]]
-    )  # one task says next to nothing of others
+    low, high = share_interval([[True, True, False, True]])  # one task says little about others
     assert low < 0.1 < 0.99 < high
     rng = random.Random(0)
     low, high = share_interval([[rng.random() < 0.8 for _ in range(4)] for _ in range(200)])
@@ -80,7 +78,7 @@ def test_an_interval_is_as_narrow_as_its_tasks_are_many_and_no_narrower() -> Non
 
 
 def coverage(share: float, tasks: int, episodes: int, *, agree: float) -> float:
-    """How often the interval holds the share; ``agree`` of the tasks always end the same way."""
+    """Return how often the interval covers the share; ``agree`` of the tasks always end alike."""
     rng = random.Random(0)
 
     def task() -> list[bool]:
@@ -93,14 +91,14 @@ def coverage(share: float, tasks: int, episodes: int, *, agree: float) -> float:
 
 
 @pytest.mark.parametrize("tasks", [5, 10, 40])
-def test_it_holds_the_truth_as_often_as_it_says(tasks: int) -> None:
+def test_the_interval_covers_the_truth_as_often_as_it_claims(tasks: int) -> None:
     for share in (0.02, 0.1, 0.5, 0.9, 0.98) if IS_NIGHT else (0.02, 0.5, 0.9):
         for agree in (0, 0.75, 1):
             # 600 draws of 0.95 fall below 0.93 once in a hundred times; they are always the same.
             assert coverage(share, tasks, 8, agree=agree) > 0.93, (share, agree)
 
 
-def test_a_score_is_the_share_of_successes_with_its_interval_and_failures_have_no_reward() -> None:
+def test_a_score_has_the_success_rate_with_its_interval_and_skips_failed_episodes() -> None:
     found = score([episode(task, task < 8) for task in range(10)])
     assert (found.episodes, found.success, found.reward) == (10, 0.8, 0.8)
     assert (found.low, found.high) == pytest.approx((0.4439, 0.9748), abs=1e-4)
@@ -110,7 +108,7 @@ def test_a_score_is_the_share_of_successes_with_its_interval_and_failures_have_n
     assert score([failed]).reward is None
 
 
-def test_questions_are_of_the_successes_or_turns_and_calls_the_games_or_the_envs() -> None:
+def test_questions_and_calls_come_from_the_games_metrics_if_it_has_them() -> None:
     asked = ((True, 4), (True, 6), (False, 20))
     played = [episode(n, won, metrics={"questions": q}) for n, (won, q) in enumerate(asked)]
     assert score(played).questions == 5
@@ -128,7 +126,7 @@ PLAYED = [
 ]
 
 
-def test_groups_are_by_model_split_and_category() -> None:
+def test_scores_are_grouped_by_model_split_and_category() -> None:
     assert [(row.model, row.episodes) for row in scores(PLAYED)] == [("a", 6), ("b", 6)]
     assert [(row.model, row.split) for row in scores(PLAYED, "split")] == [
         ("a", "train"), ("a", "test"), ("b", "train"), ("b", "test"),
@@ -140,7 +138,7 @@ def test_groups_are_by_model_split_and_category() -> None:
     assert (both.low, both.high) == pytest.approx(share_interval([[True], [False]]))
 
 
-def test_the_interval_of_a_mean_is_students_and_one_task_shows_none() -> None:
+def test_the_interval_of_a_mean_is_students_t_and_one_task_has_none() -> None:
     for count in (2, 24):
         rewards = [0.1 * task**2 for task in range(count)]
         low, high = stats.t.interval(
@@ -152,7 +150,7 @@ def test_the_interval_of_a_mean_is_students_and_one_task_shows_none() -> None:
     assert score([episode(success=False)]).reward_error is None
 
 
-def test_a_score_reads_as_a_text_with_its_interval_if_that_is_known() -> None:
+def test_a_score_is_written_as_text_with_its_interval_if_known() -> None:
     assert [share_text(2 / 3, 0.125, 1.0), share_text(0.5), share_text(None)] == [
         "66.7% (12-100%)", "50.0%", "",
     ]  # fmt: skip
@@ -161,7 +159,7 @@ def test_a_score_reads_as_a_text_with_its_interval_if_that_is_known() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_no_score_is_refused_or_left_out(tmp_path: Path) -> None:
+def test_an_invalid_score_is_refused_or_left_out(tmp_path: Path) -> None:
     [row] = scores([episode(metrics={"asks_first": 1.0})])
     whole = json.loads(json.dumps(asdict(row)))
     assert read_score(whole) == row
@@ -175,7 +173,7 @@ def test_what_is_no_score_is_refused_or_left_out(tmp_path: Path) -> None:
     assert read_scores(tmp_path / "scores.csv") == read_scores(tmp_path / "none.csv") == []
 
 
-def test_the_csv_reads_back(tmp_path: Path) -> None:
+def test_scores_are_read_back_from_csv(tmp_path: Path) -> None:
     rows = scores([episode(task, seed % 2 == task) for task in (0, 1) for seed in (0, 1)],
                   pass_at=(1, 2))  # fmt: skip
     (tmp_path / "scores.csv").write_text(as_csv(rows))
@@ -191,7 +189,7 @@ def test_the_csv_reads_back(tmp_path: Path) -> None:
     assert as_csv([score([episode(success=False)])]).endswith(",,0.0000,0,,,,\n")
 
 
-def test_how_a_game_is_played_is_shown_where_it_says_with_the_metrics_of_ones_own_game() -> None:
+def test_a_games_own_metrics_have_their_own_table() -> None:
     games = [episode(metrics={"asks_first": share, "repeats": 1.0}) for share in (0.0, 1.0)]
     row, plain = score([*games, episode()]), score([episode()])
     assert (row.play, plain.play) == ({"asks_first": 0.5, "repeats": 1.0}, {})
@@ -211,7 +209,7 @@ def test_how_a_game_is_played_is_shown_where_it_says_with_the_metrics_of_ones_ow
     assert next(csv.DictReader(io.StringIO(as_csv(rows))))["success"] == "1.0000"
 
 
-def test_the_table_has_every_model_and_the_columns_that_say_something() -> None:
+def test_the_table_has_every_model_and_only_informative_columns() -> None:
     def shown(rows: list[Any], **options: Any) -> str:
         written = io.StringIO()
         Console(file=written, width=80).print(as_table(rows, **options))

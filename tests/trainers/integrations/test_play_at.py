@@ -1,4 +1,4 @@
-"""``play_at``: agents whose calls somebody else answers, as frameworks do that keep the tokens."""
+"""``play_at``: a function answers the agent's calls, for frameworks that keep the tokens."""
 
 import asyncio
 from typing import Any
@@ -29,7 +29,7 @@ async def three_at_once(client: Any, task: int) -> Outcome:
     return Outcome(float(task), {"right": 1.0}, truncated=True)
 
 
-async def test_calls_made_at_once_are_answered_at_once() -> None:
+async def test_concurrent_calls_are_answered_concurrently() -> None:
     met = asyncio.Barrier(3)
 
     async def together(request: ChatRequest) -> Reply:
@@ -41,7 +41,7 @@ async def test_calls_made_at_once_are_answered_at_once() -> None:
     assert outcome == Outcome(2.5, {"asked": 3.0, "right": 1.0}, {"said": "yesyesyes"}, True)
 
 
-async def test_agents_that_block_or_build_their_own_client_or_ask_frozen_models_play() -> None:
+async def test_blocking_agents_own_clients_and_frozen_models_work() -> None:
     def blocks(client: Any) -> float:
         return float(ask_blocking(client) == "yes")
 
@@ -58,7 +58,7 @@ async def test_agents_that_block_or_build_their_own_client_or_ask_frozen_models_
     assert await play_at(yes, asks_another, models={"judge": lambda messages: "No."}) == Outcome(1)
 
 
-async def test_failures_are_those_of_an_env() -> None:
+async def test_failures_raise_the_errors_of_an_env() -> None:
     async def refused(client: Any) -> None:
         await ask(client, stop=["."])
 
@@ -71,7 +71,7 @@ async def test_failures_are_those_of_an_env() -> None:
         await play_at(yes, unrewarded)
 
 
-async def test_given_up_it_leaves_nothing_behind() -> None:
+async def test_a_cancelled_episode_leaves_nothing_behind() -> None:
     asked, never = asyncio.Event(), asyncio.Event()
 
     async def waits(request: ChatRequest) -> Reply:

@@ -1,6 +1,6 @@
 """Rollouts for TRL, with a stand-in for its trainer; ``tests/other_trainers/`` has the real one.
 
-No real vLLM was met: the server is ours, in vLLM's shape.
+These tests use our own server with vLLM's API, not a real vLLM.
 """
 
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def trainer(model: Any) -> SimpleNamespace:
 
 @pytest.fixture
 def client(trainer: SimpleNamespace) -> SamplingClient:
-    """The client of the engine that rollouts would make themselves."""
+    """Return the engine's client that rollouts would make themselves."""
     engine = Engine(EngineSettings(device="cpu", seed=7))
     return model_client(engine, "trl", trainer.model, base_tokenizer(), 0, 0, 0)
 
@@ -70,7 +70,7 @@ def check_same(rows: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 class VLLMServer(PolicyService):
-    """A server in vLLM's shape; it wants no key, as TRL's client sends none."""
+    """A server with vLLM's API; it needs no key, because TRL's client sends none."""
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         return await send(request, whole(await self._answer(request)))
@@ -90,7 +90,7 @@ def server(trainer: SimpleNamespace, client: SamplingClient) -> Iterator[VLLMSer
 
 def test_a_vllm_server_gives_the_engines_rows(trainer: SimpleNamespace, request: Any) -> None:
     ours = rollouts()(NUMBERS, trainer)
-    trainer.processing_class = SimpleNamespace(tokenizer=base_tokenizer())  # one for images
+    trainer.processing_class = SimpleNamespace(tokenizer=base_tokenizer())  # a processor of images
     server = request.getfixturevalue("server")
     check_same(rollouts()(NUMBERS, trainer), ours)
     assert server.requests == len(NUMBERS)
@@ -98,7 +98,7 @@ def test_a_vllm_server_gives_the_engines_rows(trainer: SimpleNamespace, request:
     assert all(rollouts()(NUMBERS, trainer)["logprobs"])
 
 
-def test_a_process_that_is_not_the_first_asks_the_server_for_the_trainers_model(
+def test_other_processes_than_the_first_request_the_trainers_model(
     trainer: SimpleNamespace, client: SamplingClient, server: VLLMServer
 ) -> None:
     address, port = server.url.removesuffix("/v1").removeprefix("http://").split(":")
@@ -109,7 +109,7 @@ def test_a_process_that_is_not_the_first_asks_the_server_for_the_trainers_model(
     assert len(rollouts()(NUMBERS, trainer)["completion_ids"]) == len(NUMBERS)
 
 
-def test_what_vllm_raises_is_raised_and_every_env_is_closed(
+def test_an_error_of_vllm_is_raised_and_every_env_is_closed(
     trainer: SimpleNamespace, server: VLLMServer, monkeypatch: Patch
 ) -> None:
     closed = spied(monkeypatch, ChatAgentEnv, "close", lambda env: env)
@@ -121,7 +121,9 @@ def test_what_vllm_raises_is_raised_and_every_env_is_closed(
     assert len({*closed}) == len(NUMBERS)
 
 
-def test_what_cannot_be_followed_is_refused_with_what_to_change(trainer: SimpleNamespace) -> None:
+def test_unsupported_settings_of_trl_are_refused_with_what_to_change(
+    trainer: SimpleNamespace,
+) -> None:
     for kind in ("FSDP", "DEEPSPEED"):
         trainer.accelerator.distributed_type = f"DistributedType.{kind}"
         with pytest.raises(UsageError, match=f"{kind}.*Set use_vllm=True, vllm_mode='server'"):
@@ -160,7 +162,7 @@ class AsksTwice:
         return 1.0
 
 
-def test_what_an_agent_brings_holds_unless_the_user_says_otherwise(
+def test_an_agents_own_options_hold_unless_the_user_overrides_them(
     trainer: SimpleNamespace, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(trainer.model.config, "name_or_path", "nobody/knows")
@@ -181,7 +183,7 @@ def test_what_an_agent_brings_holds_unless_the_user_says_otherwise(
         assert metrics["turns"] == turns, (agent_options, options)
 
 
-def test_what_needs_a_whole_group_or_several_policies_is_refused() -> None:
+def test_features_that_need_a_group_or_several_policies_are_refused() -> None:
     wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (InvalidAgentError, "identity_agent got seats=.*Cookbook's", {"seats": ("a", "b")}),
         (InvalidAgentError, "group_reward=.*a second reward function", {"group_reward": len}),
@@ -196,7 +198,7 @@ def test_what_needs_a_whole_group_or_several_policies_is_refused() -> None:
         Rollouts("evert.envs.identity:nothing", TASKS)
 
 
-def test_the_reward_function_hands_on_what_episodes_earned() -> None:
+def test_the_reward_function_returns_the_episodes_rewards() -> None:
     metrics: list[tuple[str, float]] = []
     columns: dict[str, list[Any]] = {}
     earned = rollouts().reward(

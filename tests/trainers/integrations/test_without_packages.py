@@ -1,4 +1,4 @@
-"""Integrations without their packages; those have environments: ``tests/harbor`` and others."""
+"""Integrations without their packages. With them, see ``tests/harbor`` and others."""
 
 import importlib
 

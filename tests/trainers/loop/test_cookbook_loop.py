@@ -1,4 +1,4 @@
-"""What the loop of one's own has, under ``tinker_cookbook.rl.train.main`` as it is."""
+"""Features of ``evert.rollout`` under the unchanged ``tinker_cookbook.rl.train.main``."""
 
 import asyncio
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def train(
 
 @pytest.fixture
 def most_at_once(monkeypatch: Patch) -> Callable[[], int]:
-    """How many requests the engine had at the same time."""
+    """Return a function that gives the maximum of concurrent requests in the engine."""
     now, most, sample, lock = 0, 0, SamplingClient._sample, Lock()
 
     def counted(self: Any, *args: Any) -> Any:
@@ -82,7 +82,7 @@ def most_at_once(monkeypatch: Patch) -> Callable[[], int]:
 
 
 @pytest.mark.parametrize(("strategy", "at_once"), [(None, 4), (ParallelRollouts(), 16)])
-def test_calls_at_the_same_time_are_sampled_at_the_same_time(
+def test_concurrent_calls_are_sampled_concurrently(
     tmp_path: Path, most_at_once: Callable[[], int], strategy: Any, at_once: int
 ) -> None:
     [row] = train(tmp_path, gathers, 1, strategy=strategy, train_tasks=[7], batch_size=1)
@@ -91,7 +91,7 @@ def test_calls_at_the_same_time_are_sampled_at_the_same_time(
     assert row["optim/grad_norm"] > 0
 
 
-def test_the_turn_that_decides_is_learned(tmp_path: Path) -> None:
+def test_gamma_0_trains_the_decisive_turn(tmp_path: Path) -> None:
     tasks = list(TRAIN_TASKS)[:40]
     rows = train(tmp_path, one_turn_decides, 10, train_tasks=tasks, batch_size=4, gamma=0.0)
     earned = [row["env/all/reward/total"] for row in rows]
@@ -99,7 +99,7 @@ def test_the_turn_that_decides_is_learned(tmp_path: Path) -> None:
     assert {row["env/all/turns_per_episode"] for row in rows} == {TURNS}
 
 
-def test_seats_have_curves_of_their_own(tmp_path: Path) -> None:
+def test_seats_have_their_own_metrics(tmp_path: Path) -> None:
     tasks = list(TRAIN_TASKS)[:2]
     [row] = train(tmp_path, debate, 1, seats=("player", "judge"), train_tasks=tasks, batch_size=2)
     assert row["env/all/seat/judge/reward"] == 0.5

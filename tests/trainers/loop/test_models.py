@@ -1,4 +1,4 @@
-"""``evert.models``: several models in training, side by side on one base."""
+"""``evert.models``: several models that are trained on one base."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ async def likelihood(model: Model, prompt: str = "Who?", reply: str = "Me.") -> 
 
 
 async def say_five(client: Any, task: str) -> float:
-    """Earns as many points as its reply has fives."""
+    """Earn as many points as the reply has fives."""
     return float((await ask(client, task)).count("5"))
 
 
@@ -53,7 +53,7 @@ async def duel(client: Any, task: str) -> dict[str, float]:
     return {"player": 1.0, "judge": 0.5}
 
 
-async def test_models_share_the_weights_of_the_base_and_have_names_and_a_rank() -> None:
+async def test_models_share_the_weights_of_their_base() -> None:
     models, places = await pair(), []
     for model in models:
         trained: Any = model.client
@@ -81,7 +81,7 @@ async def test_seats_need_models_of_one_base() -> None:
         await evert.rollout(duel, ["Who?"])
 
 
-async def test_a_rank_that_counts_for_nothing_is_said(tmp_path: Path, caplog: Any) -> None:
+async def test_an_ignored_rank_gives_a_warning(tmp_path: Path, caplog: Any) -> None:
     with caplog.at_level(logging.WARNING), embedded_engine(tmp_path / "whole", device="cpu"):
         await evert.models("evert-tiny", NAMES, rank=4)
     assert "trains all weights of evert-tiny: rank=4 is ignored" in caplog.text
@@ -100,7 +100,7 @@ async def test_log_probabilities_are_those_that_a_sampler_reports() -> None:
         np.testing.assert_allclose(ours, np.array(theirs[len(prompt) :], float), atol=1e-4)
 
 
-async def test_a_text_is_a_users_message_and_its_target_the_reply_with_its_end() -> None:
+async def test_a_text_prompt_is_a_user_message_and_its_target_the_reply_with_its_end() -> None:
     model, _ = await pair()
     tokenizer: Any = model.renderer.tokenizer
     prompt = tokenizer.encode("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
@@ -115,7 +115,7 @@ async def test_a_text_is_a_users_message_and_its_target_the_reply_with_its_end()
     assert await model.logprobs([], []) == []
 
 
-async def test_what_cannot_be_asked_or_learned_is_refused_and_nothing_is_no_step() -> None:
+async def test_invalid_prompts_and_data_are_refused_without_a_step() -> None:
     model, _ = await pair()
     before = await likelihood(model)
     for prompts, targets, text in (
@@ -131,7 +131,7 @@ async def test_what_cannot_be_asked_or_learned_is_refused_and_nothing_is_no_step
     assert await likelihood(model) == before
 
 
-async def test_a_model_learns_what_it_is_told_and_the_other_one_does_not() -> None:
+async def test_sft_trains_only_its_own_model() -> None:
     player, judge = await pair()
     before = await likelihood(player)
     steps = [await player.sft([told("Who?", "Me.")]) for _ in range(3)]
@@ -141,7 +141,7 @@ async def test_a_model_learns_what_it_is_told_and_the_other_one_does_not() -> No
     assert steps[0]["optim/grad_norm"] > 0
 
 
-async def test_a_prompt_and_its_reply_are_learned_as_the_conversation_they_are() -> None:
+async def test_sft_on_a_pair_equals_sft_on_its_conversation() -> None:
     player, judge = await pair()
     as_pair = await player.sft([("Who?", "Me."), ([user("So?")], "No.")])
     as_messages = await judge.sft([told("Who?", "Me."), told("So?", "No.")])
@@ -151,18 +151,18 @@ async def test_a_prompt_and_its_reply_are_learned_as_the_conversation_they_are()
     pair_and_whole: list[Any] = [(talk, "No."), [*talk, assistant("No.")]]
     data = [lesson_datum(renderer, lesson) for lesson in pair_and_whole]
     learned = [int((datum.loss_fn_inputs["weights"].to_numpy() > 0).sum()) for datum in data]
-    assert learned == [3, 7]  # of a pair the reply alone
+    assert learned == [3, 7]  # of a pair only the reply
 
 
 @pytest.mark.parametrize("target", ["Red.", [7, 8]])
-def test_the_images_of_a_prompt_stay_in_it_before_a_text_and_before_ids(target: Any) -> None:
+def test_an_image_stays_in_the_prompt_of_a_text_or_token_target(target: Any) -> None:
     datum = target_datum(prompt_renderer(vision()), seen(data_url()), target)
     assert len(chunks(datum.model_input)) == 1
     weights = datum.loss_fn_inputs["weights"].to_numpy()
     assert len(weights) == datum.model_input.length > weights.sum() > 1
 
 
-async def test_a_model_earns_more_where_its_steps_are_on_what_it_earned() -> None:
+async def test_steps_on_rollouts_raise_the_reward() -> None:
     model, _ = await pair()
     tasks = ["Guess a number between 1 and 999."] * 4
     rewards = []
@@ -174,7 +174,7 @@ async def test_a_model_earns_more_where_its_steps_are_on_what_it_earned() -> Non
 
 
 class Watched:
-    """A training client whose requests and waits are written down."""
+    """A training client that records its requests and waits."""
 
     def __init__(self, client: Any) -> None:
         self._client, self.seen = client, list[str]()
@@ -191,7 +191,7 @@ class Watched:
         return ask
 
 
-async def test_both_requests_of_a_step_are_made_before_either_is_waited_for() -> None:
+async def test_a_step_sends_both_requests_before_it_waits() -> None:
     model, _ = await pair()
     sampler = await model.sampler()
     watched: Any = Watched(model.client)
@@ -203,7 +203,7 @@ async def test_both_requests_of_a_step_are_made_before_either_is_waited_for() ->
     assert await model.sampler() is not sampler  # of the weights it was asked for
 
 
-async def test_each_seat_is_played_by_a_model_of_its_own_and_they_learn_side_by_side() -> None:
+async def test_each_seat_may_have_its_own_trained_model() -> None:
     player, judge = await pair()
     await judge.sft([told("Who?", "Me.")], learning_rate=0.02)
     batch = await evert.rollout(

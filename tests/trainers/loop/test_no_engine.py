@@ -1,4 +1,4 @@
-"""``evert.models`` where nothing could train them."""
+"""``evert.models`` without an engine."""
 
 import pytest
 from tests.kit import Patch

@@ -1,4 +1,4 @@
-"""``evert.rollout``: the episodes of some tasks as arrays, and data for ``forward_backward``."""
+"""``evert.rollout``: the episodes of tasks as arrays, and as data for ``forward_backward``."""
 
 import asyncio
 from typing import Any
@@ -29,7 +29,7 @@ SEATS = ("player", "judge")
 
 
 async def talker(client: Any, turns: int) -> float:
-    """As many turns as the task says, each worth its number, and 10 at the end."""
+    """Play as many turns as the task says; each earns its number, and the end 10."""
     messages: list[dict[str, str]] = []
     for number in range(turns):
         await go_on(client, messages)
@@ -43,7 +43,7 @@ async def go_on(client: Any, messages: list[dict[str, str]]) -> None:
 
 
 async def two_speakers(client: Any, turns: int) -> float:
-    """Two conversations that alternate: their turns are trained on side by side."""
+    """Alternate two conversations; both are trained on."""
     first, second = [system("one")], [system("two")]
     for number in range(turns):
         await go_on(client, first)
@@ -59,13 +59,13 @@ async def duel(client: Any, task: str) -> dict[str, float]:
 
 
 def counting() -> ScriptedPolicy:
-    """Says "x", then "xx", and so on, whatever it is asked."""
+    """Return a policy that replies "x", then "xx", and so on."""
     policy = ScriptedPolicy(lambda prompt: "x" * (len(policy.actions) + 1))
     return policy
 
 
 def advantages_of(datum: tinker.Datum) -> list[float]:
-    """Of the sampled tokens."""
+    """Return the advantages of the sampled tokens."""
     inputs = {name: tensor.to_numpy() for name, tensor in datum.loss_fn_inputs.items()}
     assert inputs.keys() == {"target_tokens", "logprobs", "advantages"}
     sampled = inputs["logprobs"] != 0
@@ -73,7 +73,7 @@ def advantages_of(datum: tinker.Datum) -> list[float]:
     return [float(value) for value in inputs["advantages"][sampled]]
 
 
-async def test_rewards_come_by_episode_and_by_turn() -> None:
+async def test_a_batch_has_rewards_by_episode_and_by_turn() -> None:
     batch = await evert.rollout(talker, [1, 3], ScriptedPolicy(lambda _: "so"), group_size=2)
     assert batch.rewards.tolist() == [[10, 10], [13, 13]]
     np.testing.assert_equal(batch.turn_rewards, [[[10, NAN, NAN]] * 2, [[0, 1, 12]] * 2])
@@ -86,7 +86,7 @@ async def test_rewards_come_by_episode_and_by_turn() -> None:
     assert batch.turn_rewards.tolist() == [[[0, 11], [0, 12]]]
 
 
-async def test_turns_are_in_the_order_of_play_and_trajectories_in_that_of_lineages() -> None:
+async def test_turns_are_in_order_of_play_and_trajectories_in_lineage_order() -> None:
     batch = await evert.rollout(two_speakers, [2], counting(), group_size=1)
     assert batch.turn_rewards.tolist() == [[[0, 0, 1, 5]]]
     [[trajectory]] = batch.trajectories
@@ -95,7 +95,7 @@ async def test_turns_are_in_the_order_of_play_and_trajectories_in_that_of_lineag
     assert sorted(lengths) == batch.tokens[0][0] != lengths
 
 
-async def test_data_are_those_of_the_cookbook_with_its_advantages() -> None:
+async def test_the_data_equal_the_cookbooks_data_and_advantages() -> None:
     builder = ChatAgentGroupBuilder(two_speakers, 3, group_size=2)
     group = await do_group_rollout(builder, counting())
     theirs, _ = assemble_training_data([group], compute_advantages([group]))
@@ -109,7 +109,7 @@ async def test_data_are_those_of_the_cookbook_with_its_advantages() -> None:
             np.testing.assert_allclose(tensor.to_numpy(), expected, atol=1e-6)
 
 
-async def test_a_function_is_asked_for_the_advantages_of_each_group() -> None:
+async def test_a_function_may_compute_the_advantages_of_each_group() -> None:
     def of_task(group: Group) -> Any:
         return group.rewards * 0 + group.task
 
@@ -117,7 +117,7 @@ async def test_a_function_is_asked_for_the_advantages_of_each_group() -> None:
     assert [{*advantages_of(datum)} for datum in batch.data(of_task)] == [{1}, {1}, {2}, {2}]
 
 
-async def test_each_turn_has_its_own_advantage_where_its_lineage_is() -> None:
+async def test_each_turn_has_its_own_advantage_in_its_lineages_datum() -> None:
     batch = await evert.rollout(two_speakers, [2], counting(), group_size=1)
     first, second = batch.data([[[1, 2, 3, 4]]])
     # replies of 1, 2, 3 and 4 letters in the order of play, each with an end of its turn
@@ -127,7 +127,7 @@ async def test_each_turn_has_its_own_advantage_where_its_lineage_is() -> None:
 
 
 @pytest.mark.parametrize("ragged", [True, False])
-async def test_advantages_of_ones_own_go_by_episode_turn_or_token(ragged: bool) -> None:
+async def test_a_users_advantages_may_be_per_episode_turn_or_token(ragged: bool) -> None:
     batch = await evert.rollout(talker, [1, 2], ScriptedPolicy(lambda _: "so"), group_size=2)
     tokens = batch.tokens[0][0][0]
     by_episode = [[1, 2], [3, 4]]
@@ -157,14 +157,14 @@ async def test_each_seat_has_its_own_rewards_and_baseline() -> None:
     assert [{*advantages_of(datum)} for datum in by_seat] == [{2.0}] * 3 + [{3.0}] * 3
 
 
-async def test_each_seat_may_have_a_policy_of_its_own() -> None:
+async def test_each_seat_may_have_its_own_policy() -> None:
     policies = {seat: ScriptedPolicy(lambda _, seat=seat: seat) for seat in SEATS}  # type: ignore[misc]
     batch = await evert.rollout(duel, ["Go."], policies, group_size=2)
     assert batch.seats["player"].rewards.tolist() == [[len("player")] * 2]
     assert all("Is it player?" in prompt for prompt in policies["judge"].prompts)
 
 
-async def test_what_does_not_fit_is_refused_with_what_would() -> None:
+async def test_advantages_of_the_wrong_shape_are_refused_with_the_expected_shape() -> None:
     batch = await evert.rollout(talker, [1, 2], counting(), group_size=3)
     seats = await evert.rollout(duel, ["Go."], counting(), group_size=1, seats=SEATS)
     message = r"advantages: got the shape \(2,\); expected \[P, G\] = \(2, 3\), by episode"
@@ -189,13 +189,13 @@ async def test_what_does_not_fit_is_refused_with_what_would() -> None:
         ("abc", "Got 'abc' for the tasks; expected an import"),
     ],
 )
-async def test_what_are_no_tasks_is_refused(tasks: Any, text: str) -> None:
+async def test_invalid_tasks_are_refused(tasks: Any, text: str) -> None:
     with pytest.raises(InvalidDatasetError, match=text):
         await evert.rollout(talker, tasks, counting())
 
 
 @pytest.mark.parametrize("policy", ["evert-tiny", len, [1]])
-async def test_what_is_no_policy_is_refused(policy: Any) -> None:
+async def test_an_invalid_policy_is_refused(policy: Any) -> None:
     with pytest.raises(InvalidDatasetError, match=r"The policy is .*; expected a sampling cl"):
         await evert.rollout(talker, [1], policy)
 
@@ -216,7 +216,7 @@ async def test_an_episode_that_fails_is_left_out_and_counted() -> None:
     assert len(batch.data([[5.0, NAN, 6.0]])) == len(batch.data()) == 2
 
 
-async def test_what_nobody_can_train_on_is_raised() -> None:
+async def test_a_batch_without_a_usable_episode_raises() -> None:
     async def broken(client: Any, task: str) -> float:
         raise KeyError(task)
 
@@ -248,7 +248,7 @@ async def test_a_sampling_client_draws_by_the_seed_and_trains_on_the_data(engine
     assert len((await future).loss_fn_outputs) == len(same.data())
 
 
-async def test_prompts_have_the_tokens_of_the_first_model_that_is_sampled(engine: Any) -> None:
+async def test_prompts_use_the_tokenizer_of_the_first_sampled_model(engine: Any) -> None:
     base = "evert-tiny-20q"
     client = sampler_of(base)
     script = ScriptedPolicy(lambda _: "so", model_renderer(base))
@@ -262,7 +262,7 @@ async def test_prompts_have_the_tokens_of_the_first_model_that_is_sampled(engine
             assert trajectory.transitions[0].ob.to_ints()[: len(expected)] == expected
 
 
-async def test_seats_of_different_bases_are_refused_in_words(engine: Any) -> None:
+async def test_seats_on_different_bases_are_refused(engine: Any) -> None:
     player, judge, alike = [
         sampler_of(base) for base in ("evert-tiny", "evert-tiny-20q", str(base_path("evert-tiny")))
     ]
@@ -275,7 +275,7 @@ async def test_seats_of_different_bases_are_refused_in_words(engine: Any) -> Non
     assert await evert.rollout(duel, ["Go."], seats=seats, group_size=1, max_tokens=2)
 
 
-async def test_what_agents_draw_follows_from_the_seed() -> None:
+async def test_the_seed_determines_the_agents_seeds() -> None:
     async def draws(client: Any, task: str) -> float:
         await ask(client, task)
         return float(client.seed)

@@ -1,4 +1,4 @@
-"""A headless Chromium, and runs to be looked at."""
+"""Fixtures: a headless Chromium, and runs to show in it."""
 
 import base64
 import io
@@ -39,7 +39,7 @@ INSIDE = (
 
 @pytest.fixture(scope="session")
 def real_runs(finished: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run of three steps, and a copy of it that says that its learning rate was another one."""
+    """Return a run of three steps, and a copy of it with another learning rate in its record."""
     copy = copy_of(finished, tmp_path_factory.mktemp("runs") / "fast")
     about = copy.read_json("run.json") or {}
     about["settings"]["learning_rate"] = 0.125
@@ -49,7 +49,7 @@ def real_runs(finished: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="session")
 def hostile_run(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in which every text is an attack."""
+    """Return a run in which every text is an attack."""
     name = ATTACK.replace("/", "\u2215")
     run = shutil.copytree(real_runs[0], tmp_path_factory.mktemp("hostile") / name)
     facts = json.loads((run / "run.json").read_text())
@@ -58,7 +58,7 @@ def hostile_run(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathF
     (run / "run.json").write_text(json.dumps(facts))
 
     def attacked(value: Any) -> Any:
-        """All texts of a record are attacks, and so is every key of its notes."""
+        """Return a record with attacks in place of all texts and of all keys of its logs."""
         if isinstance(value, dict):
             return {key: attacked(each) for key, each in value.items()}
         if isinstance(value, list):
@@ -88,7 +88,7 @@ def hostile_run(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathF
 
 
 def until(happens: Callable[[], Any]) -> Any:
-    """Wait until something is true; what it is then."""
+    """Wait until the value is true, and return it."""
     end, last = time.monotonic() + 240, None
     while time.monotonic() < end:
         try:
@@ -101,14 +101,14 @@ def until(happens: Callable[[], Any]) -> Any:
 
 
 class Browser:
-    """Chromium, with what it was asked for and what it said."""
+    """Chromium, with its requests and console messages."""
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
 
     def open(self, page: str, size: tuple[int, int] = DESKTOP, scheme: str = "light") -> None:
-        """Show a page at a size; the phone's is a phone's."""
-        self._go("about:blank")  # whatever was there before is over
+        """Show a page at a size; the phone's size also emulates a phone."""
+        self._go("about:blank")  # leave the previous page
         self.said()
         self.asked_for()
         metrics = {
@@ -130,20 +130,20 @@ class Browser:
             self._driver.get(address)
 
     def ask(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         return self._driver.execute_script(f"return {expression}")
 
     def screenshot(self) -> Image.Image:
-        """What is seen, as pixels."""
+        """Return the visible page as an image."""
         shot = self._driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
         return Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
 
     def said(self) -> list[str]:
-        """The console's messages since the last time."""
+        """Return the console's messages since the last call."""
         return [entry["message"] for entry in self._driver.get_log("browser")]
 
     def asked_for(self) -> list[str]:
-        """Addresses of the requests since the last time."""
+        """Return the addresses of the requests since the last call."""
         events = [json.loads(e["message"])["message"] for e in self._driver.get_log("performance")]
         return [
             event["params"]["request"]["url"]
@@ -154,7 +154,7 @@ class Browser:
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A headless Chromium with an empty profile."""
+    """Start a headless Chromium with an empty profile."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     chromedriver = shutil.which("chromedriver")
     if not chromium or not chromedriver:

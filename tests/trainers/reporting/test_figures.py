@@ -1,4 +1,4 @@
-"""Every figure of the project, by what stands in it; how they look is for people."""
+"""The contents of every figure; their looks are not tested."""
 
 import itertools
 import math
@@ -34,7 +34,7 @@ RISING = Curve([0, 1, 2], [1.0, 2.0, 3.0], [0.0, 0.5, 0.75])
 
 
 def texts(figure: Any) -> list[str]:
-    """All that can be read in a figure."""
+    """Return all texts of a figure."""
     from matplotlib.text import Text
 
     figure.draw_without_rendering()
@@ -42,7 +42,7 @@ def texts(figure: Any) -> list[str]:
 
 
 def score(model: str, split: str = "test", category: str = "", success: float = 0.75) -> Score:
-    """Of forty episodes."""
+    """Return a score of forty episodes."""
     return Score(model, split, category, 40, success, success - 0.25, 1.0, 1.0, None, 0.0, 0)
 
 
@@ -54,7 +54,7 @@ def test_a_wide_interval_leaves_the_line_a_third_of_the_axis() -> None:
     assert high - low < 3.5
 
 
-def test_lines_are_smoothed_and_thinned_and_their_names_are_moved_apart() -> None:
+def test_lines_are_smoothed_and_thinned_and_their_labels_do_not_overlap() -> None:
     assert smoothed([4.0, 4.0, 4.0], 0.9) == pytest.approx([4.0, 4.0, 4.0])
     assert smoothed([1.0, 2.0, 3.0], 0.0) == [1.0, 2.0, 3.0]
     # (0.5 * 0 * 0.5 + 0.5 * 3) / 0.75
@@ -70,13 +70,13 @@ def test_lines_are_smoothed_and_thinned_and_their_names_are_moved_apart() -> Non
     assert [clock_unit(each)[0] for each in lengths] == ["seconds", "minutes", "hours", "days"]
 
 
-def test_a_mean_is_of_the_steps_that_every_seed_has() -> None:
+def test_a_mean_curve_has_the_steps_that_every_seed_has() -> None:
     found = mean([RISING, Curve([0, 2], [0.0, 0.0], [1.0, 0.25])])
     assert (found.steps, found.scores) == ([0, 2], [0.5, 0.5])
     assert mean([]).steps == []
 
 
-def test_a_single_line_needs_no_name_and_several_are_named_by_what_tells_them_apart() -> None:
+def test_several_lines_are_named_by_their_differing_settings() -> None:
     assert short_names(["a, x=1", "a, x=2"]) == ["x=1", "x=2"]
     assert short_names(["a", "a, x=2"]) == ["a", "x=2"]
     assert short_names(["a, x=1"]) == [""]
@@ -88,7 +88,7 @@ def test_a_single_line_needs_no_name_and_several_are_named_by_what_tells_them_ap
     assert {"lr=1,\nseed=0", "lr=2,\nseed=1", "seconds of training"} <= set(two)
 
 
-def test_as_many_lines_as_there_are_looks_are_all_different_and_keep_their_colours() -> None:
+def test_lines_have_distinct_styles_up_to_the_limit_and_keep_their_colours() -> None:
     lines = [(f"run {number}", RISING) for number in range(MOST_LINES)]
     (axes,) = draw_panel("Reward", "mean", lines).axes
     looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
@@ -97,7 +97,7 @@ def test_as_many_lines_as_there_are_looks_are_all_different_and_keep_their_colou
     assert axes.lines[-1].get_color() == COLOURS[1]
 
 
-def test_lines_that_hardly_rise_or_fall_are_flat() -> None:
+def test_lines_that_hardly_change_look_flat() -> None:
     for unit, scores, (low, high) in (
         ("mean reward of an episode", [0.0, 0.0, 0.0], (0.0, 1.0)),
         ("mean reward of an episode", [-1.0, -1.0, -0.99], (-1.0, 0.0)),
@@ -112,7 +112,7 @@ def test_lines_that_hardly_rise_or_fall_are_flat() -> None:
         assert axes.get_ylim() == pytest.approx((low - margin, high + margin)), (unit, scores)
 
 
-def test_a_score_has_its_interval_where_it_is_known() -> None:
+def test_a_score_is_drawn_with_its_interval_if_known() -> None:
     known = Curve([1, 2, 3], [1.0, 2.0, 3.0], [0.0, 0.5, 0.75], [0.25, math.nan, 0.5])
     (axes,) = draw_panel("Reward", "mean", [("a", known)]).axes
     (bars,) = axes.collections
@@ -129,7 +129,7 @@ def test_a_run_is_drawn_by_step_and_by_time() -> None:
     assert (shown.count("held out"), shown.count("in training")) == (1, 1)
 
 
-def test_a_share_stands_with_its_interval_and_its_number_at_its_model_and_split() -> None:
+def test_a_success_rate_is_shown_with_its_interval_and_number_of_episodes() -> None:
     shown = texts(draw_splits("scores", [score("runs/mine"), score("base", success=1.0)]))
     assert {"mine", "base", "75.0% (50-100%), n = 40", "100 %"} <= set(shown)
     assert "held out" not in shown  # the only split
@@ -147,7 +147,7 @@ def test_parts_of_the_time_are_named_and_show_their_share() -> None:
     assert "seed=1" not in shown
 
 
-def test_lists_and_decades_stand_at_even_distances_and_a_range_has_round_numbers() -> None:
+def test_scales_of_choices_and_powers_are_even_and_ranges_have_round_ticks() -> None:
     scale = Scale("loss_fn", ("ppo", "cispo", None))
     assert scale.ticks() == [(0.0, "ppo"), (0.5, "cispo"), (1.0, "None")]
     scale = Scale("learning_rate", low=1e-4, high=1e-2, log=True)
@@ -161,7 +161,7 @@ def test_lists_and_decades_stand_at_even_distances_and_a_range_has_round_numbers
     assert scale.place(9.5) == pytest.approx(0.5)
 
 
-def test_the_best_run_of_a_sweep_is_bold_even_where_all_are_the_same() -> None:
+def test_the_best_run_of_a_sweep_is_bold_even_if_all_scores_are_equal() -> None:
     scales = [Scale("lr", low=1e-4, high=1e-2, log=True), Scale("loss_fn", ("ppo", "cispo"))]
     values = {"lr": 1e-3, "loss_fn": "ppo"}
     for scores, end in (((0.0, 1.0, 0.5), 1.0), ((0.5, 0.5, 0.5), 0.0)):
@@ -174,7 +174,7 @@ def test_the_best_run_of_a_sweep_is_bold_even_where_all_are_the_same() -> None:
         assert reached[-1] == end
 
 
-def test_a_name_is_never_taken_for_a_formula_nor_left_out(tmp_path: Path) -> None:
+def test_a_name_is_never_drawn_as_a_formula_or_left_out(tmp_path: Path) -> None:
     hostile = "$\\frac{ _hidden"
     lines = [(hostile, RISING), ("_b", RISING)]
     figure = draw_panel(hostile, hostile, lines)

@@ -1,4 +1,4 @@
-"""``evert report`` on run folders made up here; ``test_report_browser.py`` has real ones."""
+"""``evert report`` on invented run folders; ``test_report_browser.py`` has real ones."""
 
 import base64
 import hashlib
@@ -43,7 +43,7 @@ ROLLOUTS = "train_rollout_summaries.jsonl"
 
 
 def row(step: int, **more: Any) -> dict[str, Any]:
-    """A step's metrics as the Cookbook writes them: two seconds, eight episodes."""
+    """Return a step's metrics as the Cookbook writes them: two seconds, eight episodes."""
     return {
         "step": step, "progress/done_frac": 0.5, "time/total": 2.0, "time/sampling": 0.5,
         "time/train_step": 1.25, "env/all/reward/total": step / 10, "env/all/total_episodes": 8,
@@ -53,14 +53,14 @@ def row(step: int, **more: Any) -> dict[str, Any]:
 
 
 def turn(given: int, sampled: int, *, lineage: int | None = 0, **notes: Any) -> dict[str, Any]:
-    """A step of a rollout record."""
+    """Return a step of a rollout record."""
     known = {} if lineage is None else {"lineage": lineage}
     logs = {"caller": "evert agent", **known, **notes}
     return {"ob_len": given, "ac_len": sampled, "reward": 0.0, "metrics": {}, "logs": logs}
 
 
 def episode(*turns: dict[str, Any], group: int = 0, reward: float = 1.0) -> dict[str, Any]:
-    """A rollout record."""
+    """Return a rollout record."""
     turns[-1]["metrics"] = {"stop/completed": 1.0, "lineages": 1, "drift": 0}
     return {
         "schema_version": 1, "split": "train", "iteration": 0, "group_idx": group, "traj_idx": 0,
@@ -69,7 +69,7 @@ def episode(*turns: dict[str, Any], group: int = 0, reward: float = 1.0) -> dict
 
 
 def scores(mean: float) -> dict[str, Any]:
-    """Held-out scores, greedy a tenth above."""
+    """Return held-out scores, with the greedy one 0.1 higher."""
     return {
         name: asdict(Score("game", "test", "", 4, 0.5, 0.25, 0.75, value, None, 0.0, 0))
         for name, value in (("greedy", mean + 0.1), ("temperature_1", mean))
@@ -77,7 +77,7 @@ def scores(mean: float) -> dict[str, Any]:
 
 
 def sample(said: str, reward: float = 0.0) -> dict[str, Any]:
-    """A held-out episode of one turn."""
+    """Return a held-out episode of one turn."""
     dialogue = [{"told": "Say seven.", "said": said}]
     return {"target": "7", "reward": reward, "dialogue": dialogue}
 
@@ -130,14 +130,14 @@ def made(tmp_path: Path) -> MadeUp:
 
 
 def page_of(*arguments: str | Path) -> str:
-    """The page that the command writes."""
+    """Run the command and return the page that it writes."""
     out = Path(arguments[0]) / "report"
     assert report.main([str(argument) for argument in arguments]) == 0
     return (out / "index.html").read_text(encoding="utf-8")
 
 
 def answers_of(page: str) -> dict[str, Any]:
-    """The answers that a page has in it."""
+    """Return the answers that a page contains."""
     [data] = re.findall(
         '<script type="application/json" id="saved">(.*?)</script>', page, re.DOTALL
     )
@@ -150,7 +150,7 @@ def tokens_of(path: Path) -> Tokens | None:
         return count_tokens(read_run(path), index, 1)
 
 
-def test_a_run_is_read_as_far_as_it_went(made: MadeUp) -> None:
+def test_a_run_is_read_with_its_scores_and_steps(made: MadeUp) -> None:
     made.rows[0][HELD_OUT_REWARD] = 0.25
     run = read_run(made.write())
     assert (run.name, run.kind, run.finished) == ("game", "run", True)
@@ -168,7 +168,7 @@ def test_a_run_is_read_as_far_as_it_went(made: MadeUp) -> None:
     assert time_spent(read_run(made.write()).rows) is None
 
 
-def test_an_unfinished_run_is_said_to_be_one_and_may_have_no_figures(made: MadeUp) -> None:
+def test_an_unfinished_run_is_marked_and_may_have_no_figures(made: MadeUp) -> None:
     made.rows = made.rows[:1]
     run = read_run(made.write(finished=False))
     assert (run.finished, bool(run.before), bool(run.after)) == (False, True, False)
@@ -196,8 +196,8 @@ def test_an_evaluation_is_reported_with_its_scores(tmp_path: Path) -> None:
     assert (row["name"], row["success"]) == ("oracle, test", "75.0% (50-90%)")
 
 
-def test_a_run_of_the_cookbooks_own_is_read_with_its_held_out_scores(tmp_path: Path) -> None:
-    """Its asynchronous loop writes them beside the training, after the last step, too."""
+def test_a_run_of_the_cookbook_is_read_with_its_held_out_scores(tmp_path: Path) -> None:
+    """Its asynchronous loop writes the scores between steps, and after the last one."""
     (tmp_path / "config.json").write_text('{"learning_rate": 0.1, "max_steps": 5}')
     scored = {"time/total": 9.0, "test/time/evaluation": 1.0}
     held = [{"step": step, HELD_OUT_REWARD: 0.25 + step / 4, **scored} for step in range(3)]
@@ -220,7 +220,7 @@ def test_a_step_done_again_keeps_only_the_held_out_scores_of_the_first(made: Mad
     assert run.rows[1][HELD_OUT_REWARD] == 0.5
 
 
-def test_what_another_version_wrote_is_left_out(made: MadeUp) -> None:
+def test_unknown_entries_of_another_version_are_left_out(made: MadeUp) -> None:
     made.rows[0][HELD_OUT_REWARD] = 0.25
     failure = {"kind": "agent_error", "error": "ValueError: no table"}
     line = {"episodes": 4, "kinds": {"agent_error": 1}, "found": [[failure, 1]]}
@@ -252,7 +252,7 @@ def test_success_is_found_under_the_names_that_agents_use(made: MadeUp) -> None:
         assert (held_out.scores, held_out.seconds) == ([0.75], [2.0])
 
 
-def test_a_folder_that_is_no_run_is_refused_with_what_to_do(made: MadeUp, tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused_with_what_to_do(made: MadeUp, tmp_path: Path) -> None:
     made.write()
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
@@ -267,7 +267,7 @@ def test_a_folder_that_is_no_run_is_refused_with_what_to_do(made: MadeUp, tmp_pa
             read_run(tmp_path / name)
 
 
-def test_what_is_no_run_among_several_paths_is_named_and_left_out(
+def test_paths_without_a_run_are_named_and_left_out(
     made: MadeUp, tmp_path: Path, capsys: Shown
 ) -> None:
     run, broken = made.write(), MadeUp(tmp_path / "broken").write()
@@ -290,14 +290,14 @@ def test_what_is_no_run_among_several_paths_is_named_and_left_out(
 
 
 def runs_with(tmp_path: Path, *values: dict[str, Any]) -> list[Run]:
-    """Made-up runs with settings."""
+    """Return invented runs with these settings."""
     return [
         read_run(MadeUp(tmp_path / str(number) / "folder").write(**each))
         for number, each in enumerate(values)
     ]
 
 
-def test_runs_get_names_that_tell_them_apart(tmp_path: Path) -> None:
+def test_runs_are_named_by_what_distinguishes_them(tmp_path: Path) -> None:
     none = ["folder (1)", "folder (2)"]
     table: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
         ({"name": "a"}, {"name": "b"}, ["a", "b"]),
@@ -311,7 +311,7 @@ def test_runs_get_names_that_tell_them_apart(tmp_path: Path) -> None:
         assert labels(runs_with(tmp_path / str(number), one, other)) == expected
 
 
-def test_settings_that_differ_are_found_and_paths_do_not_count(tmp_path: Path) -> None:
+def test_differing_settings_are_found_except_paths(tmp_path: Path) -> None:
     runs = runs_with(tmp_path, {"log_path": "a", "seed": 0}, {"log_path": "b", "seed": 1})
     assert differing_settings(runs) == ["seed"]
     page = page_of(*(run.path for run in runs))
@@ -334,7 +334,7 @@ def test_the_interval_of_a_steps_reward_is_that_of_its_episodes(made: MadeUp) ->
     assert drawn.errors == pytest.approx([math.nan, half, math.nan], nan_ok=True)
 
 
-def test_a_conversation_is_trained_on_once_a_lineage_where_that_was_recorded(made: MadeUp) -> None:
+def test_tokens_are_counted_once_per_recorded_lineage(made: MadeUp) -> None:
     made.rows = [row(0)]  # 480 tokens: as many as its rollouts have
     path = made.write()
     linear = episode(turn(100, 10), turn(120, 10))
@@ -353,7 +353,7 @@ def test_a_conversation_is_trained_on_once_a_lineage_where_that_was_recorded(mad
         assert tokens.train is None
 
 
-def test_if_not_all_episodes_are_on_record_the_count_is_an_estimate(made: MadeUp) -> None:
+def test_the_token_count_is_an_estimate_if_not_all_episodes_are_recorded(made: MadeUp) -> None:
     made.rows = [row(step) for step in range(60)]
     path = made.write()
     for step in range(0, 60, 2):
@@ -376,7 +376,7 @@ def test_a_cost_needs_a_price_and_a_count() -> None:
         assert cost(of, prices) == dollars_in_all
 
 
-def test_a_page_holds_the_worst_the_best_and_the_first_episodes_of_three_steps(
+def test_a_page_includes_the_worst_best_and_first_episodes_of_three_steps(
     made: MadeUp,
 ) -> None:
     path = made.write()
@@ -398,7 +398,7 @@ def test_a_page_holds_the_worst_the_best_and_the_first_episodes_of_three_steps(
     assert "Say seven." in words
 
 
-def test_lines_that_lack_something_are_counted_and_left_out(made: MadeUp) -> None:
+def test_incomplete_lines_are_counted_and_left_out(made: MadeUp) -> None:
     path, whole = made.write(), episode(turn(9, 1))
     odd: list[Any] = [[{}], [5], 5, [turn(9, 1) | {"reward": None, "ac_len": "x"}]]
     unsaid = whole | {"total_reward": None}
@@ -412,7 +412,7 @@ def test_lines_that_lack_something_are_counted_and_left_out(made: MadeUp) -> Non
     assert len(answers["step/1/train//0"]["episodes"]) == 1
 
 
-def test_a_page_has_a_size_that_it_keeps_and_says_what_did_not_fit(
+def test_a_page_respects_its_size_limit_and_says_what_was_omitted(
     made: MadeUp, monkeypatch: Patch, capsys: Shown
 ) -> None:
     path = made.write()
@@ -432,7 +432,7 @@ def test_a_page_has_a_size_that_it_keeps_and_says_what_did_not_fit(
 
 
 class Tags(html.parser.HTMLParser):
-    """Every tag with its attributes, its scripts and styles, and all other text."""
+    """Parser that collects tags with attributes, scripts and styles, and all other text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -464,7 +464,7 @@ class Tags(html.parser.HTMLParser):
 
 
 def write_hostile(made: MadeUp) -> Path:
-    """A run in which every text is an attack."""
+    """Write a run in which every text is an attack; return its folder."""
     note: dict[str, Any] = {HOSTILE: HOSTILE}
     made.rows = [row(step, **{f"env/all/drift/{HOSTILE}": 1.0}) for step in range(3)]
     path = made.write(name=HOSTILE, agent=HOSTILE, **note)
@@ -474,7 +474,7 @@ def write_hostile(made: MadeUp) -> Path:
     return path
 
 
-def test_hostile_text_is_text_and_the_page_names_nothing_outside_itself(made: MadeUp) -> None:
+def test_hostile_text_stays_text_and_the_page_links_to_nothing_outside(made: MadeUp) -> None:
     page = page_of(write_hostile(made), f"title={HOSTILE}")
     tags = Tags(page)
     names = [tag for tag, _ in tags.tags]
@@ -520,7 +520,7 @@ def test_no_secret_is_in_the_page(made: MadeUp, monkeypatch: Patch) -> None:
     assert "<title>\na [OPENAI_API_KEY]</title>" in page
 
 
-def test_the_page_has_what_the_run_is_and_what_it_reached(made: MadeUp) -> None:
+def test_the_page_has_the_runs_settings_and_scores(made: MadeUp) -> None:
     path = made.write(learning_rate=0.125)
     shown = answers_of(page_of(path))["run/1"]
     assert (shown["trains"], shown["model"], shown["settings"]["learning_rate"]) == (
@@ -547,7 +547,9 @@ def test_the_page_has_what_the_run_is_and_what_it_reached(made: MadeUp) -> None:
         assert struct.unpack(">II", png[16:24]) >= (600, 300)
 
 
-def test_what_there_is_has_its_figure_its_price_and_words(made: MadeUp, monkeypatch: Patch) -> None:
+def test_recorded_metrics_have_figures_prices_and_descriptions(
+    made: MadeUp, monkeypatch: Patch
+) -> None:
     odd = Game("my/Odd-v0", "odd:agent", "odd:TASKS", metrics={"odd": Metric("Oddness", "odds")})
     monkeypatch.setattr(panels, "games", lambda: {**games(), "odd": odd})
     noted = "success", "drift", "drift/history", "lineages", "tools/calls", "tools/calls_unparsed"
@@ -595,7 +597,7 @@ def test_the_command_says_where_the_page_is(made: MadeUp, tmp_path: Path, capsys
     assert not list(out.glob(".*"))
 
 
-def test_too_many_runs_and_a_page_that_cannot_be_written_are_a_line(
+def test_too_many_runs_or_an_unwritable_page_is_a_one_line_error(
     made: MadeUp, capsys: Shown, monkeypatch: Patch
 ) -> None:
     made.write()

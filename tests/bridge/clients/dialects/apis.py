@@ -1,4 +1,4 @@
-"""The four APIs: the least body of each, what it calls a thing, and replies for it to write."""
+"""The four APIs: the smallest body of each, its names for fields, and replies to write in it."""
 
 import inspect
 from collections.abc import Callable
@@ -39,11 +39,11 @@ class Api:
     sdk: Callable[[], set[str]]
 
     def read(self, **fields: Any) -> ChatRequest:
-        """What is read of the least body with these fields."""
+        """Read the smallest body with these fields added."""
         return self.dialect("policy").read({**self.least, **fields})
 
     def refusal(self, **fields: Any) -> openai.BadRequestError:
-        """The 400 that these fields are answered with."""
+        """Return the 400 that these fields get."""
         try:
             request = self.read(**fields)
         except openai.BadRequestError as error:

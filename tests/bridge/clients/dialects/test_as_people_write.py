@@ -1,6 +1,6 @@
-"""What the SDKs' own READMEs, examples and the frameworks above them send, and expect to get.
+"""Requests and answers from the SDKs' READMEs and examples and from agent frameworks.
 
-1. A table of requests: what each is read as. What cannot be honoured is refused or named.
+1. A table of requests: how each is read. What cannot be honoured is refused or named.
 2. A table of answers: the fields that the SDKs' users read without looking for None.
 """
 
@@ -126,7 +126,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], Any, Any]] = {
 
 
 @pytest.mark.parametrize("row", REQUESTS)
-def test_a_request_as_people_write_it_is_read(row: str) -> None:
+def test_a_request_from_sdk_examples_is_read(row: str) -> None:
     api, fields, read, expected = REQUESTS[row]
     assert read(APIS[api].read(**fields)) == expected
 
@@ -146,7 +146,7 @@ ANSWERS: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("api", ANSWERS)
-def test_an_answer_has_the_fields_that_people_read(api: str) -> None:
+def test_an_answer_has_the_fields_that_sdk_users_read(api: str) -> None:
     body = APIS[api].least
     dialect = APIS[api].dialect("policy")
     answer = dialect.write(reply(), dialect.read(body), "1", body)
@@ -197,7 +197,7 @@ async def by_messages(client: AgentClient) -> list[str]:
 
 
 @pytest.mark.parametrize("ask_for_one", [by_chat, by_responses, by_messages])
-async def test_an_agent_that_allows_one_call_gets_one(ask_for_one: Any) -> None:
+async def test_an_agent_that_turns_off_parallel_calls_gets_one_call(ask_for_one: Any) -> None:
     async def agent(client: AgentClient) -> float:
         return float(await ask_for_one(client) == ["north"])
 
@@ -213,7 +213,7 @@ async def test_an_agent_that_allows_one_call_gets_one(ask_for_one: Any) -> None:
     assert rewards(trajectory) == [-0.5, 1.0]
 
 
-async def test_the_arguments_of_a_strict_tool_are_asked_for_again_until_they_fit() -> None:
+async def test_a_call_of_a_strict_tool_is_retried_until_its_arguments_fit() -> None:
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 
     async def agent(client: AgentClient) -> float:
@@ -232,7 +232,7 @@ async def test_the_arguments_of_a_strict_tool_are_asked_for_again_until_they_fit
 
 
 @pytest.mark.parametrize("spaced", [True, False])
-async def test_tool_ids_that_recur_in_each_reply_are_no_drift(spaced: bool) -> None:
+async def test_tool_ids_repeated_in_each_reply_are_not_drift(spaced: bool) -> None:
     call_text = calling("look") if spaced else calling("look").replace(": ", ":")
 
     async def agent(client: AgentClient) -> float:
@@ -255,7 +255,9 @@ async def test_tool_ids_that_recur_in_each_reply_are_no_drift(spaced: bool) -> N
 
 
 @pytest.mark.parametrize("deferred", [True, False])
-async def test_a_function_found_by_a_search_is_called_in_its_own_namespace(deferred: bool) -> None:
+async def test_a_function_found_by_tool_search_is_called_in_its_own_namespace(
+    deferred: bool,
+) -> None:
     """OpenAI's Agents SDK finds no tool for the call otherwise."""
     lookup = {**FLAT_TOOL, "defer_loading": True} if deferred else FLAT_TOOL
     tools: Any = [lookup, {"type": "tool_search"}]
@@ -276,7 +278,7 @@ async def test_a_function_found_by_a_search_is_called_in_its_own_namespace(defer
     assert len(trajectory_to_data(trajectory, 1.0)) == 1  # the call is read back as it was sampled
 
 
-async def test_a_call_of_azures_that_names_its_deployment_only_in_the_path_is_taken_over() -> None:
+async def test_an_azure_call_that_names_its_deployment_only_in_the_path_is_taken_over() -> None:
     async def agent(task: str) -> float:
         async with httpx.AsyncClient(base_url="https://example.openai.azure.com/openai") as client:
             response = await client.post(
@@ -301,8 +303,8 @@ async def test_a_response_can_be_continued_without_new_input() -> None:
     assert rewards(trajectory)[-1] == 1.0
 
 
-async def test_an_agent_that_reads_anothers_conversation_rewrites_no_history() -> None:
-    """A guardrail whose request holds the transcript of the agent that it watches."""
+async def test_quoting_another_agents_conversation_is_not_drift() -> None:
+    """A guardrail's request quotes the transcript of the agent that it watches."""
 
     async def agent(client: AgentClient) -> float:
         transcript: list[Any] = []

@@ -1,5 +1,5 @@
-"""The JSON of a request's body: read as the standard library reads it, within limits, and beside
-the event loop where it is long. And server-sent events: any reader gets what was written."""
+"""A request's JSON body is read as the standard library reads it, within limits, and off the
+event loop if it is long. Server-sent events arrive as written, whatever reads them."""
 
 import asyncio
 import json
@@ -78,7 +78,7 @@ def test_a_body_of_too_many_values_is_refused(value: str) -> None:
         read_body(body.encode())
 
 
-def test_what_stands_in_a_text_is_no_value_and_one_without_an_end_is_refused_at_once() -> None:
+def test_a_long_string_counts_as_one_value_and_an_unterminated_one_is_refused() -> None:
     for text in ("," * MAX_VALUES, '\\"[],' * MAX_VALUES):
         assert read_body(f'{{"x": "{text}"}}'.encode()) == {"x": text.replace("\\", "")}
     with pytest.raises(openai.BadRequestError, match="The body is not JSON"):
@@ -96,7 +96,7 @@ def test_a_long_body_that_is_nested_too_deeply_is_refused(opening: str, closing:
 
 @asynccontextmanager
 async def turns_of_the_loop() -> AsyncIterator[list[int]]:
-    """How often the event loop comes round meanwhile."""
+    """Count the iterations of the event loop inside the block."""
     turns = [0]
 
     async def run() -> None:
@@ -117,7 +117,7 @@ QUESTION = {"role": "user", "content": LONG}
 
 @pytest.mark.parametrize("served", [True, False], ids=["over HTTP", "in process"])
 @as_agent()
-async def test_the_loop_runs_on_while_a_long_text_is_counted(
+async def test_counting_the_tokens_of_a_long_text_does_not_block_the_loop(
     client: AgentClient, served: bool
 ) -> None:
     sdk, claude = client.openai, client.anthropic
@@ -138,7 +138,7 @@ async def test_the_loop_runs_on_while_a_long_text_is_counted(
 
 
 @as_agent()
-async def test_the_loop_runs_on_while_a_long_body_is_read(client: AgentClient) -> None:
+async def test_reading_a_long_body_does_not_block_the_loop(client: AgentClient) -> None:
     body = json.dumps({"messages": [QUESTION], "metadata": {"x": [[]] * 200_000}}).encode()
     async with turns_of_the_loop() as turns:
         endpoint = client._endpoint
@@ -151,7 +151,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=100)
 
 @given(ANY_TEXT)
 @example("The quick brown fox jumps over the lazy dog.")
-def test_the_deltas_put_together_are_the_text(text: str) -> None:
+def test_the_deltas_concatenated_are_the_text(text: str) -> None:
     pieces = [*deltas(text)]
     assert "".join(pieces) == text
     assert all(0 < len(piece) <= DELTA_LENGTH for piece in pieces)
@@ -169,7 +169,7 @@ def decoded(stream: bytes, cut: int) -> list[Any]:
     return [*SSEDecoder().iter_bytes(iter(pieces))]
 
 
-def test_events_are_read_as_they_were_written_however_they_are_cut() -> None:
+def test_server_sent_events_survive_any_chunking() -> None:
     for cut in (1, 7, 10_000):
         named_chunks, unnamed = (
             decoded(named_events(EVENTS), cut),
@@ -183,8 +183,8 @@ def test_events_are_read_as_they_were_written_however_they_are_cut() -> None:
 
 
 @pytest.mark.parametrize("library", [httpx, httpx2])
-def test_a_reader_of_lines_gets_whole_events(library: Any) -> None:
-    """Some split at every kind of line break that Unicode knows."""
+def test_reading_line_by_line_gives_whole_events(library: Any) -> None:
+    """Some readers split lines at every Unicode line break."""
     response: Any = library.Response(200, content=bare_events(EVENTS))
     lines = [line for line in response.iter_lines() if line]
     assert [json.loads(line.removeprefix("data: ")) for line in lines] == EVENTS

@@ -1,5 +1,5 @@
-"""What all four APIs keep: every field has its policy, a thing is the same by whatever name, what
-cannot be read is a 400 with its place, and what is written is recognised when it is sent back."""
+"""What all four APIs guarantee: every field has a policy, equivalent fields are read alike, an
+unreadable field is a 400 with its place, and an answer is recognised when it is sent back."""
 
 import itertools
 import json
@@ -107,7 +107,7 @@ def test_a_refused_field_is_a_400_that_says_what_to_do(name: str, within: str) -
 
 
 @every_policy
-def test_an_absent_field_is_absent_in_every_spelling(name: str, within: str) -> None:
+def test_none_and_the_sdks_omit_markers_count_as_absent(name: str, within: str) -> None:
     api = APIS[name]
     policy = api.settings[within]
     for field in (policy.honoured | {*policy.refused}) - {*api.least}:
@@ -117,12 +117,12 @@ def test_an_absent_field_is_absent_in_every_spelling(name: str, within: str) -> 
 
 
 @every_api
-def test_a_value_that_asks_for_nothing_special_passes(name: str) -> None:
+def test_a_default_value_of_a_refused_field_passes(name: str) -> None:
     for fields in NOTHING_SPECIAL[name]:
         assert APIS[name].read(**fields) == APIS[name].read(), fields
 
 
-# -- a thing by its four names -------------------------------------------------------------------
+# -- equivalent fields of the four APIs ----------------------------------------------------------
 
 ADD = {"name": "add", "description": "It."}
 ADD_READ = {"type": "function", "function": {**ADD, "parameters": SCHEMA}}
@@ -218,7 +218,7 @@ THINGS: dict[str, tuple[Fields, dict[str, Fields]]] = {
 
 
 @pytest.mark.parametrize("thing", THINGS)
-def test_a_thing_is_the_same_by_whatever_name(thing: str) -> None:
+def test_equivalent_fields_of_the_four_apis_are_read_alike(thing: str) -> None:
     expected, spellings = THINGS[thing]
     for name, fields in spellings.items():
         api = APIS[name]
@@ -232,12 +232,12 @@ Make = Callable[[Any], Fields]
 
 
 def field(name: str, **beside: Any) -> Make:
-    """The body that has a value in that field."""
+    """Return a function that makes a body with a value in that field."""
     return lambda value: {**beside, name: value}
 
 
 def second(name: str, first: Fields) -> Make:
-    """The body whose list of that name has a value after another."""
+    """Return a function that makes a body whose list of that name is `first`, then a value."""
     return lambda value: {name: [first, value]}
 
 
@@ -258,7 +258,7 @@ Row = tuple[str, Make, Sequence[Any], str]
 
 
 def bad(param: str, make: Make, values: Sequence[Any], said: str = "") -> Row:
-    """The field that a refusal names, the body and the values of it, and what the refusal says."""
+    """Return a row: the field that a refusal names, the body and values, and the refusal's text."""
     return param, make, values, said
 
 
@@ -379,7 +379,7 @@ UNREADABLE: dict[str, list[Row]] = {
 
 
 @every_api
-def test_what_cannot_be_read_is_refused_with_its_place(name: str) -> None:
+def test_an_unreadable_field_is_refused_and_its_place_named(name: str) -> None:
     for param, make, values, said in UNREADABLE[name]:
         for fields in map(make, values):
             error = APIS[name].refusal(**fields)
@@ -419,7 +419,7 @@ ECHOES: list[Callable[[str], str]] = [str, str.strip, "\n\n {} \n".format, str.r
 
 
 def echo_of(value: Any, echo: Callable[[str], str]) -> Any:
-    """An answer whose texts, but for its thoughts, went through an agent."""
+    """Return the answer with `echo` applied to its texts, except for its thoughts."""
     if isinstance(value, list):
         return [echo_of(item, echo) for item in value]
     if not isinstance(value, dict) or value.get("thought") or value.get("type") == "reasoning_text":
@@ -458,7 +458,7 @@ NUMBERS = {
 
 
 @every_api
-def test_an_answer_has_its_number_its_model_and_its_usage(name: str) -> None:
+def test_an_answer_has_its_id_model_and_usage(name: str) -> None:
     answer, (number, model, usage, *counts) = answer_of(name, reply()), NUMBERS[name]
 
     assert answer[number].rpartition("-")[2].rpartition("_")[2] == "1"
@@ -489,12 +489,12 @@ REASON: dict[str, Callable[[Any], Any]] = {
 
 
 @every_api
-def test_the_reason_of_the_end_is_the_apis_own(name: str) -> None:
+def test_the_finish_reason_is_the_apis_own(name: str) -> None:
     for end, reason in ENDS[name]:
         assert REASON[name](answer_of(name, end)) == reason, end
 
 
-def test_arguments_that_are_no_object_are_given_whole() -> None:
+def test_arguments_that_are_not_an_object_are_delivered_as_text() -> None:
     for arguments in ("no JSON", "[1]", "5", "[" * 3000):
         call = reply("", calls=(("add", arguments),))
         [block] = answer_of("anthropic", call)["content"]
@@ -502,7 +502,7 @@ def test_arguments_that_are_no_object_are_given_whole() -> None:
         assert block["input"] == part["functionCall"]["args"] == {"arguments": arguments}
 
 
-def test_a_call_keeps_its_id_and_its_arguments_to_the_letter() -> None:
+def test_a_call_keeps_its_exact_id_and_arguments() -> None:
     texts = ['{ "x":1 }', '{"x": 1}']
     answer = answer_of("chat", reply("", calls=tuple(("add", text) for text in texts)))
     calls = [called(f"call-{number}", arguments=text) for number, text in enumerate(texts)]

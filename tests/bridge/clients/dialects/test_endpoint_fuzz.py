@@ -3,7 +3,7 @@
 1. ``Endpoint.read`` makes a call of a request, or an answer of status 400 or 404 in the error form
    of the API that was asked; it never raises.
 2. Whatever the policy replies to such a call, there is an answer of status 200, whole or streamed.
-3. What ``read`` has let pass can be sampled for, or is refused with a 400: an Env never breaks.
+3. A call that ``read`` accepts is sampled or refused with a 400: an Env never breaks.
 """
 
 import asyncio
@@ -142,7 +142,7 @@ VALUES = st.recursive(
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Each container with each of its keys, all the way down."""
+    """Yield each container with each of its keys, recursively."""
     if isinstance(value, list):
         keys: list[Any] = [*range(len(value))]
     else:
@@ -154,7 +154,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 @st.composite
 def mutated(draw: st.DrawFn, body: dict[str, Any]) -> dict[str, Any]:
-    """A body with some things in it replaced, removed, wrapped or added."""
+    """Draw a body with some of its values replaced, removed, wrapped or added."""
     body = copy.deepcopy(body)
     for _ in range(draw(st.integers(1, 3))):
         container, key = draw(st.sampled_from([*places(body), (body, "model")]))
@@ -260,14 +260,14 @@ def dumped(body: Any) -> bytes:
 
 
 @every_api
-def test_the_bodies_here_are_calls(endpoint: Endpoint, path: str) -> None:
+def test_the_unmutated_bodies_are_calls(endpoint: Endpoint, path: str) -> None:
     assert isinstance(endpoint.read(endpoint.route("POST", path, dumped(BODIES[path]))), ApiCall)
 
 
 @every_api
 @examples(1500)
 @given(data=st.data())
-def test_a_body_that_is_almost_right_is_a_call_or_a_400(
+def test_a_mutated_body_is_a_call_or_a_400(
     endpoint: Endpoint, path: str, data: st.DataObject
 ) -> None:
     check(endpoint, path, dumped(data.draw(mutated(BODIES[path]))))
@@ -276,7 +276,7 @@ def test_a_body_that_is_almost_right_is_a_call_or_a_400(
 @every_api
 @examples(1200)
 @given(data=st.data())
-def test_fields_with_anything_in_them_are_a_call_or_a_400(
+def test_fields_with_arbitrary_values_are_a_call_or_a_400(
     endpoint: Endpoint, path: str, data: st.DataObject
 ) -> None:
     check(endpoint, path, dumped(data.draw(subset(BODIES[path]))))
@@ -285,21 +285,25 @@ def test_fields_with_anything_in_them_are_a_call_or_a_400(
 @every_api
 @examples(300)
 @given(content=st.binary() | VALUES.map(dumped) | TEXTS.map(lambda t: t.encode(errors="replace")))
-def test_any_bytes_are_a_call_or_a_400(endpoint: Endpoint, path: str, content: bytes) -> None:
+def test_random_bytes_are_a_call_or_a_400(endpoint: Endpoint, path: str, content: bytes) -> None:
     check(endpoint, path, content)
 
 
 @pytest.mark.parametrize("path", COUNTS)
 @examples(300)
 @given(data=st.data())
-def test_tokens_are_counted_or_a_400(endpoint: Endpoint, path: str, data: st.DataObject) -> None:
+def test_a_mutated_token_count_is_answered_or_a_400(
+    endpoint: Endpoint, path: str, data: st.DataObject
+) -> None:
     check(endpoint, path, dumped(data.draw(mutated(COUNTS[path]) | subset(COUNTS[path]))))
 
 
 @every_api
 @pytest.mark.parametrize("kind", ["lists", "objects"])
 @pytest.mark.parametrize("depth", [90, 100, 110, 200, 500, *range(900, 1000, 9), 5000, 100_000])
-def test_depth_is_a_call_or_a_400(endpoint: Endpoint, path: str, depth: int, kind: str) -> None:
+def test_a_nested_body_is_a_call_or_a_400(
+    endpoint: Endpoint, path: str, depth: int, kind: str
+) -> None:
     check(endpoint, path, deep(kind, depth).encode())
     for name in BODIES[path]:
         body = dumped({**BODIES[path], name: "deep"}).decode()
@@ -307,7 +311,9 @@ def test_depth_is_a_call_or_a_400(endpoint: Endpoint, path: str, depth: int, kin
 
 
 @every_api
-def test_a_body_that_is_nested_too_deeply_says_so(endpoint: Endpoint, path: str) -> None:
+def test_a_body_that_is_nested_too_deeply_gets_an_error_with_the_limit(
+    endpoint: Endpoint, path: str
+) -> None:
     fine = {**BODIES[path], "metadata": json.loads(deep("objects", MAX_DEPTH - 1))}
     deeper = {**BODIES[path], "metadata": json.loads(deep("objects", MAX_DEPTH))}
 
@@ -320,14 +326,16 @@ def test_a_body_that_is_nested_too_deeply_says_so(endpoint: Endpoint, path: str)
 @every_api
 @examples(600)
 @given(reply=REPLIES, stream=st.booleans())
-def test_any_reply_is_an_answer(endpoint: Endpoint, path: str, reply: Reply, stream: bool) -> None:
+def test_any_reply_becomes_an_answer(
+    endpoint: Endpoint, path: str, reply: Reply, stream: bool
+) -> None:
     place = path if stream else WHOLE.get(path, path)
     check(endpoint, place, dumped({**BODIES[path], "stream": stream}), reply)
 
 
 @examples(300)
 @given(method=st.sampled_from(["GET", "PUT", "DELETE", "HEAD"]) | TEXTS, path=TEXTS)
-def test_another_path_is_a_404_with_a_list(endpoint: Endpoint, method: str, path: str) -> None:
+def test_an_unknown_path_is_a_404(endpoint: Endpoint, method: str, path: str) -> None:
     for place in (path, f"/v1/{path}", f"/v1/models/{path}/", "/v1/files", *BODIES):
         answer = endpoint.read(endpoint.route(method, place, b""))
         assert isinstance(answer, ApiResponse)
@@ -377,11 +385,13 @@ def requests(draw: st.DrawFn) -> tuple[str, bytes]:
     | st.sampled_from(['{"x": 1}', "[" * 3000, "<tool_call>\n{}\n</tool_call>", "<tool_call>"])
     | st.just('<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'),
 )
-def test_what_passes_is_sampled_for_or_refused(sent: list[tuple[str, bytes]], reply: str) -> None:
+def test_a_call_that_passes_is_sampled_or_refused(
+    sent: list[tuple[str, bytes]], reply: str
+) -> None:
     asyncio.run(play(sent, reply))
 
 
-async def test_a_reply_in_parts_that_belongs_to_no_known_conversation_is_sampled_for() -> None:
+async def test_a_request_with_an_unknown_reply_in_parts_is_sampled() -> None:
     parts = {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}
     question = {"role": "user", "content": "Something else."}
     bodies = [dumped({"messages": messages}) for messages in ([question], [parts, question])]
@@ -405,7 +415,7 @@ UNRENDERED = {
 
 
 @pytest.mark.parametrize(("name", "body"), UNRENDERED.items(), ids=UNRENDERED)
-async def test_what_a_renderer_cannot_render_is_a_400(
+async def test_a_request_that_the_renderer_cannot_render_is_a_400(
     make_renderer: MakeRenderer, name: str, body: dict[str, Any]
 ) -> None:
     answers: list[ApiResponse] = []

@@ -1,4 +1,4 @@
-"""Gemini's function declarations and schemas, and the ids of calls that come back without."""
+"""Gemini's function declarations and schemas, and the ids of calls that come back without one."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def refusal(read: Callable[..., Any], *arguments: Any) -> openai.BadRequestError
     return caught.value
 
 
-def test_a_field_has_one_name_and_null_is_none() -> None:
+def test_a_snake_case_field_gets_its_camel_case_name_and_null_is_dropped() -> None:
     fields = {"max_output_tokens": 1, "topP": 2, "stop": 3, "a__b": 4, "text": None}
 
     assert read_fields(fields, "p") == {"maxOutputTokens": 1, "topP": 2, "stop": 3, "aB": 4}
@@ -75,7 +75,7 @@ def test_schemas_become_json_schemas() -> None:
             assert first_error(json.dumps(expected), None) is None, row
 
 
-def test_a_schema_within_must_be_an_object() -> None:
+def test_a_nested_schema_must_be_an_object() -> None:
     for schema, place in [
         (None, "p"),
         ({"properties": {"x": 5}}, "p.properties.x"),
@@ -85,7 +85,7 @@ def test_a_schema_within_must_be_an_object() -> None:
         assert refusal(json_schema, schema, "p").param == place
 
 
-def test_declarations_of_several_tools_are_functions_in_their_order() -> None:
+def test_declarations_of_several_tools_become_functions_in_order() -> None:
     number = {"type": "object", "properties": {"x": {"type": "integer"}}}
     add = {"name": "add", "description": "It.", "parametersJsonSchema": number}
     look = {"name": "look", "parameters": {"type": "OBJECT"}, "response": {"type": "STRING"}}
@@ -108,7 +108,7 @@ def part(id: str, **args: Any) -> Fields:
 
 
 def calling(*calls: tuple[str | None, int], name: str = "add") -> Fields:
-    """What the model said, by the ids and the arguments of its calls."""
+    """Return the model's message, given the ids and arguments of its calls."""
     tool_calls = [called(id, name, json.dumps({"x": x})) for id, x in calls]
     return {"role": "assistant", "content": "", "tool_calls": tool_calls}
 
@@ -138,7 +138,7 @@ RESTORED: dict[str, tuple[list[Fields], list[str | None]]] = {
 
 
 @pytest.mark.parametrize("row", RESTORED)
-def test_calls_get_their_ids_again_and_those_of_the_agents_own_making_none(row: str) -> None:
+def test_our_calls_get_their_ids_back_and_the_agents_own_calls_get_none(row: str) -> None:
     ids = CallIds()
     ids.remember([HI], [{"text": "So:"}, part("a", x=1), part("b", x=1), part("c", x=2)])
     ids.remember([HI, calling(("a", 1)), result("a")], [part("d", x=1)])

@@ -1,4 +1,4 @@
-"""What is one API's alone. What all four keep is in ``test_contract.py``."""
+"""What only one API has. What all four guarantee is in ``test_contract.py``."""
 
 import time
 from typing import Any
@@ -39,7 +39,7 @@ def test_messages_are_not_copied_and_an_unknown_field_passes_over_the_wire() -> 
     assert CHAT.read(max_output_tokens=5) == CHAT.read()
 
 
-def test_it_says_when_it_was_made_in_whole_seconds() -> None:
+def test_created_is_a_time_in_whole_seconds() -> None:
     before = int(time.time())
     created = completion(reply(), id="c", model="policy").created
 
@@ -47,7 +47,7 @@ def test_it_says_when_it_was_made_in_whole_seconds() -> None:
     assert before <= created <= int(time.time())
 
 
-def test_what_is_not_there_is_null_or_absent() -> None:
+def test_missing_parts_of_a_message_are_null_or_absent() -> None:
     assert message(reasoning="Hm.").model_dump()["reasoning_content"] == "Hm."
     assert not hasattr(message(), "reasoning_content")
     assert message().tool_calls is None
@@ -74,14 +74,14 @@ def answer_of(said: Any, **body: Any) -> Fields:
     return dialect.write(said, dialect.read(body), "1", body)
 
 
-def test_custom_tools_are_functions_of_one_text_and_those_of_a_namespace_carry_its_name() -> None:
+def test_custom_tools_take_one_text_and_namespaced_tools_carry_their_namespace() -> None:
     text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
     assert offered(ADD, RUN) == {"add": SCHEMA, "run": text}
     assert offered(SPACE, ADD) == {"math.add": SCHEMA, "math.run": text, "add": SCHEMA}
 
 
-def test_openais_own_tools_are_left_out_and_named() -> None:
+def test_openais_built_in_tools_are_left_out_and_named() -> None:
     for kind in (*BUILT_IN_TOOLS, "web_search_2025_08_26"):
         assert [*offered({"type": kind}, ADD)] == ["add"], kind
         request = RESPONSES.read(tools=[{"type": kind}])
@@ -90,7 +90,7 @@ def test_openais_own_tools_are_left_out_and_named() -> None:
     assert "no tools that OpenAI defines (shell): offer functions." in refusal.message
 
 
-def test_a_forced_tool_may_be_a_custom_one_or_any_of_several() -> None:
+def test_tool_choice_may_force_a_custom_tool_or_any_tool() -> None:
     for choice, names in [
         ("required", ("add", "run")),
         ({"type": "custom", "name": "run"}, ("run",)),
@@ -101,7 +101,7 @@ def test_a_forced_tool_may_be_a_custom_one_or_any_of_several() -> None:
     assert RESPONSES.read(tools=[ADD], tool_choice=allowed) == RESPONSES.read(tools=[ADD])
 
 
-def test_a_custom_tool_is_called_with_its_text_and_one_in_a_namespace_by_both_names() -> None:
+def test_a_custom_tools_call_has_its_text_and_a_namespaced_tools_call_both_names() -> None:
     calls = (("run", '{"input": "ls"}'), ("run", '{"cmd": 1}'), ("run", "no JSON"))
     output = answer_of(reply("", calls=calls), tools=[RUN])["output"]
     assert [item["type"] for item in output] == ["custom_tool_call"] * 3
@@ -163,7 +163,7 @@ def gemini_written(said: Any, **body: Any) -> Fields:
     return Gemini("policy").write(said, GEMINI.read(), "1", body)
 
 
-def test_the_path_says_which_model_is_asked_and_whether_for_a_stream() -> None:
+def test_the_path_names_the_model_and_says_whether_to_stream() -> None:
     for path, model, stream in [
         ("/v1beta/models/policy:generateContent", "policy", False),
         ("/v1beta/models/gemini-2.5-flash:streamGenerateContent", "gemini-2.5-flash", True),
@@ -178,7 +178,7 @@ def test_the_path_says_which_model_is_asked_and_whether_for_a_stream() -> None:
         assert addressed == {"contents": [HI_PARTS], "model": model, "stream": stream}, path
 
 
-def test_a_request_may_be_counted_as_a_whole() -> None:
+def test_count_tokens_accepts_a_whole_generate_request() -> None:
     whole = {"model": "models/policy", "contents": [HI_PARTS], "systemInstruction": {"parts": []}}
     dialect = Gemini("policy")
     body = dialect.addressed("/v1/models/policy:countTokens", {"generateContentRequest": whole})
@@ -187,7 +187,7 @@ def test_a_request_may_be_counted_as_a_whole() -> None:
     assert dialect.counted(7) == {"totalTokens": 7}
 
 
-def test_thoughts_are_shown_to_who_asks_for_them() -> None:
+def test_thoughts_are_shown_only_if_the_request_includes_them() -> None:
     for config, shown in [
         ({"includeThoughts": True}, True),
         ({"include_thoughts": True}, True),

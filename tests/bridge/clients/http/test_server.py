@@ -81,7 +81,7 @@ def session_of(client: AgentClient) -> aiohttp.ClientSession:
 
 
 async def post(session: aiohttp.ClientSession, mark: Any = None, **fields: Any) -> str:
-    """The text that a completion has."""
+    """Return the text of a completion."""
     call = session.post("chat/completions", json={**ASKED, **fields}, headers=mark)
     async with call as response:
         return str((await response.json())["choices"][0]["message"]["content"])
@@ -91,7 +91,7 @@ async def step(env: ChatAgentEnv, text: str) -> Any:
     return await env.step(tokens_of(text))
 
 
-async def test_many_rollouts_share_a_server_and_none_is_mixed_up() -> None:
+async def test_many_rollouts_share_a_server_and_get_their_own_replies() -> None:
     addresses: set[str] = set()
 
     async def agent(client: AgentClient, task: str) -> float:
@@ -115,7 +115,9 @@ async def test_many_rollouts_share_a_server_and_none_is_mixed_up() -> None:
     assert all(trajectory.transitions[-1].metrics["lineages"] == 1 for trajectory in trajectories)
 
 
-async def test_it_listens_on_loopback_only_unless_asked_and_then_advises_tls(caplog: Logs) -> None:
+async def test_the_server_listens_on_loopback_by_default_and_advises_tls_elsewhere(
+    caplog: Logs,
+) -> None:
     async def agent(client: AgentClient) -> float:
         port = int(client.base_url.rpartition(":")[2].partition("/")[0])
         listening = [c for c in psutil.Process().net_connections() if c.status == "LISTEN"]
@@ -133,7 +135,7 @@ async def test_it_listens_on_loopback_only_unless_asked_and_then_advises_tls(cap
 # -- retries, and clients that go away -----------------------------------------------------------
 
 
-async def test_a_marked_retry_gets_the_same_reply_and_an_equal_body_another() -> None:
+async def test_a_marked_retry_gets_the_same_reply_and_an_equal_new_call_a_new_reply() -> None:
     contents: list[str] = []
 
     async def agent(client: AgentClient) -> float:
@@ -166,7 +168,7 @@ async def test_an_sdk_that_timed_out_gets_its_reply_on_its_own_retry() -> None:
     assert env.turns == 1
 
 
-async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: Patch) -> None:
+async def test_a_call_whose_client_disconnected_is_given_up(monkeypatch: Patch) -> None:
     monkeypatch.setattr(calls, "RETRY_PATIENCE", 0.05)
 
     async def agent(client: AgentClient) -> float:
@@ -195,7 +197,7 @@ class Slow(MessageCompleter):
         raise ValueError("no such game")
 
 
-async def test_calls_that_were_given_up_keep_no_other_out(monkeypatch: Patch) -> None:
+async def test_abandoned_calls_do_not_use_up_the_limit_of_open_calls(monkeypatch: Patch) -> None:
     monkeypatch.setattr(calls, "RETRY_PATIENCE", 0.05)
     monkeypatch.setattr(calls, "REMEMBERED", 1)
     monkeypatch.setattr(connections, "AT_ONCE", 1)
@@ -216,7 +218,7 @@ async def test_calls_that_were_given_up_keep_no_other_out(monkeypatch: Patch) ->
 
 
 @pytest.mark.usefixtures("often_pinged")
-async def test_a_frozen_model_that_fails_is_named_whole_or_in_a_stream() -> None:
+async def test_a_failing_frozen_model_is_named_in_an_answer_and_in_a_stream() -> None:
     message = "The model 'judge' failed: ValueError: no such game"
     answers: list[str] = []
 
@@ -261,7 +263,7 @@ async def test_a_waiting_stream_is_kept_alive_by_comments() -> None:
 
 @pytest.mark.usefixtures("often_pinged")
 @pytest.mark.parametrize("pause", [0, 0.2], ids=["at once", "after comments"])
-async def test_the_sdks_read_a_stream_that_waited(pause: float) -> None:
+async def test_the_sdks_read_a_stream_after_keep_alive_comments(pause: float) -> None:
     texts: list[str] = []
 
     async def agent(client: AgentClient) -> float:
@@ -284,7 +286,7 @@ async def test_the_sdks_read_a_stream_that_waited(pause: float) -> None:
 
 
 class Late(MessageCompleter):
-    """A model that refuses when a stream has long begun."""
+    """A model that refuses long after the stream has begun."""
 
     async def __call__(self, messages: Any) -> Any:
         await asyncio.sleep(0.3)
@@ -293,7 +295,7 @@ class Late(MessageCompleter):
 
 @pytest.mark.usefixtures("often_pinged")
 @as_agent(models={"late": Late()})
-async def test_what_goes_wrong_in_a_stream_of_googles_that_waited_is_its_own_error(
+async def test_an_error_in_a_waiting_google_stream_is_the_sdks_own_error(
     client: AgentClient,
 ) -> None:
     with left_alone():
@@ -305,7 +307,7 @@ async def test_what_goes_wrong_in_a_stream_of_googles_that_waited_is_its_own_err
 
 
 @pytest.mark.usefixtures("often_pinged")
-async def test_a_rollout_that_is_closed_ends_a_waiting_stream() -> None:
+async def test_closing_a_rollout_ends_its_waiting_stream() -> None:
     async def agent(client: AgentClient) -> float:
         async with openai_of(client, max_retries=0) as sdk:
             stream: Any = await sdk.chat.completions.create(**ASKED, stream=True)
@@ -331,8 +333,8 @@ def test_a_blocking_agent_may_ask_for_an_address_from_its_thread(client: Any) ->
     assert completion.choices[0].message.content == "hello"
 
 
-async def test_an_address_asked_for_while_the_last_one_is_let_go_works() -> None:
-    """The server that is stopping is nobody's any more; the next rollout gets one of its own."""
+async def test_an_address_requested_while_the_server_is_stopping_works() -> None:
+    """A server that is stopping takes no new rollout; the next rollout gets a new server."""
 
     async def first(client: AgentClient) -> float:
         assert client.base_url
@@ -356,7 +358,7 @@ async def test_an_address_asked_for_while_the_last_one_is_let_go_works() -> None
         assert [result.reward for result in results] == [1.0, 1.0]
 
 
-async def test_a_seats_client_taken_twice_goes_on_with_the_same_responses() -> None:
+async def test_both_clients_of_one_seat_continue_the_same_responses() -> None:
     async def agent(client: AgentClient) -> float:
         fields: Any = {"model": "evert/p", "input": "Hi"}
         first = await client.seat("p").openai.responses.create(**fields)

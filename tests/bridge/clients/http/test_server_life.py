@@ -1,4 +1,4 @@
-"""The loopback server lives as long as its loop and its last rollout, and no moment longer."""
+"""The loopback server lives exactly as long as its loop and its last rollout."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ def nothing_listens() -> Iterator[None]:
 
 
 def ask(address: Address, text: str = "Hi") -> str:
-    """A blocking call by the standard library, which knows nothing of evert."""
+    """Make a blocking call with the standard library, which evert does not take over."""
     body = {"model": "any", "messages": [user(text)]}
     request = urllib.request.Request(
         f"{address.base_url}/chat/completions",
@@ -67,7 +67,7 @@ async def play(agent: Any = asking) -> float:
 
 
 async def abandon(addresses: list[Address]) -> ChatAgentEnv:
-    """An Env that has handed out an address and is left as it is."""
+    """Return an Env that has handed out an address and is never closed."""
 
     async def agent(client: AgentClient) -> float:
         addresses.append(client.serve())
@@ -87,7 +87,7 @@ def is_refused(address: Address) -> bool:
 # -- an address is answered ----------------------------------------------------------------------
 
 
-async def test_an_address_asked_for_while_its_agent_ends_is_served_or_refused() -> None:
+async def test_an_address_requested_while_the_agent_ends_is_served_or_refused() -> None:
     outcomes: list[Address | Exception] = []
     threads: list[threading.Thread] = []
 
@@ -110,7 +110,7 @@ async def test_an_address_asked_for_while_its_agent_ends_is_served_or_refused() 
     assert len(outcomes) == 200
 
 
-async def test_the_address_of_an_episode_that_is_over_is_not_handed_out_again() -> None:
+async def test_a_finished_episode_hands_out_no_address() -> None:
     clients: list[AgentClient] = []
 
     async def agent(client: AgentClient) -> float:
@@ -145,18 +145,18 @@ def test_a_closed_loop_serves_nothing() -> None:
 
 
 def cancel_all(loop: asyncio.AbstractEventLoop) -> None:
-    """Else Python complains of what a closed loop still had to do."""
+    """Cancel all tasks, because Python warns about tasks that are pending in a closed loop."""
     for task in asyncio.all_tasks(loop):
         task.cancel()
     with suppress(asyncio.CancelledError):
         loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(loop), return_exceptions=True))
 
 
-def test_run_after_run_has_servers_of_its_own() -> None:
+def test_each_run_in_a_row_has_its_own_server() -> None:
     assert [asyncio.run(play()) for _ in range(5)] == [1.0] * 5
 
 
-def test_a_port_that_was_named_is_every_episodes_until_its_loop_ends() -> None:
+def test_all_episodes_of_a_loop_share_a_named_port() -> None:
     port, addresses = kit.free_port(), list[Address]()
 
     async def agent(client: AgentClient) -> float:
@@ -186,7 +186,9 @@ def test_a_port_that_was_named_is_every_episodes_until_its_loop_ends() -> None:
         ("trainer:80", ("trainer", 80)),
     ],
 )
-def test_an_interface_is_named_with_its_port_or_without(host: str, named: tuple[str, int]) -> None:
+def test_an_interface_may_be_given_with_or_without_a_port(
+    host: str, named: tuple[str, int]
+) -> None:
     assert server.interface_and_port(host) == named
 
 
@@ -211,8 +213,8 @@ def test_a_run_that_fails_or_is_cancelled_ends_its_server(error: type[BaseExcept
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio's own
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 50])
-def test_a_loop_that_is_closed_takes_its_server_along(turns: int) -> None:
-    """At any moment of the server's start, and with its Env still held by somebody."""
+def test_closing_a_loop_stops_its_server(turns: int) -> None:
+    """It stops at any moment of its start, even while something still references its Env."""
     addresses: list[Address] = []
     loop = asyncio.new_event_loop()
 
@@ -241,7 +243,7 @@ def port_of(address: Address) -> int:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_loop_that_is_dropped_unclosed_takes_its_server_along() -> None:
+def test_dropping_an_unclosed_loop_stops_its_server() -> None:
     loop = asyncio.new_event_loop()
     addresses: list[Address] = []
     loop.run_until_complete(abandon(addresses))
@@ -254,7 +256,7 @@ def test_a_loop_that_is_dropped_unclosed_takes_its_server_along() -> None:
     assert is_refused(addresses[0])
 
 
-def test_a_loop_that_is_stopped_and_goes_on_serves_on() -> None:
+def test_a_loop_that_is_stopped_and_restarted_keeps_serving() -> None:
     addresses: list[Address] = []
 
     async def agent(client: AgentClient) -> float:
@@ -288,7 +290,7 @@ def test_loops_in_threads_have_servers_of_their_own() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a fork of a process with threads
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-async def test_a_fork_keeps_no_address_alive_and_has_its_own() -> None:
+async def test_a_fork_inherits_no_socket_and_serves_its_own_address() -> None:
     results = multiprocessing.get_context("fork").SimpleQueue()
     go = os.pipe()
 
@@ -341,7 +343,7 @@ async def test_a_server_keeps_nothing_of_the_rollout_that_started_it() -> None:
         await started
         del started
         async with asyncio.timeout(60):
-            while gone[0]() is not None:  # a thread that asked may have to let go of it yet
+            while gone[0]() is not None:  # the asking thread may still hold it
                 await asyncio.sleep(0.01)
                 gc.collect()
         return 1.0
@@ -356,7 +358,7 @@ def test_an_address_does_not_show_its_key() -> None:
 
 
 @pytest.mark.nightly
-def test_commands_two_at_a_time_find_their_addresses_and_leave_nothing() -> None:
+def test_concurrent_commands_get_addresses_and_leave_nothing_behind() -> None:
     """The short form of ``benchmarks/commands.py``."""
     script = [sys.executable, "benchmarks/commands.py", "--quick"]
     ended = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
-"""What a connection to the loopback server may do, and for how long; by raw sockets.
+"""Limits of a connection to the loopback server, tested with raw sockets.
 
-Strangers never keep a rollout's own calls out; odd and broken HTTP smuggles nothing; a key lets
-into its own rollout only, and is shown nowhere.
+Connections without a key never block a rollout's calls; odd and broken HTTP smuggles nothing; a key
+opens only its own rollout, and is never shown.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ PATH = "/v1/chat/completions"
 
 @asynccontextmanager
 async def serving(reply: str = "yes", host: str = "127.0.0.1") -> AsyncIterator[Address]:
-    """A rollout whose calls come over HTTP alone, and are all answered alike."""
+    """Serve a rollout that is called only over HTTP and gives every call the same reply."""
     address: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
     over = asyncio.Event()
 
@@ -91,7 +91,7 @@ def request(
     length: bool = True,
     close: bool = True,
 ) -> bytes:
-    """The bytes of a request; headers are added."""
+    """Return the bytes of a request with these headers added."""
     lines = [
         line,
         f"Host: {host}",
@@ -110,7 +110,7 @@ async def one_answer(reader: asyncio.StreamReader) -> bytes:
 
 
 async def send(address: Address, data: bytes) -> bytes:
-    """All that comes back until the server closes the connection."""
+    """Return everything that the server sends until it closes the connection."""
     reader, writer = await connect(address)
     writer.write(data)
     try:
@@ -123,10 +123,10 @@ def status(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1])
 
 
-# -- slow ones -----------------------------------------------------------------------------------
+# -- slow clients --------------------------------------------------------------------------------
 
 
-async def test_an_idle_connection_or_endless_headers_are_hung_up_on(monkeypatch: Patch) -> None:
+async def test_idle_connections_and_endless_headers_are_disconnected(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "IDLE_TIME", 0.3)
     async with serving() as address:
         for data in (b"", request(address, key="none", close=False), request(address, close=False)):
@@ -138,7 +138,7 @@ async def test_an_idle_connection_or_endless_headers_are_hung_up_on(monkeypatch:
             await asyncio.sleep(0.02)
 
 
-async def test_a_body_that_does_not_come_is_a_408(monkeypatch: Patch) -> None:
+async def test_a_body_that_never_arrives_is_a_408(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "BODY_TIME", 0.3)
     async with serving() as address:
         answer = await send(address, request(address)[:-1])
@@ -147,12 +147,12 @@ async def test_a_body_that_does_not_come_is_a_408(monkeypatch: Patch) -> None:
 
 
 def echo(address: Address) -> bytes:
-    """A request whose answer is longer than what any socket takes."""
+    """Return a request whose answer is longer than any socket's buffer."""
     body = json.dumps({"input": "Hi", "metadata": {"echoed": "x" * 2**24}}).encode()
     return request(address, body, line="POST /v1/responses HTTP/1.1")
 
 
-async def test_a_client_that_reads_nothing_is_hung_up_on(monkeypatch: Patch) -> None:
+async def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "WRITE_TIME", 0.3)
     async with serving() as address:
         with socket.socket() as client:
@@ -207,7 +207,9 @@ crowded = pytest.mark.filterwarnings(  # asyncio's own
 
 
 @crowded
-async def test_600_idle_strangers_block_no_rollout(opened: Opened, monkeypatch: Patch) -> None:
+async def test_600_idle_connections_do_not_block_a_rollout(
+    opened: Opened, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(connections, "YOUNG", 0.1)
     async with serving() as address:
         idle = opened(address, 600)
@@ -221,7 +223,9 @@ async def test_600_idle_strangers_block_no_rollout(opened: Opened, monkeypatch: 
 
 
 @crowded
-async def test_strangers_never_replace_a_known_client(opened: Opened, monkeypatch: Patch) -> None:
+async def test_unauthenticated_connections_never_replace_a_known_client(
+    opened: Opened, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(connections, "YOUNG", 0)
     async with serving() as address:
         pair = await connect(address)
@@ -233,7 +237,9 @@ async def test_strangers_never_replace_a_known_client(opened: Opened, monkeypatc
 
 
 @crowded
-async def test_a_new_client_has_time_to_speak(opened: Opened, monkeypatch: Patch) -> None:
+async def test_a_new_client_has_time_to_send_its_request(
+    opened: Opened, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(connections, "YOUNG", 600)
     async with serving() as address:
         pair = await connect(address)
@@ -243,7 +249,7 @@ async def test_a_new_client_has_time_to_speak(opened: Opened, monkeypatch: Patch
 
 
 @crowded
-async def test_a_connection_of_a_rollout_that_is_over_serves_the_next_one(opened: Opened) -> None:
+async def test_a_connection_of_a_finished_rollout_serves_the_next_rollout(opened: Opened) -> None:
     async with serving() as outer:
         async with serving() as address:
             pair = await connect(address)
@@ -253,7 +259,7 @@ async def test_a_connection_of_a_rollout_that_is_over_serves_the_next_one(opened
         await says_hi(pair, outer)
 
 
-async def test_a_rollout_with_too_many_calls_at_once_is_told_to_wait(monkeypatch: Patch) -> None:
+async def test_a_rollout_with_too_many_concurrent_calls_is_told_to_wait(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "AT_ONCE", 2)
     async with serving() as address:
         slow = [await connect(address) for _ in range(2)]
@@ -270,7 +276,7 @@ async def test_a_rollout_with_too_many_calls_at_once_is_told_to_wait(monkeypatch
             assert status(await reader.read()) == 200
 
 
-async def test_a_rollout_keeps_so_many_connections_between_calls(monkeypatch: Patch) -> None:
+async def test_idle_connections_of_a_rollout_are_limited(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "RESTING", 3)
     monkeypatch.setattr(connections, "YOUNG", 0)
     async with serving() as address:
@@ -287,7 +293,7 @@ CONTAINERS = ["host.docker.internal:80", "host.containers.internal"]
 FOREIGN = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "[", "", "a@b:c:d"]
 
 
-async def test_requests_to_this_machine_are_answered_and_those_to_foreign_names_refused() -> None:
+async def test_requests_for_this_machine_are_answered_and_for_foreign_names_refused() -> None:
     async with serving() as address:
         for host in (*OURS, *CONTAINERS):
             assert status(await send(address, request(address, host=host))) == 200, host
@@ -299,14 +305,14 @@ async def test_requests_to_this_machine_are_answered_and_those_to_foreign_names_
             assert status(await send(address, request(address, line=target))) in (400, 403), host
 
 
-async def test_beyond_loopback_the_machines_own_name_is_a_name_too() -> None:
+async def test_a_server_beyond_loopback_answers_to_the_machines_hostname() -> None:
     async with serving(host="0.0.0.0") as address:
         call = request(address, host=socket.gethostname())
         assert status(await send(address, call)) == 200
         assert status(await send(address, request(address, host="evil.example"))) == 403
 
 
-async def test_no_answer_lets_a_page_of_a_browser_read_it() -> None:
+async def test_no_answer_has_cors_headers() -> None:
     cors = ["Origin: http://evil.example", "Access-Control-Request-Method: POST"]
     async with serving() as address:
         for method, key in itertools.product(["OPTIONS", "POST", "GET"], [None, "none"]):
@@ -392,7 +398,7 @@ async def test_broken_http_is_refused_once(caplog: Logs) -> None:
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_a_body_is_asked_for_when_its_key_is_known_and_not_before() -> None:
+async def test_a_client_is_told_to_continue_only_if_its_key_is_known() -> None:
     async with serving() as address:
         expecting = request(address, BODY, "Expect: 100-continue")
         assert (await send(address, expecting)).startswith(
@@ -402,7 +408,7 @@ async def test_a_body_is_asked_for_when_its_key_is_known_and_not_before() -> Non
         assert (await send(address, strange)).startswith(b"HTTP/1.1 401")
 
 
-async def test_requests_sent_at_once_are_answered_in_their_order() -> None:
+async def test_pipelined_requests_are_answered_in_order() -> None:
     models = request(Address("", "", ""), b"", line="GET /v1/models HTTP/1.1", close=False)
     async with serving() as address:
         models = models.replace(b"Bearer ", f"Bearer {address.api_key}".encode())
@@ -414,7 +420,7 @@ async def test_requests_sent_at_once_are_answered_in_their_order() -> None:
 # -- keys ----------------------------------------------------------------------------------------
 
 
-async def test_a_marked_retry_with_anothers_body_gets_nothing_of_the_others() -> None:
+async def test_a_retry_never_gets_the_reply_of_another_rollout() -> None:
     async with serving("mine") as mine, serving("yours") as yours:
         assert mine.root_url == yours.root_url
         assert b"mine" in await send(mine, request(mine))
@@ -442,7 +448,7 @@ async def test_no_key_is_shown_or_logged(caplog: Logs) -> None:
     assert key not in caplog.text
 
 
-def test_hostile_http_changes_nothing_for_the_rollouts_beside_it() -> None:
+def test_hostile_http_does_not_affect_other_rollouts() -> None:
     """The short form of ``benchmarks/hostile_http.py``."""
     script = [sys.executable, "benchmarks/hostile_http.py", "--quick"]
     ended = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False)

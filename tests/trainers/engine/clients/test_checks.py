@@ -1,4 +1,4 @@
-"""What is wrong with a training request is refused before the worker, and hurts no other."""
+"""A wrong training request is refused before it reaches the worker, and affects no other."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +60,9 @@ REFUSED: list[tuple[list[types.Datum], str, Any, str]] = [
 ]
 
 
-async def test_what_is_wrong_is_refused_and_hurts_nothing(training: Any, tiny_model: str) -> None:
+async def test_a_wrong_request_is_refused_without_side_effects(
+    training: Any, tiny_model: str
+) -> None:
     before = training.forward_backward([GOOD], CE)
     for data, loss_fn, config, text in REFUSED:
         for call in (training.forward, training.forward_backward):
@@ -98,7 +100,7 @@ def test_custom_losses_have_the_same_checks(training: Any) -> None:
     assert training.optim_step(ADAM).result().metrics
 
 
-def test_a_step_out_of_range_is_refused_and_the_gradient_waits(training: Any) -> None:
+def test_a_wrong_optimizer_step_is_refused_and_keeps_the_gradient(training: Any) -> None:
     training.forward_backward([GOOD], CE)
     wrong: list[tuple[dict[str, float], str]] = [
         ({"learning_rate": float("nan")}, "learning_rate=nan"),
@@ -118,7 +120,7 @@ HOSTED = "tinker://0-1-2:train:0/sampler_weights/final"
 OF_THE_SERVICE = "is a checkpoint of the hosted Tinker service"
 
 
-def test_arguments_that_cannot_be_meant_are_refused_where_they_are_passed(
+def test_invalid_arguments_are_refused_at_the_call(
     training: Any, tiny_model: str, tmp_path: Path
 ) -> None:
     service: Any = tinker.ServiceClient()
@@ -147,7 +149,7 @@ def test_arguments_that_cannot_be_meant_are_refused_where_they_are_passed(
 
 
 def rollout(client: Any, count: int = 3) -> list[types.Datum]:
-    """What the Cookbook's loop makes of samples: sampled tokens with advantages, traced."""
+    """Return data as the Cookbook's loop makes them: sampled tokens with advantages, traced."""
     start, data = prompt(5, 6, 7), []
     for i, reply in enumerate(sequences(client, 5, 6, 7, count=count, max_tokens=4)):
         length, name = len(reply.tokens), {"sequence_id": reply.sequence_id}
@@ -166,7 +168,7 @@ def rollout(client: Any, count: int = 3) -> list[types.Datum]:
     return data
 
 
-def test_on_policy_stable_reinforce_steps_where_importance_sampling_does(
+def test_on_policy_stable_reinforce_steps_as_importance_sampling_does(
     training: Any, tiny_model: str, caplog: Logs
 ) -> None:
     warn_of_alpha.cache_clear()
@@ -183,7 +185,7 @@ def test_on_policy_stable_reinforce_steps_where_importance_sampling_does(
     assert "the service's formula is not public" in caplog.text
 
 
-def test_stable_reinforce_wants_recorded_samples(training: Any) -> None:
+def test_stable_reinforce_requires_recorded_samples(training: Any) -> None:
     silent = snapshot(training)
     with pytest.raises(LossInputError, match="not recorded.*record_stability_info=True"):
         training.forward_backward(rollout(silent), "stable_reinforce")
@@ -200,7 +202,7 @@ def test_stable_reinforce_wants_recorded_samples(training: Any) -> None:
         training.forward([datum], "stable_reinforce")
 
 
-def test_a_sequence_s_ratio_is_read_from_its_datum(training: Any) -> None:
+def test_gspo_reads_the_tokens_of_its_ratio_from_the_datum(training: Any) -> None:
     client = snapshot(training)
     mask: Any = {"sequence_ratio_mask": torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, 1.0])}
     data = [types.Datum(d.model_input, {**d.loss_fn_inputs, **mask}) for d in rollout(client)]

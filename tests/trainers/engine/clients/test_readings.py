@@ -1,4 +1,4 @@
-"""What a request learns of its prompt's tokens equals a fresh forward pass of transformers."""
+"""The log-probabilities of prompt tokens equal those of a forward pass of transformers."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def model(tiny_model: str) -> Any:
 
 
 def expected(model: Any, tokens: list[int]) -> torch.Tensor:
-    """[T - 1, V]: row i is the distribution that token i + 1 was drawn from."""
+    """Return [T - 1, V]: row i is the distribution that token i + 1 was drawn from."""
     with torch.inference_mode():
         logits = model(torch.tensor([tokens])).logits[0, :-1]
         return torch.log_softmax(logits.double(), -1).float()
@@ -37,7 +37,7 @@ def ask(client: Any, tokens: list[int] = TOKENS, count: int = 1, **options: Any)
     return client.sample(prompt(*tokens), count, sampling, **options).result()
 
 
-def test_the_likeliest_tokens_of_the_prompt_are_the_models(client: Any, model: Any) -> None:
+def test_top_k_prompt_log_probabilities_are_the_models(client: Any, model: Any) -> None:
     best = expected(model, TOKENS).topk(4)
     for last_n in (None, 1, 3, 7):
         how: dict[str, Any] = {"include_prompt_logprobs": True, "prompt_logprobs_last_n": last_n}
@@ -61,7 +61,9 @@ def test_the_likeliest_tokens_of_the_prompt_are_the_models(client: Any, model: A
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_named_tokens_have_the_models_numbers(client: Any, model: Any, sparse: bool) -> None:
+def test_target_prompt_log_probabilities_are_the_models(
+    client: Any, model: Any, sparse: bool
+) -> None:
     ids = torch.full((7, 5), -1, dtype=torch.int64)
     ids[2, 0], ids[2, 4], ids[5, 1] = 17, 0, 200
     dense = types.TensorData.from_torch(ids)
@@ -77,7 +79,7 @@ def test_named_tokens_have_the_models_numbers(client: Any, model: Any, sparse: b
     assert not silent.to_torch().any()
 
 
-def test_all_of_it_reads_one_pass_over_the_prompt(client: Any) -> None:
+def test_all_prompt_log_probabilities_take_one_pass_over_the_prompt(client: Any) -> None:
     tokens, stats = list(range(1, 120)), client.sampler.stats
     all_of_it: dict[str, Any] = {"include_prompt_logprobs": True, "topk_prompt_logprobs": 2}
     ask(client, tokens, target_prompt_logprobs=targets_of(118, 1), **all_of_it)
@@ -87,7 +89,7 @@ def test_all_of_it_reads_one_pass_over_the_prompt(client: Any) -> None:
     assert stats.prompt_tokens - before < 60
 
 
-def test_a_token_that_the_model_does_not_know_fails_its_request_alone(client: Any) -> None:
+def test_an_unknown_token_fails_only_its_request(client: Any) -> None:
     bad = types.TensorData.from_torch(torch.full((7, 1), 262))
     good, *wrong = [
         client.sample(prompt(*row), 1, params(max_tokens=4), target_prompt_logprobs=named)
@@ -102,7 +104,9 @@ def test_a_token_that_the_model_does_not_know_fails_its_request_alone(client: An
     assert good.result().target_prompt_logprobs.to_torch().all()
 
 
-async def test_every_client_tells_of_its_prompt(client: Any, tiny_model: str) -> None:
+async def test_every_kind_of_client_gives_prompt_log_probabilities(
+    client: Any, tiny_model: str
+) -> None:
     training = trainer_of(tiny_model)
     others = [snapshot(training) for _ in range(2)]
     tokens = prompt(*TOKENS)
@@ -130,7 +134,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "text"), WRONG)
-def test_what_is_out_of_range_or_not_there_is_refused_with_what_to_do(
+def test_an_invalid_prompt_reading_is_refused_with_what_to_do(
     options: dict[str, Any], text: str, client: Any
 ) -> None:
     with pytest.raises((SamplingRequestError, UnsupportedError), match=text):

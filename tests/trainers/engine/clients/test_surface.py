@@ -1,4 +1,4 @@
-"""The engine's clients have the SDK's whole surface: what is not served says why."""
+"""The engine's clients have all methods of the SDK's: those that are not served say why."""
 
 import asyncio
 import concurrent.futures
@@ -55,13 +55,13 @@ PAIRS: list[tuple[type, type]] = [
 
 
 def parameters(method: Any) -> list[inspect.Parameter]:
-    """What a caller may pass, ``self`` left out."""
+    """Return a method's parameters without ``self``."""
     members = list(inspect.signature(method).parameters.values())
     return [p for p in members if p.name != "self" and p.kind is not p.VAR_KEYWORD]
 
 
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS)
-def test_every_method_of_the_sdks_takes_its_arguments(theirs: type, ours: type) -> None:
+def test_every_method_takes_the_sdks_arguments(theirs: type, ours: type) -> None:
     public = [name for name in dir(theirs) if not name.startswith("_")]
     assert not [n for n in public if not hasattr(ours, n)], "new in the SDK: serve or refuse them"
     for name in public:
@@ -84,7 +84,7 @@ def test_every_method_of_the_sdks_takes_its_arguments(theirs: type, ours: type) 
         inspect.signature(ours).bind(**dict.fromkeys(made))
 
 
-async def test_what_is_refused_says_why_and_what_to_do(engine: Engine, tiny_model: str) -> None:
+async def test_a_refused_method_says_why_and_what_to_do(engine: Engine, tiny_model: str) -> None:
     sampling = sampler_of(tiny_model)
     for refused, client, sdk in (
         (rest_client.REFUSED, tinker.RestClient(), "RestClient"),
@@ -101,7 +101,7 @@ async def test_what_is_refused_says_why_and_what_to_do(engine: Engine, tiny_mode
                     await getattr(client, f"{name}_async")("x")
 
 
-def test_what_needs_a_connection_is_refused_and_consoles_are_folders(
+def test_features_that_need_a_connection_are_refused_and_console_urls_are_folders(
     engine: Engine, training: Any, tiny_model: str
 ) -> None:
     sampling = sampler_of(tiny_model)
@@ -122,7 +122,9 @@ def files_of(rest: Any, path: str) -> list[Path]:
     return [Path(url.removeprefix("file://")) for url in urls.values()]
 
 
-def test_runs_are_listed(engine: Engine, rest: Any, training: Any, tiny_model: str) -> None:
+def test_runs_and_checkpoints_are_listed(
+    engine: Engine, rest: Any, training: Any, tiny_model: str
+) -> None:
     other = trainer_of(tiny_model, user_metadata={"who": "b"})
     state = training.save_state("s", ttl_seconds=7200, user_metadata={"k": "v"}).result().path
     weights = training.save_weights_for_sampler("w").result().path
@@ -150,7 +152,7 @@ def test_runs_are_listed(engine: Engine, rest: Any, training: Any, tiny_model: s
     assert (mine.base_model, mine.is_lora) == (tiny_model, False)
 
 
-async def test_checkpoints_are_kept_or_deleted(engine: Engine, rest: Any, training: Any) -> None:
+async def test_checkpoints_can_be_kept_or_deleted(engine: Engine, rest: Any, training: Any) -> None:
     state = training.save_state("s", ttl_seconds=60).result().path
     await rest.set_checkpoint_ttl_from_tinker_path_async(state, 3600)
     info = engine.store.read(state)
@@ -185,7 +187,7 @@ def test_the_cookbook_downloads_weights(engine: Engine, training: Any, tmp_path:
             assert all(torch.equal(downloaded[key], there[key]) for key in downloaded)
 
 
-def test_what_a_newer_sdk_adds_is_refused_by_its_name_and_told(
+def test_additions_of_a_newer_sdk_are_refused_and_reported_by_name(
     engine: Engine, tiny_model: str, monkeypatch: Patch
 ) -> None:
     class Newer(tinker.RestClient):
@@ -215,7 +217,9 @@ NOT_ONE = pytest.mark.skipif(
 
 
 @NOT_ONE
-async def test_the_future_of_a_training_client_is_one(engine: Engine, tiny_model: str) -> None:
+async def test_the_future_of_a_training_client_acts_as_the_client(
+    engine: Engine, tiny_model: str
+) -> None:
     future: Any = tinker.ServiceClient().create_lora_training_client(tiny_model)
     assert isinstance(future, tinker.APIFuture)
     assert isinstance(future, tinker.TrainingClient)
@@ -246,14 +250,14 @@ def test_a_script_that_never_waits_for_a_client_runs(engine: Engine, tiny_model:
 
 
 @NOT_ONE
-def test_what_fails_to_load_is_raised_by_whatever_is_asked_first(engine: Engine) -> None:
+def test_a_loading_error_is_raised_by_the_first_call_of_the_client(engine: Engine) -> None:
     future = tinker.ServiceClient().create_lora_training_client("/no/such/folder")
     with pytest.warns(FutureWarning), pytest.raises(tinker.NotFoundError, match="No folder"):
         future.get_info()
 
 
 @pytest.mark.filterwarnings("ignore:DEPRECATED:FutureWarning")
-async def test_answers_are_futures_of_the_standard_library(engine: Engine, tiny_model: str) -> None:
+async def test_results_are_futures_of_the_standard_library(engine: Engine, tiny_model: str) -> None:
     client = sampler_of(tiny_model)
     futures = [client.sample(prompt(i), 1, params()) for i in range(1, 4)]
     scored = client.compute_logprobs(prompt(1, 2, 3))
@@ -263,7 +267,7 @@ async def test_answers_are_futures_of_the_standard_library(engine: Engine, tiny_
     assert scored.done()
 
 
-def test_a_state_is_loaded_when_its_turn_comes(training: Any) -> None:
+def test_a_state_is_loaded_in_the_order_of_the_calls(training: Any) -> None:
     path = training.save_state("start").result().path
     before = loss_of(training)
     training.forward_backward([datum()], "cross_entropy")
@@ -284,7 +288,7 @@ def test_a_state_of_another_model_is_refused(engine: Engine, training: Any) -> N
     assert loss_of(training) == pytest.approx(before)
 
 
-def test_no_state_is_overwritten_unasked(engine: Engine, training: Any) -> None:
+def test_a_state_is_not_overwritten_by_default(engine: Engine, training: Any) -> None:
     path = training.save_state("a").result().path
     train(training)
     with pytest.raises(CheckpointExistsError, match="already.*overwrite=True") as caught:
@@ -298,7 +302,7 @@ def test_no_state_is_overwritten_unasked(engine: Engine, training: Any) -> None:
 ERRORS = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, EvertError)]
 
 
-def test_an_error_is_evert_s_and_the_sdk_s_and_pickles() -> None:
+def test_an_error_is_both_everts_and_the_sdks_and_pickles() -> None:
     for error in ERRORS:
         if error.__module__ != errors.__name__ or error.__name__.startswith("_"):
             continue

@@ -1,4 +1,4 @@
-"""Models: what loading needs is there before threads race for it; GPT-2 takes no adapter."""
+"""Loading models: imports are done before threads race for them; GPT-2 supports no adapter."""
 
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,12 @@ print([name for name in set(sys.modules) - before if name.startswith("transforme
 
 
 @pytest.mark.nightly
-def test_no_two_threads_import_transformers_at_once(tiny_model: str, tmp_path: Path) -> None:
+def test_threads_do_not_import_transformers_concurrently(tiny_model: str, tmp_path: Path) -> None:
     # A process of its own: here everything is imported already.
     assert run_python("-c", RACE, tiny_model, str(tmp_path)) == "[]\n"
 
 
-def test_gpt_2_takes_no_adapter_and_the_error_says_what_to_do() -> None:
+def test_gpt_2_does_not_support_adapters_and_the_error_says_what_to_do() -> None:
     sizes: dict[str, Any] = {"vocab_size": 16, "n_embd": 8, "n_layer": 1, "n_head": 1}
     model = GPT2LMHeadModel(GPT2Config(**sizes))  # type: ignore[no-untyped-call]
     with pytest.raises(ModelNotFoundError, match="no linear layer to adapt") as raised:

@@ -1,4 +1,4 @@
-"""Tokenizers may be shared by threads: each text is encoded as it was asked to be."""
+"""Threads may share a tokenizer: each text is encoded with the options of its own call."""
 
 import copy
 import pickle
@@ -23,7 +23,7 @@ def tokenizer() -> Any:
 
 
 def encode_in_threads(tokenizer: Any) -> set[tuple[bool, int]]:
-    """Token counts of a text with special tokens split, or not."""
+    """Encode a text in threads, with special tokens split or not; return the token counts."""
 
     def encode(split: bool) -> tuple[bool, int]:
         tokens = tokenizer.encode(TEXT, add_special_tokens=False, split_special_tokens=split)
@@ -33,14 +33,16 @@ def encode_in_threads(tokenizer: Any) -> set[tuple[bool, int]]:
         return set(pool.map(encode, [True, False] * 400))
 
 
-def test_threads_encode_in_both_ways_at_once(tokenizer: Any, tmp_path: Path) -> None:
+def test_threads_with_different_options_share_a_tokenizer(tokenizer: Any, tmp_path: Path) -> None:
     assert len(encode_in_threads(make_thread_safe(tokenizer))) == 2
     with embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": str(base_path())}):
         assert len(encode_in_threads(get_tokenizer("Qwen/Qwen3-8B"))) == 2
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_copies_encode_alike_and_wait_for_nobody_else(tokenizer: Any, again: Any) -> None:
+def test_copies_of_a_tokenizer_encode_alike_with_their_own_locks(
+    tokenizer: Any, again: Any
+) -> None:
     mine = make_thread_safe(make_thread_safe(tokenizer))
     theirs = again(mine)
     assert theirs.encode(TEXT) == mine.encode(TEXT)
@@ -48,6 +50,6 @@ def test_copies_encode_alike_and_wait_for_nobody_else(tokenizer: Any, again: Any
     assert theirs._encode_plus._lock is not mine._encode_plus._lock
 
 
-def test_what_is_no_tokenizer_of_transformers_is_left_alone() -> None:
+def test_other_objects_than_transformers_tokenizers_are_unchanged() -> None:
     other = object()
     assert make_thread_safe(other) is other

@@ -1,4 +1,4 @@
-"""What `evert model export` writes computes what the run's weights do, or nothing is written."""
+"""`evert model export` writes a model that computes what the run's weights do, or nothing."""
 
 import json
 import os
@@ -42,7 +42,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def drawn(config: Any) -> Any:
-    """A model of random weights, norms and biases among them."""
+    """Return a model with random weights, including norms and biases."""
     torch.manual_seed(0)
     auto: Any = AutoModelForCausalLM
     return shaken(auto.from_config(config), 0.2)
@@ -50,7 +50,7 @@ def drawn(config: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama whose tokenizer splits text as SmolLM2's does."""
+    """Return the folder of a small Llama with a tokenizer that splits text as SmolLM2's does."""
     folder = tmp_path_factory.mktemp("export") / "base"
     tokenizer: Any = AutoTokenizer.from_pretrained(base_path())
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -73,7 +73,7 @@ def sizes(kind: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def run(base: Path) -> Path:
-    """A run's folder with an adapter that changes the base."""
+    """Return a run's folder with an adapter that changes the base."""
     folder = base.parent / "runs/trained"
     folder.mkdir(parents=True)
     with embedded_engine(folder / "checkpoints", device="cpu", full_parameter=False):
@@ -102,7 +102,7 @@ def run(base: Path) -> Path:
         ("gguf", {"model.gguf", "Modelfile"}),
     ],
 )
-def test_an_export_computes_what_the_run_does_and_says_how_it_is_used(
+def test_an_export_computes_what_the_run_does_and_prints_how_to_use_it(
     form: str, files: set[str], run: Path, base: Path, tmp_path: Path, cli: Cli
 ) -> None:
     out = tmp_path / "out"
@@ -141,7 +141,9 @@ def assert_equal_weights(shown: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_gguf_imported_again_is_the_same_model(kind: str, base: Path, tmp_path: Path) -> None:
+def test_a_gguf_that_is_imported_again_is_the_same_model(
+    kind: str, base: Path, tmp_path: Path
+) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(base)
     made = drawn(KINDS[kind][0](**sizes(kind)))
     ids = torch.tensor([tokenizer.encode("Say 1234, or naïve 漢字.")])
@@ -174,7 +176,7 @@ def test_a_tokenizer_that_llama_cpp_would_not_follow_is_refused(tmp_path: Path) 
         write_gguf(made, tokenizer, tmp_path / "model.gguf", "f32", [505])
 
 
-def test_values_of_the_templates_variables_go_with_the_template(base: Path) -> None:
+def test_an_exported_template_contains_its_variables_values(base: Path) -> None:
     plain = export_tokenizer(str(base), "template")
     plain.chat_template = "{{ shout }}{% if shout %}!{% endif %}{{ messages[0].content }}"
     folder = shutil.copytree(base, base.parent / "loud")
@@ -189,7 +191,9 @@ def test_values_of_the_templates_variables_go_with_the_template(base: Path) -> N
     assert tokenizer.apply_chat_template(messages, tokenize=False) == text == "True!Hi"
 
 
-def test_a_wrong_export_is_refused_without_torch(run: Path, base: Path, tmp_path: Path) -> None:
+def test_a_wrong_export_is_refused_before_torch_is_imported(
+    run: Path, base: Path, tmp_path: Path
+) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine").write_text("mine")
     lines = {
@@ -223,7 +227,7 @@ sys.exit("torch" in sys.modules)
     assert os.listdir(tmp_path) == ["full"]
 
 
-def test_an_export_that_computes_something_else_leaves_nothing(
+def test_an_export_that_computes_something_else_leaves_nothing_behind(
     run: Path, tmp_path: Path, cli: Cli, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("evert.trainers.commands.model_export.BAR", 0.0)

@@ -1,4 +1,4 @@
-"""A model from elsewhere becomes a folder that says the same, and what is none is refused."""
+"""An imported model becomes a folder that computes the same; anything else is refused."""
 
 import json
 import os
@@ -32,7 +32,7 @@ CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped base with random weights."""
+    """Return a folder with the shipped base's architecture and random weights."""
     folder = shutil.copytree(base_path(), tmp_path_factory.mktemp("base") / "base")
     config = Qwen3Config.from_pretrained(folder)
     Qwen3ForCausalLM(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
@@ -41,14 +41,16 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def imported(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, by way of a GGUF file."""
+    """Return the original model, imported from a GGUF file."""
     folder = tmp_path_factory.mktemp("gguf")
     write_gguf(original, folder / "base.gguf")
     import_model(str(folder / "base.gguf"), folder / "model")
     return folder / "model"
 
 
-def test_a_gguf_file_becomes_the_model_that_it_was_made_of(original: Path, imported: Path) -> None:
+def test_a_gguf_file_becomes_the_model_that_it_was_made_from(
+    original: Path, imported: Path
+) -> None:
     base, tokenizer = base_tokenizer(), load_tokenizer(str(imported))
     ids = torch.tensor([base.encode(TEXTS[-1])])
     assert [tokenizer.encode(text) for text in TEXTS] == [base.encode(text) for text in TEXTS]
@@ -143,7 +145,7 @@ BAD: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_folder_whose_files_are_not_the_model_is_refused_and_nothing_is_left(
+def test_a_folder_with_wrong_files_is_refused_and_leaves_nothing_behind(
     kind: str, imported: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(imported, tmp_path / "model")
@@ -157,16 +159,14 @@ def test_a_folder_whose_files_are_not_the_model_is_refused_and_nothing_is_left(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "secret"]
 
 
-def test_a_folder_that_is_used_directly_is_checked_too(imported: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_used_directly_is_checked(imported: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(imported, tmp_path / "model")
     lacks(folder)
     with pytest.raises(ModelNotFoundError, match=f"lacks {UP}"):
         load_model(str(folder), torch.device("cpu"), torch.float32)
 
 
-def test_a_tokenizer_that_adds_a_bos_changes_no_text_and_links_inside_are_followed(
-    imported: Path, tmp_path: Path
-) -> None:
+def test_a_tokenizer_that_adds_a_bos_changes_no_text(imported: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(imported, tmp_path / "model")
     path = folder / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
@@ -189,7 +189,7 @@ def test_a_tokenizer_that_adds_a_bos_changes_no_text_and_links_inside_are_follow
     assert not (tmp_path / "out/tokenizer.json").is_symlink()
 
 
-def test_tokens_that_a_gguf_calls_user_defined_stay_whole(original: Path, tmp_path: Path) -> None:
+def test_user_defined_tokens_of_a_gguf_are_not_split(original: Path, tmp_path: Path) -> None:
     file, kinds = tmp_path / "base.gguf", "tokenizer.ggml.token_type"
     write_gguf(original, file)
     reader = GGUFReader(file, "r+")
@@ -204,7 +204,7 @@ def test_tokens_that_a_gguf_calls_user_defined_stay_whole(original: Path, tmp_pa
     assert load_tokenizer(str(tmp_path / "out")).encode("<|im_end|>") == [token]
 
 
-def test_pieces_of_a_gguf_are_joined_and_missing_ones_named(original: Path, tmp_path: Path) -> None:
+def test_parts_of_a_gguf_are_joined_and_missing_ones_named(original: Path, tmp_path: Path) -> None:
     write_gguf(original, tmp_path / "base.gguf")
     whole = (tmp_path / "base.gguf").read_bytes()
     parts = tmp_path / "parts"
@@ -234,7 +234,7 @@ def test_a_gguf_that_claims_more_than_it_has_is_refused(original: Path, tmp_path
         import_model(str(tmp_path / "base.gguf"), tmp_path / "out")
 
 
-def test_what_is_no_model_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+def test_an_invalid_model_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(b"GGUF" + bytes(60))
     there = tmp_path / "there"
@@ -258,5 +258,5 @@ def test_what_is_no_model_is_refused_and_nothing_is_left(tmp_path: Path) -> None
         ("model import x.gguf", "out must be set"),
     ],
 )
-def test_a_wrong_line_says_how_it_is_used(line: str, message: str, cli: Cli) -> None:
+def test_a_wrong_command_line_shows_the_usage(line: str, message: str, cli: Cli) -> None:
     assert message in cli(line, status=1)

@@ -1,4 +1,4 @@
-"""The lean forward pass: what it takes and leaves; its numbers ``sampling/test_oracle.py`` has."""
+"""The lean forward pass: what it supports. ``sampling/test_oracle.py`` tests its numbers."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def qwen3(**options: Any) -> Any:
 
 
 def check_scores(model: Any, length: int) -> None:
-    """That the lean path scores a row of so many tokens as the model itself does."""
+    """Assert that the lean path scores a row of this length as the model itself does."""
     tokens = torch.randint(0, 61, (length,))
     row = Scoring(tokens.numpy())
     with torch.inference_mode():
@@ -33,11 +33,11 @@ def check_scores(model: Any, length: int) -> None:
     torch.testing.assert_close(torch.tensor(row.values), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_positions_past_the_first_table_are_computed_too() -> None:
+def test_positions_past_the_first_table_are_computed() -> None:
     check_scores(qwen3(max_position_embeddings=2048), 700)
 
 
-def test_an_adapter_is_merged_in() -> None:
+def test_the_lean_path_merges_an_adapter() -> None:
     options: dict[str, Any] = {"target_modules": "all-linear", "init_lora_weights": False}
     check_scores(get_peft_model(qwen3(), LoraConfig(r=4, lora_alpha=32, **options)).eval(), 20)
 
@@ -58,7 +58,7 @@ def test_a_sliding_window_is_left_to_the_generic_copy() -> None:
     assert isinstance(freeze(windowed), FrozenGeneric)
 
 
-def test_length_sorted_groups_keep_to_the_budget_and_lose_no_row() -> None:
+def test_length_sorted_groups_respect_the_budget_and_lose_no_row() -> None:
     lengths = [3, 50, 7, 7, 120, 1]
     groups = list(length_sorted([np.zeros(length) for length in lengths], 100))
     assert sorted(i for group in groups for i in group) == list(range(6))

@@ -1,4 +1,4 @@
-"""Images among tokens: read, placed, sampled from and trained on, as transformers does it."""
+"""Images among tokens are read, placed, sampled from and trained on as by transformers."""
 
 import gc
 import io
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="session")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Folder of a tiny random Qwen3-VL."""
+    """Return the folder of a tiny random Qwen3-VL."""
     folder = str(tmp_path_factory.mktemp("seeing"))
     main(SeeingConfig(out=folder))
     return folder
@@ -58,12 +58,14 @@ def params(**options: Any) -> types.SamplingParams:
 
 
 def grey(*shades: int) -> types.ModelInput:
-    """A prompt of some images, text between them."""
+    """Return a prompt of images with text between them."""
     parts = [(image(f"rgb({s},{s},{s})", (32, 16 + 16 * (s % 2))), text(9, s)) for s in shades]
     return prompt(text(5, 6, 512), *(chunk for pair in parts for chunk in pair), text(7))
 
 
-def test_an_image_is_named_once_a_token_by_what_is_seen_of_it(seeing: str, tmp_path: Path) -> None:
+def test_an_image_has_one_id_per_token_that_depends_on_its_pixels(
+    seeing: str, tmp_path: Path
+) -> None:
     uncounted = image(size=(48, 32)).model_copy(update={"expected_tokens": None})
     row = PictureReader(seeing).read(prompt(text(1), uncounted, text(2, 3)))
     [picture] = row.pictures
@@ -84,7 +86,7 @@ def test_an_image_is_named_once_a_token_by_what_is_seen_of_it(seeing: str, tmp_p
     assert red not in (name(seeing, image("blue")), name(str(tmp_path), image("red")))
 
 
-def test_the_pictures_read_last_are_kept_and_all_others_go(seeing: str, monkeypatch: Any) -> None:
+def test_only_the_latest_pictures_are_cached(seeing: str, monkeypatch: Any) -> None:
     reader = PictureReader(seeing)
     first = reader.read(prompt(image("red"), text(1))).pictures[0]
     assert reader.read(prompt(image("red"), text(1))).pictures[0] is first
@@ -96,7 +98,7 @@ def test_the_pictures_read_last_are_kept_and_all_others_go(seeing: str, monkeypa
     assert name not in pictures._in_use
 
 
-def test_threads_that_read_a_picture_at_once_hold_the_same(seeing: str, monkeypatch: Any) -> None:
+def test_threads_that_read_a_picture_concurrently_share_it(seeing: str, monkeypatch: Any) -> None:
     both, prepared = threading.Barrier(2, timeout=60), PictureReader._prepared
 
     def in_step(self: PictureReader, *args: Any) -> pictures.Picture:
@@ -114,7 +116,7 @@ def test_threads_that_read_a_picture_at_once_hold_the_same(seeing: str, monkeypa
         assert first.pictures[0] is second.pictures[0]
 
 
-def test_what_is_no_image_is_refused(seeing: str, tiny_model: str) -> None:
+def test_an_invalid_image_is_refused(seeing: str, tiny_model: str) -> None:
     pointer = types.ImageAssetPointerChunk(format="png", location="/x")
     wrong: list[tuple[Any, str]] = [
         (types.ImageChunk(data=b"no image", format="png"), "an image of 8 bytes that cannot be"),
@@ -160,7 +162,7 @@ def family(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_every_family_is_given_pictures_as_transformers_gives_them(name: str, seeing: str) -> None:
+def test_every_family_gets_pictures_as_from_transformers(name: str, seeing: str) -> None:
     model, reader = family(name), PictureReader(seeing)
     sight = vision_inputs(model)
     assert sight is not None
@@ -180,7 +182,7 @@ def test_every_family_is_given_pictures_as_transformers_gives_them(name: str, se
     assert torch.allclose(logits, expected, atol=1e-5)
 
 
-def test_a_texts_own_image_token_is_no_picture_and_no_picture_is_cut(seeing: str) -> None:
+def test_an_image_token_in_a_text_is_not_a_picture_and_pictures_are_not_cut(seeing: str) -> None:
     sight = vision_inputs(load_model(seeing, CPU, torch.float32))
     assert sight is not None
     assert sight.ids(torch.tensor([[3, IMAGE_PAD, -9, 4]])).tolist() == [[3, 515, IMAGE_PAD, 4]]
@@ -194,7 +196,7 @@ def loaded(folder: str) -> Any:
 
 
 def logprobs_of_whole(seeing: str, whole: types.ModelInput) -> np.ndarray:
-    """Each token's, by a forward pass of transformers alone."""
+    """Return each token's log-probability, by a forward pass of transformers."""
     row = PictureReader(seeing).read(whole)
     model, ids = loaded(seeing), np.asarray(row.ids)
     sight = vision_inputs(model)
@@ -215,7 +217,9 @@ def answered(question: types.ModelInput, tokens: Sequence[int]) -> types.ModelIn
     return prompt(*question.chunks, text(*tokens))
 
 
-def test_rows_sample_and_score_what_the_model_says(engine: Engine, seeing: str) -> None:
+def test_rows_with_images_are_sampled_and_scored_as_by_the_model(
+    engine: Engine, seeing: str
+) -> None:
     client = sampler_of(seeing)
     padded = prompt(text(5, IMAGE_PAD), image(), text(IMAGE_PAD, 7))
     prompts = [grey(10), grey(11, 12), prompt(text(5, 6, 7)), grey(11), grey(10, 13, 14), padded]
@@ -244,7 +248,7 @@ def test_rows_sample_and_score_what_the_model_says(engine: Engine, seeing: str) 
     before = client.sampler.stats.prompt_tokens
     more = prompt(*answered(prompts[1], reply.tokens).chunks, image("red"), text(8, 9))
     check(more, client.sample(more, 1, params()).result().sequences[0])
-    # The sampled token aside, only what is new is computed: an end, an image, two tokens.
+    # Besides the sampled token, only new tokens are computed: an end, an image, two tokens.
     assert client.sampler.stats.prompt_tokens - before <= 1 + 4 + 2
 
 
@@ -258,7 +262,9 @@ def datum(question: types.ModelInput, reply: list[int]) -> types.Datum:
 
 
 @pytest.mark.parametrize("full_parameter", [True, False])
-def test_the_trainer_learns_from_draws(full_parameter: bool, seeing: str, tmp_path: Path) -> None:
+def test_the_trainer_learns_from_samples_with_images(
+    full_parameter: bool, seeing: str, tmp_path: Path
+) -> None:
     with embedded_engine(tmp_path, device="cpu", full_parameter=full_parameter):
         service = tinker.ServiceClient()
         training = trainer_of(seeing, rank=4)
@@ -281,7 +287,7 @@ def test_the_trainer_learns_from_draws(full_parameter: bool, seeing: str, tmp_pa
         assert scores[0] == pytest.approx(scores[1], abs=1e-5)
 
 
-def test_what_cannot_be_served_is_refused_alone(engine: Engine, seeing: str) -> None:
+def test_a_wrong_image_fails_only_its_request(engine: Engine, seeing: str) -> None:
     client = sampler_of(seeing)
     broken = prompt(text(1), types.ImageChunk(data=b"?", format="png", expected_tokens=1), text(2))
     good, bad = client.sample(grey(50), 1, params()), client.sample(broken, 1, params())

@@ -1,4 +1,4 @@
-"""One base in memory: what adapters are trained of is loaded once, and its users feel nothing."""
+"""A base that several adapters share is loaded once, without a difference for its users."""
 
 import gc
 from collections.abc import Iterator
@@ -74,13 +74,13 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def adapting(tmp_path: Path) -> Iterator[Engine]:
-    """An engine that trains adapters, whatever the size."""
+    """Use an engine that trains adapters, whatever the model's size."""
     with embedded_engine(tmp_path / "store", device="cpu", full_parameter=False) as engine:
         yield engine
 
 
 def tensor_bytes() -> int:
-    """Of all tensors alive, each storage once."""
+    """Return the bytes of all live tensors, counting shared storage once."""
     gc.collect()
     kinds = (torch.Tensor, torch.nn.Parameter)
     tensors = [value for value in gc.get_objects() if type(value) in kinds]
@@ -88,7 +88,7 @@ def tensor_bytes() -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def test_all_users_of_a_base_take_its_bytes_once(adapting: Engine, folder: str) -> None:
+def test_all_users_of_a_base_share_its_memory(adapting: Engine, folder: str) -> None:
     before = tensor_bytes()
     clients = [trainer_of(folder, rank=1) for _ in range(2)]
     samplers: list[Any] = [snapshot(c) for c in clients * 2]
@@ -100,7 +100,9 @@ def test_all_users_of_a_base_take_its_bytes_once(adapting: Engine, folder: str) 
     assert 0.98 * base < taken < 1.6 * base
 
 
-def test_adapters_train_side_by_side_and_change_nothing_else(adapting: Engine, folder: str) -> None:
+def test_adapters_train_concurrently_without_affecting_each_other(
+    adapting: Engine, folder: str
+) -> None:
     first, second = (trainer_of(folder, rank=4) for _ in "ab")
     train(first, 1)
     still = [snapshot(first), sampler_of(folder)]
@@ -121,7 +123,7 @@ def test_adapters_train_side_by_side_and_change_nothing_else(adapting: Engine, f
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_an_adapter_beside_a_shared_base_computes_what_peft_does(name: str) -> None:
+def test_an_adapter_on_a_shared_base_computes_what_peft_does(name: str) -> None:
     data = [long_datum(n, n) for n in (30, 7, 1)]
     tokenizer: Any = None
     shared = with_random_adapter(SharedBases().tree(name, partial(make, name)))
@@ -136,7 +138,7 @@ def test_an_adapter_beside_a_shared_base_computes_what_peft_does(name: str) -> N
     assert all(float((a - b).norm()) < 1e-4 * float(b.norm()) for a, b in pairs)
 
 
-def test_layers_of_an_adapter_may_be_chosen() -> None:
+def test_the_layers_of_an_adapter_may_be_chosen() -> None:
     model = SharedBases().tree("m", lambda: make("qwen3 tied"))
     [layer, _] = LeanModel(attach_lora(model, 2, seed=0, train_attn=False), copied=False).layers
     assert layer.qkv.delta is None
@@ -154,7 +156,7 @@ def test_fused_weights_are_views_of_the_models_own() -> None:
     assert torch.equal(qkv.weight[-64:], attention.v_proj.weight)
 
 
-def test_a_base_is_let_go_with_the_last_who_uses_it() -> None:
+def test_a_base_is_freed_with_its_last_user() -> None:
     loads: list[str] = []
 
     def load() -> Any:
@@ -175,14 +177,14 @@ def test_a_base_is_let_go_with_the_last_who_uses_it() -> None:
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("cuda", torch.bfloat16), ("cpu", torch.float32)])
-def test_on_cuda_weights_that_are_not_trained_are_in_bfloat16(device: str, dtype: Any) -> None:
+def test_frozen_weights_on_cuda_are_in_bfloat16(device: str, dtype: Any) -> None:
     loader = Loader(EngineSettings())
     loader.device = torch.device(device)
     assert loader.dtype(full_parameter=False) == dtype
     assert loader.dtype(full_parameter=True) == torch.float32
 
 
-def test_a_type_may_be_named(tmp_path: Path, tiny_model: str) -> None:
+def test_a_dtype_may_be_chosen(tmp_path: Path, tiny_model: str) -> None:
     with embedded_engine(tmp_path, device="cpu", dtype="bfloat16", full_parameter=False) as engine:
         client = trainer_of(tiny_model)
         kinds = {p.dtype for p in client._run.trainer.model.parameters()}
@@ -198,7 +200,7 @@ def test_a_type_may_be_named(tmp_path: Path, tiny_model: str) -> None:
         pass
 
 
-def test_in_bfloat16_an_adapters_trainer_and_sampler_nearly_agree(tmp_path: Path) -> None:
+def test_trainer_and_sampler_nearly_agree_in_bfloat16(tmp_path: Path) -> None:
     with embedded_engine(tmp_path, device="cpu", dtype="bfloat16", full_parameter=False):
         client = trainer_of("evert-tiny", rank=4)
         sampler = snapshot(client)

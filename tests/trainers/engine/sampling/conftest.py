@@ -1,4 +1,4 @@
-"""Samplers of the tiny model, which are closed after each test."""
+"""Fixtures: samplers of the tiny model, which are closed after each test."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +19,7 @@ def model(tiny_model: str) -> Any:
 
 @pytest.fixture
 def make(model: Any, tiny_model: str) -> Iterator[Callable[..., ModelSampler]]:
-    """Makes a sampler of the tiny model, or of another."""
+    """Yield a function that makes a sampler of the tiny model, or of another."""
     made: list[ModelSampler] = []
 
     def build(kind: Any = FrozenLean, other: Any = None, **options: Any) -> ModelSampler:

@@ -1,4 +1,4 @@
-"""What ``test_oracle.py`` compares with: models of many families, and transformers' own answers."""
+"""The reference of ``test_oracle.py``: models of many families, and transformers' own results."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -74,7 +74,7 @@ def make_model(name: str) -> Any:
 
 
 def adapters_of(base: Callable[[], Any], kinds: Sequence[dict[str, Any]] = ADAPTERS) -> list[Any]:
-    """Adapters of one base that do something, and the base."""
+    """Return random adapters of one base, and the base."""
     shared = SharedBases()
     adapted = [attach_lora(shared.tree("m", base), seed=i, **kind) for i, kind in enumerate(kinds)]
     for number, model in enumerate(adapted):
@@ -86,7 +86,7 @@ def adapters_of(base: Callable[[], Any], kinds: Sequence[dict[str, Any]] = ADAPT
 
 
 def neo() -> Any:
-    """GPT-Neo: learned positions, as GPT-2's, in layers that take an adapter."""
+    """Return a GPT-Neo: learned positions, like GPT-2's, in layers that support an adapter."""
     made: Any = transformers.GPTNeoForCausalLM
     torch.manual_seed(1)
     config = made.config_class(
@@ -97,7 +97,7 @@ def neo() -> Any:
 
 
 class World:
-    """Models that are sampled from by one scheduler, and what transformers says of their rows."""
+    """Models that share a scheduler, and transformers' log-probabilities of their rows."""
 
     def __init__(self, name: str, tiny_model: str) -> None:
         self.kind: Any = freeze
@@ -120,8 +120,8 @@ class World:
 
     @contextmanager
     def samplers(self, room: int, chunk: int, *, stems: bool) -> Iterator[list[ModelSampler]]:
-        """One of each model: ``room`` for what is remembered, passes of at most ``chunk`` tokens,
-        and stems that are held once though they are short."""
+        """Yield a sampler of each model, with a prefix cache of ``room`` tokens and passes of at
+        most ``chunk``; with ``stems``, even short common prefixes are held once."""
         scheduler, made = Scheduler(), list[ModelSampler]()
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(prefill._CHUNK_TOKENS, "cpu", chunk)
@@ -137,7 +137,7 @@ class World:
             scheduler.close()
 
     def logprobs(self, number: int, row: Sequence[int]) -> Tensor:
-        """[T - 1, V] what each token but the first was drawn from, by a forward pass alone."""
+        """Return [T - 1, V]: each token's distribution but the first's, by one forward pass."""
         key = number, np.array(row).tobytes()
         if key not in self._known:
             with torch.inference_mode():
@@ -152,7 +152,7 @@ class World:
     def check(
         self, number: int, prompt: list[int], params: types.SamplingParams, key: int, reply: Any
     ) -> None:
-        """That a reply is what the stream draws from transformers' distribution, up to its stop."""
+        """Assert that a reply is drawn from transformers' distribution, up to its stop."""
         whole, start = prompt + reply.tokens, len(prompt) - 1
         assert reply.logprobs == pytest.approx(self.scores(number, whole)[start:], abs=2e-4)
         rows = self.logprobs(number, whole)[start:]
@@ -173,7 +173,7 @@ class World:
 
 
 def key_of(prompt: Sequence[int], params: types.SamplingParams, times: int, index: int) -> int:
-    """The random stream of a sample of a prompt that was asked so often before."""
+    """Return the random stream of a sample, given how often its prompt was asked before."""
     content = np.array(prompt, np.int32).tobytes()
     if params.seed is not None:
         return stream_key(content, params.seed, index)
@@ -181,14 +181,14 @@ def key_of(prompt: Sequence[int], params: types.SamplingParams, times: int, inde
 
 
 def is_drawn(token: int, row: Tensor, params: types.SamplingParams, key: int, step: int) -> bool:
-    """Whether a stream's number is the token's in the distribution, up to rounding."""
+    """Return whether a stream's number draws the token from the distribution, up to rounding."""
     if params.temperature == 0:
         return float(row.max() - row[token]) < 1e-3
     best = row.sort(descending=True).values
     if params.top_k > 0 and best[params.top_k - 1] - best[params.top_k] < 1e-3:
         return True  # rounding decides which of the two is left
     [number] = uniforms(np.array([key], np.uint64), np.array([step], np.uint64))
-    # Rounding decides of a token at the edge of top_p, too.
+    # Rounding also decides whether top_p includes a token at its edge.
     edges = (0.0, 1e-4, -1e-4) if params.top_p < 1 else (0.0,)
     for edge in edges:
         shaped: Any = TemperatureLogitsWarper(params.temperature)(None, row[None])

@@ -1,6 +1,6 @@
-"""Drawing: streams are uniform, truncation keeps what it says, stops are read.
+"""Drawing tokens: random streams are uniform, top-k and top-p are exact, stops are read.
 
-That whole replies are drawn as transformers has it, ``test_oracle.py`` checks.
+``test_oracle.py`` checks that whole replies are drawn from transformers' distributions.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def params(
 
 
 def shares(how: BatchParams, count: int = 2000) -> list[float]:
-    """How often each token is drawn when the uniform numbers cover [0, 1) evenly."""
+    """Return each token's share of the draws if the uniform numbers cover [0, 1) evenly."""
     grid = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     drawn, _ = draw(LOGITS.expand(count, -1), how.of(slice(count)), grid)
     return (np.bincount(drawn, minlength=4) / count).tolist()  # type: ignore[no-any-return]
@@ -57,7 +57,7 @@ def test_a_draw_keeps_the_likeliest_tokens_in_their_proportions(
     assert shown == pytest.approx(expected / expected.sum(), abs=1e-3)
 
 
-def test_a_draw_keeps_to_its_temperature() -> None:
+def test_a_draw_respects_its_temperature() -> None:
     squares = np.array([0.5, 0.3, 0.15, 0.05]) ** 2
     assert shares(params(0.5)) == pytest.approx(squares / squares.sum(), abs=1e-3)
     for greedy in (0.0, 1e-40):
@@ -72,7 +72,7 @@ def test_a_token_of_probability_zero_is_never_drawn(number: float) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 100, 1025, 1536, 5000])
-def test_a_draw_finds_the_token_at_which_the_running_sum_passes_the_number(size: int) -> None:
+def test_a_draw_takes_the_token_at_which_the_cumulative_sum_passes_the_number(size: int) -> None:
     logits = torch.randn(3, size, generator=torch.Generator().manual_seed(size)) * 3
     logits[:, 1::2] = float("-inf")  # the last token, too
     logits[2, 0] = 90  # beside it the others are lost in float32
@@ -90,7 +90,7 @@ def test_a_draw_finds_the_token_at_which_the_running_sum_passes_the_number(size:
 
 @pytest.mark.parametrize("size", [100, 5000])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_nan_leave_the_other_rows_alone(size: int, temperature: float) -> None:
+def test_nan_logits_do_not_affect_other_rows(size: int, temperature: float) -> None:
     logits, numbers = torch.randn(3, size), torch.full((3,), 0.5, dtype=torch.float64)
     expected = draw(logits, params(temperature).of(slice(3)), numbers)[0]
     logits[1] = float("nan")
@@ -101,7 +101,7 @@ def test_logits_that_are_nan_leave_the_other_rows_alone(size: int, temperature: 
 
 
 @pytest.mark.parametrize("how", [params(), params(0.5, top_k=40), params(top_p=0.9)])
-def test_many_rows_are_drawn_as_each_alone(how: BatchParams) -> None:
+def test_drawing_many_rows_equals_drawing_each_alone(how: BatchParams) -> None:
     logits = torch.randn(300, 5000, generator=torch.Generator().manual_seed(0)) * 3
     numbers = torch.rand(300, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     rows = [slice(row, row + 1) for row in range(300)]
@@ -119,13 +119,13 @@ def test_streams_are_uniform_and_do_not_repeat() -> None:
     assert len(np.unique(numbers)) == 10_000
     assert numbers.mean() == pytest.approx(0.5, abs=0.02)
     assert np.histogram(numbers, 10, (0, 1))[0].min() > 850
-    # Neighbours in a stream, and the same step of two streams, have nothing to do with each other.
+    # Neighbours in a stream, and equal steps of two streams, are independent.
     table = numbers.reshape(100, 100)
     for first, second in ((table[:, :-1], table[:, 1:]), (table[:-1], table[1:])):
         assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.05
 
 
-def test_a_key_depends_on_every_part_and_where_it_ends() -> None:
+def test_a_stream_key_depends_on_every_part_and_its_boundaries() -> None:
     assert stream_key(1, 2) == stream_key(1, 2)
     others = [stream_key(2, 1), stream_key(1, 2, 0), stream_key(-1, 2), stream_key(b"ab", b"c")]
     assert len({stream_key(1, 2), stream_key(b"a", b"bc"), *others}) == 6
@@ -139,7 +139,9 @@ def test_a_key_depends_on_every_part_and_where_it_ends() -> None:
         ("end", {7}, ("end",)), (["a", "b"], {7}, ("a", "b")),
     ],
 )  # fmt: skip
-def test_the_sdks_stops_are_read(stop: Any, tokens: set[int], texts: tuple[str, ...]) -> None:
+def test_every_form_of_the_sdks_stop_is_read(
+    stop: Any, tokens: set[int], texts: tuple[str, ...]
+) -> None:
     stops = make_stops(stop, {7})
     assert (stops.tokens, stops.texts) == (frozenset(tokens), texts)
     assert stops.hit([3, 7], lambda _: "") is (7 in tokens)

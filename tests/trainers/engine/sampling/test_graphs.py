@@ -1,4 +1,4 @@
-"""Decoding steps that were captured as CUDA graphs, on a stand-in for CUDA."""
+"""Decoding steps that are captured as CUDA graphs, on a stand-in for CUDA."""
 
 import copy
 from typing import Any
@@ -16,7 +16,7 @@ from evert.trainers.engine.sampling.graphs import rounded
 
 
 def play(model: Any) -> list[np.ndarray]:
-    """The logits of a batch whose rows come, go and grow, with and without a common beginning."""
+    """Return a batch's logits while rows join, leave and grow, with and without a shared prefix."""
     with torch.inference_mode():
         batch = FrozenLean(model).new_batch()
         logits: list[Any] = []
@@ -53,7 +53,7 @@ def expected(model: Any) -> list[np.ndarray]:
     return play(model)
 
 
-def test_a_graph_gives_the_logits_of_its_operations_whichever_rows_there_are(
+def test_a_graph_gives_the_logits_of_its_operations_for_any_rows(
     model: Any, expected: list[np.ndarray]
 ) -> None:
     with stand_in() as device:
@@ -63,7 +63,7 @@ def test_a_graph_gives_the_logits_of_its_operations_whichever_rows_there_are(
     assert device.replays > 60  # of 84 steps
 
 
-def test_a_step_that_cannot_be_captured_is_computed_without_graph(
+def test_a_step_that_cannot_be_captured_is_computed_without_a_graph(
     model: Any, expected: list[np.ndarray], caplog: Logs
 ) -> None:
     refusal = RuntimeError("operation not permitted")
@@ -78,7 +78,7 @@ def test_a_step_that_cannot_be_captured_is_computed_without_graph(
 
 
 @pytest.mark.parametrize(("parts", "least", "most"), [(2, 1, 1.5), (8, 1, 1.125), (8, 128, 1.125)])
-def test_sizes_are_rounded_up_to_few(parts: int, least: int, most: float) -> None:
+def test_sizes_are_rounded_up_to_a_few_values(parts: int, least: int, most: float) -> None:
     sizes = range(1, 4097)
     bound = {size: rounded(size, parts, least) for size in sizes}
 

@@ -1,8 +1,8 @@
-"""Whatever is asked, the answers are those that transformers gives: the oracle of sampling.
+"""Random sampling requests give the replies and scores of transformers.
 
-Requests are drawn: prompts that begin alike or not, several samples, lengths, temperatures,
-truncation, stops, seeds, in bursts and while others run, followed by a next turn and by scoring;
-of one model by the fused path or the generic one, of each family, and of several adapters at once.
+Requests differ in shared prefixes, number of samples, lengths, temperatures, truncation, stops and
+seeds. They come in bursts and while others run, and are followed by a next turn and by scoring.
+Models of each family use the fused path or the generic one, and several adapters run at once.
 """
 
 from collections import Counter
@@ -65,7 +65,7 @@ def test_replies_and_scores_are_those_of_transformers(
     before: Counter[tuple[int, ...]] = Counter()
 
     def ask(prompt: list[int], params: types.SamplingParams) -> int:
-        """How often the same was asked before, without a seed."""
+        """Return how often the same prompt was asked before without a seed."""
         key = (number, *prompt)
         before[key] += params.seed is None
         return before[key] - 1

@@ -1,4 +1,4 @@
-"""What prompts begin with alike is computed once: counted in tokens, never in seconds."""
+"""Shared prefixes of prompts are computed once, measured in tokens and not in seconds."""
 
 import functools
 import time
@@ -42,7 +42,7 @@ def ask(
 
 
 def put(cache: PrefixCache, row: Sequence[int]) -> list[tuple[int, int]]:
-    """Put a row, of which tokens themselves are kept; returns what was read of it."""
+    """Put a row into the cache, with its tokens as the values; return the ranges that were read."""
     read: list[tuple[int, int]] = []
 
     def copy(start: int, end: int) -> list[torch.Tensor]:
@@ -60,7 +60,7 @@ def found(cache: PrefixCache, row: Sequence[int]) -> list[int]:
     return values
 
 
-def test_a_thousand_rows_are_found_as_a_plain_search_finds_them() -> None:
+def test_the_prefix_cache_finds_what_a_plain_search_finds() -> None:
     rng = np.random.default_rng(0)
     cache, rows = PrefixCache(10**6), [rng.integers(0, 2, rng.integers(1, 14)) for _ in range(500)]
     for row in rows:
@@ -72,7 +72,7 @@ def test_a_thousand_rows_are_found_as_a_plain_search_finds_them() -> None:
     assert cache.tokens == len(begins) - 1
 
 
-def test_what_was_not_used_for_longest_goes_first_and_never_what_others_go_on_from() -> None:
+def test_the_least_recently_used_tail_is_evicted_first_but_never_a_shared_prefix() -> None:
     cache = PrefixCache(12)
     put(cache, [1, 2, 3, 4, 5, 6])
     put(cache, [1, 2, 3, 7, 7])
@@ -88,7 +88,7 @@ def test_what_was_not_used_for_longest_goes_first_and_never_what_others_go_on_fr
     assert found(cache, [20]) == []
 
 
-def test_what_is_cut_off_gives_its_memory_back() -> None:
+def test_an_evicted_tail_frees_its_memory() -> None:
     cache = PrefixCache(8)
     put(cache, [1, 2, 3, 4])
     put(cache, [1, 5])
@@ -96,7 +96,7 @@ def test_what_is_cut_off_gives_its_memory_back() -> None:
     assert piece.untyped_storage().nbytes() == 4
 
 
-def test_beginnings_come_level_by_level_and_only_where_a_pass_pays() -> None:
+def test_shared_prefixes_come_level_by_level_if_a_pass_is_worth_it() -> None:
     start, more = tokens(100, 0), tokens(50, 1)
     rows = [start + more + [1], start + more + [2], [*start, 3], [*start[:5], 4]]
     arrays = [np.array(row) for row in rows]
@@ -108,7 +108,9 @@ def test_beginnings_come_level_by_level_and_only_where_a_pass_pays() -> None:
 
 
 @KINDS
-def test_many_prompts_behind_one_cost_their_distinct_tokens(make: Make, kind: Any) -> None:
+def test_many_prompts_with_a_shared_prefix_cost_their_distinct_tokens(
+    make: Make, kind: Any
+) -> None:
     sampler, prompts = make(kind), family(445, [40] * 64)
     replies = ask(sampler, prompts, samples=4)
     assert sampler.stats.prompt_tokens <= 1.1 * (445 + 64 * 40)
@@ -120,7 +122,9 @@ def test_many_prompts_behind_one_cost_their_distinct_tokens(make: Make, kind: An
 
 
 @KINDS
-def test_turns_and_branches_of_a_conversation_compute_what_is_new(make: Make, kind: Any) -> None:
+def test_turns_and_branches_of_a_conversation_compute_only_new_tokens(
+    make: Make, kind: Any
+) -> None:
     sampler, conversation = make(kind), tokens(120, 0)
     for turn in range(5):
         before = sampler.stats.prompt_tokens
@@ -134,7 +138,7 @@ def test_turns_and_branches_of_a_conversation_compute_what_is_new(make: Make, ki
 
 
 @KINDS
-def test_a_prompt_that_joins_a_running_one_takes_what_they_share(make: Make, kind: Any) -> None:
+def test_a_prompt_reuses_the_prefix_of_a_running_one(make: Make, kind: Any) -> None:
     sampler = make(kind, context_length=2048)
     first, second = family(300, [5, 5])
     running = sampler.sample(first, 1, types.SamplingParams(max_tokens=300, stop=[]))
@@ -147,7 +151,9 @@ def test_a_prompt_that_joins_a_running_one_takes_what_they_share(make: Make, kin
 
 
 @KINDS
-def test_rows_that_begin_alike_are_scored_in_their_distinct_tokens(kind: Any, model: Any) -> None:
+def test_rows_with_a_shared_prefix_are_scored_in_their_distinct_tokens(
+    kind: Any, model: Any
+) -> None:
     rows = [*family(200, [30, 12, 1, 30]), tokens(9, 50)]
     scorings = [Scoring(np.array(row)) for row in [*rows, rows[0]]]
     with torch.inference_mode():
@@ -157,7 +163,7 @@ def test_rows_that_begin_alike_are_scored_in_their_distinct_tokens(kind: Any, mo
 
 
 @KINDS
-def test_the_last_n_alone_are_scored_where_the_rest_is_remembered(make: Make, kind: Any) -> None:
+def test_only_the_last_n_tokens_are_scored_if_the_rest_is_cached(make: Make, kind: Any) -> None:
     sampler, row = make(kind), tokens(300, 0)
     for last in (5, 3, 300, 1000, 0):
         before = (sampler.stats.prompt_tokens, sampler.stats.scored_tokens)
@@ -172,7 +178,7 @@ def test_the_last_n_alone_are_scored_where_the_rest_is_remembered(make: Make, ki
 
 
 @KINDS
-def test_anything_may_be_asked_of_the_logits(make: Make, model: Any, kind: Any) -> None:
+def test_scoring_may_apply_any_function_to_the_logits(make: Make, model: Any, kind: Any) -> None:
     def likeliest(logits: torch.Tensor, row: np.ndarray, places: np.ndarray) -> list[Any]:
         return list(zip(logits.argmax(-1).tolist(), row.tolist(), places.tolist(), strict=True))
 
@@ -188,7 +194,7 @@ def test_anything_may_be_asked_of_the_logits(make: Make, model: Any, kind: Any) 
     assert all(value < 0 for value in plain[1:])
 
 
-def test_what_many_rows_begin_with_is_held_once(model: Any) -> None:
+def test_a_shared_prefix_of_many_rows_is_held_once(model: Any) -> None:
     with torch.inference_mode():
         batch = FrozenLean(model).new_batch()
         batch.admit([start[:450] for start in family(400, [50] * 4)], [3] * 4)
@@ -200,7 +206,9 @@ def test_what_many_rows_begin_with_is_held_once(model: Any) -> None:
         assert batch._stem is None
 
 
-def test_staggered_requests_take_as_many_passes_as_on_the_lean_path(make: Make) -> None:
+def test_staggered_requests_take_as_many_passes_on_the_generic_as_on_the_lean_path(
+    make: Make,
+) -> None:
     others = [make_model(name) for name in ("learned positions", "a sliding window")]
     samplers = [make(), *(make(FrozenGeneric, other) for other in others)]
     for sampler in samplers:
@@ -217,7 +225,7 @@ def test_staggered_requests_take_as_many_passes_as_on_the_lean_path(make: Make) 
     assert max(generic) <= 1.5 * lean
 
 
-def test_logits_of_prompts_are_not_kept(monkeypatch: Patch) -> None:
+def test_logits_of_prompts_are_not_computed(monkeypatch: Patch) -> None:
     model, seen = make_model("learned positions"), list[int]()
     forward = type(model).forward
 

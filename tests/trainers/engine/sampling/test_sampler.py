@@ -1,6 +1,6 @@
-"""The sampler: merged work, counted in passes and tokens, never in seconds; refusals; an end.
+"""The sampler: merged work, measured in passes and tokens; refusals; closing.
 
-What is drawn, ``test_oracle.py`` compares.
+``test_oracle.py`` checks the sampled tokens.
 """
 
 import math
@@ -56,7 +56,7 @@ def test_a_prompt_shared_by_a_group_is_computed_once(make: Make) -> None:
     futures = [sampler.sample(prompt, 1, params()) for _ in range(8)]
     futures.append(sampler.sample(prompt, 16, params()))
     replies = [reply for future in futures for reply in future.result(timeout=60)]
-    # Whoever came a moment later has the logits of the last token computed again.
+    # For requests that came a moment later, the last token is computed again.
     assert sampler.stats.prompt_tokens < 40 + 9
     assert len({tuple(reply.tokens) for reply in replies}) == 24
     assert len({reply.sequence_id for reply in replies}) == 24
@@ -88,7 +88,9 @@ def test_a_special_token_may_be_named_as_text(make: Make) -> None:
     assert any(s.stop_reason == "stop" for s in by_id)
 
 
-def test_what_is_remembered_is_bounded_and_none_drawn_twice(make: Make, monkeypatch: Any) -> None:
+def test_request_counts_are_bounded_and_no_sample_is_drawn_twice(
+    make: Make, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(sampler_module, "_COUNTED_PROMPTS", 2)
     sampler, (first, *others) = make(), prompts(10, 11, 12, 13)
     drawn = {tuple(one(sampler.sample(first, 1, params())).tokens) for _ in range(3)}
@@ -119,14 +121,14 @@ REFUSED: list[tuple[list[int], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("prompt", "options", "text"), REFUSED)
-def test_what_cannot_be_served_is_refused_with_the_reason(
+def test_a_wrong_request_is_refused_with_the_reason(
     prompt: list[int], options: dict[str, Any], text: str, make: Make
 ) -> None:
     with pytest.raises(SamplingRequestError, match=text):
         make().sample(prompt, 1, params(**options))
 
 
-def test_a_reply_without_a_limit_ends_where_the_context_does(make: Make) -> None:
+def test_a_reply_without_a_limit_ends_at_the_context_length(make: Make) -> None:
     sampler = make()
     longest = one(sampler.sample(prompts(500)[0], 1, params(max_tokens=None)))
     assert (len(longest.tokens), longest.stop_reason) == (12, "length")
@@ -143,7 +145,7 @@ def test_an_idle_sampler_has_no_thread(make: Make, monkeypatch: Patch) -> None:
         assert sampler.scheduler._worker is None
 
 
-def test_a_cancelled_request_is_dropped_and_the_others_go_on(make: Make) -> None:
+def test_a_cancelled_request_is_dropped_and_the_others_continue(make: Make) -> None:
     sampler = make()
     dropped = sampler.sample(prompts(10)[0], 1, params(max_tokens=500))
     running = sampler.sample(prompts(11)[0], 1, params(max_tokens=20))
@@ -154,7 +156,7 @@ def test_a_cancelled_request_is_dropped_and_the_others_go_on(make: Make) -> None
     assert sampler.stats.forward_passes < 100
 
 
-def test_a_failing_model_fails_its_requests_and_not_the_sampler(make: Make) -> None:
+def test_a_failing_model_fails_its_requests_but_not_the_sampler(make: Make) -> None:
     sampler = make()
     with patch.object(sampler._model, "new_batch", side_effect=MemoryError):
         waiting: list[Future[Any]] = [sampler.sample([1, 2], 1, params()), sampler.score([1, 2])]
@@ -169,7 +171,7 @@ def test_a_failing_model_fails_its_requests_and_not_the_sampler(make: Make) -> N
 
 @pytest.fixture(scope="module")
 def models(tiny_model: str) -> list[Any]:
-    """Three adapters of one base, and the base."""
+    """Return three adapters of one base, and the base."""
     return adapters_of(lambda: load_model(tiny_model, torch.device("cpu"), torch.float32))
 
 
@@ -188,19 +190,21 @@ def test_samplers_of_one_base_share_passes(models: list[Any], sampler_of: Make) 
     futures = [sampler.sample(prompts(9)[0], 1, greedy) for sampler in samplers]
     replies = [future.result(timeout=60)[0].tokens for future in futures]
     assert [len(reply) for reply in replies] == [100] * 4
-    # The same prompt and greedy, but not the same model: what one computed no other one takes.
+    # The prompts are equal and decoding is greedy, but no model reuses another's cache.
     assert len({tuple(reply[:9]) for reply in replies}) == 4
     stats = samplers[0].stats
     assert stats.largest_batch == 4
     assert stats.forward_passes < 200  # alone: 400 and more
 
 
-def test_a_model_of_its_own_has_a_batch_of_its_own(tiny_model: str, sampler_of: Make) -> None:
+def test_models_without_a_shared_base_have_separate_batches(
+    tiny_model: str, sampler_of: Make
+) -> None:
     model = load_model(tiny_model, torch.device("cpu"), torch.float32)
     assert sampler_of(model).scheduler is not sampler_of(model).scheduler
 
 
-def test_closing_the_engine_answers_whoever_waits(tiny_model: str) -> None:
+def test_closing_the_engine_ends_waiting_requests(tiny_model: str) -> None:
     engine = Engine(EngineSettings(device="cpu", full_parameter=False))
     sampler = engine.base_sampler(tiny_model)
     waiting = [sampler.sample(prompts(9)[0], 1, params(max_tokens=500)) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""What becomes of requests where there is less memory than they need."""
+"""Sampling with less memory than the requests need."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,14 +24,14 @@ FEW, MANY = prompts(*range(5, 13)), prompts(*range(5, 37))
 
 
 class Near(list[float]):
-    """Numbers that equal others but for rounding."""
+    """Numbers that equal others up to rounding."""
 
     def __eq__(self, other: object) -> bool:
         return [*self] == pytest.approx(other, abs=1e-4)
 
 
 def drawn(sampler: ModelSampler, rows: Sequence[Sequence[int]], tokens: int) -> list[Any]:
-    """Tokens of two replies to each prompt, and all log-probabilities."""
+    """Sample two replies to each prompt; return their tokens and all log-probabilities."""
     futures = [sampler.sample(row, 2, params(max_tokens=tokens)) for row in rows]
     replies = [reply for future in futures for reply in future.result(timeout=60)]
     logprobs = [logprob for reply in replies for logprob in reply.logprobs or ()]
@@ -43,7 +43,7 @@ def longest(run: RunningBatch) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_replies_longer_than_expected_wait_for_each_other_and_are_drawn_as_ever(
+def test_long_replies_wait_for_each_other_without_changing_the_samples(
     make: Make, monkeypatch: Patch, kind: Any
 ) -> None:
     expected = drawn(make(kind), FEW, 40)
@@ -57,7 +57,7 @@ def test_replies_longer_than_expected_wait_for_each_other_and_are_drawn_as_ever(
 
 
 @pytest.mark.parametrize("batch", [LeanBatch, GenericBatch])
-def test_where_memory_runs_out_fewer_rows_go_on_and_draw_what_they_would_have(
+def test_running_out_of_memory_reduces_the_batch_without_changing_the_samples(
     make: Make, monkeypatch: Patch, batch: Any
 ) -> None:
     kind = KINDS[batch is GenericBatch]
@@ -68,7 +68,7 @@ def test_where_memory_runs_out_fewer_rows_go_on_and_draw_what_they_would_have(
     assert sampler.stats.largest_batch > 11
 
 
-def test_a_request_that_needs_more_memory_fails_alone(make: Make, monkeypatch: Patch) -> None:
+def test_only_the_request_that_needs_too_much_memory_fails(make: Make, monkeypatch: Patch) -> None:
     expected = drawn(make(), FEW, 9)
     run_out(monkeypatch, RowCache, "_empty", lambda cache, rows, length: rows * length > 500)
     sampler = make()
@@ -85,7 +85,7 @@ def test_a_request_that_needs_more_memory_fails_alone(make: Make, monkeypatch: P
 
 
 def run_out(monkeypatch: Patch, owner: Any, name: str, is_full: Callable[..., bool]) -> None:
-    """Have a method find no memory where ``is_full`` says so."""
+    """Make a method run out of memory when ``is_full`` returns True."""
     method = getattr(owner, name)
 
     def limited(self: Any, *args: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, replaced atomically, and every damage is named with its file."""
+"""Checkpoints are complete or absent, replaced atomically, and damage is named with its file."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def save(store: CheckpointStore, run_id: str, name: str, text: str = "weights") 
     return store.save(run_id, "weights", name, info, write)
 
 
-def test_a_run_is_known_by_any_of_its_paths(store: CheckpointStore, run_id: str) -> None:
+def test_a_run_is_found_by_any_of_its_paths(store: CheckpointStore, run_id: str) -> None:
     info = store.run_info(f"tinker://{run_id}/sampler_weights/never-saved")
     assert info.user_metadata == {"renderer_name": "r"}
     with pytest.raises(CheckpointError, match="is unknown: .*EVERT_HOME"):
@@ -65,7 +65,9 @@ def test_a_path_of_another_form_is_refused(path: str, store: CheckpointStore) ->
         store.folder(path)
 
 
-def test_a_failed_write_leaves_the_earlier_alone(store: CheckpointStore, run_id: str) -> None:
+def test_a_failed_write_does_not_affect_earlier_checkpoints(
+    store: CheckpointStore, run_id: str
+) -> None:
     path = save(store, run_id, "same")
 
     def write(folder: Path) -> None:
@@ -85,7 +87,7 @@ def test_a_failed_write_leaves_the_earlier_alone(store: CheckpointStore, run_id:
         store.save(run_id, "weights", "x", INFO, broken)
 
 
-def test_its_files_follow_the_umask(store: CheckpointStore, run_id: str) -> None:
+def test_a_checkpoints_files_follow_the_umask(store: CheckpointStore, run_id: str) -> None:
     before = os.umask(0o027)
     try:
         path = store.save(
@@ -103,7 +105,9 @@ def test_a_root_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
         CheckpointStore(tmp_path / "file").new_run(RunInfo("base", None, {}, 1.0))
 
 
-def test_a_name_is_replaced_unless_it_is_to_be_kept(store: CheckpointStore, run_id: str) -> None:
+def test_a_checkpoint_is_replaced_unless_overwrite_is_false(
+    store: CheckpointStore, run_id: str
+) -> None:
     save(store, run_id, "final", "first")
     path = save(store, run_id, "final", "second")
     with pytest.raises(CheckpointError, match="The checkpoint .* exists already.*overwrite=True"):
@@ -115,7 +119,7 @@ def test_a_name_is_replaced_unless_it_is_to_be_kept(store: CheckpointStore, run_
     assert store.is_intact(path)
 
 
-def test_a_crash_while_one_is_replaced_loses_nothing(store: CheckpointStore, run_id: str) -> None:
+def test_a_crash_during_a_replacement_loses_nothing(store: CheckpointStore, run_id: str) -> None:
     path = save(store, run_id, "rolling", "first")
     renamed: list[str] = []
     rename = Path.rename
@@ -136,7 +140,7 @@ def test_a_crash_while_one_is_replaced_loses_nothing(store: CheckpointStore, run
     assert [folder.name for folder in store.folder(path).parent.iterdir()] == ["rolling"]
 
 
-def test_tidying_keeps_nothing_that_crashes_left(store: CheckpointStore, run_id: str) -> None:
+def test_tidying_removes_what_crashes_left_behind(store: CheckpointStore, run_id: str) -> None:
     listed, moved, lost = (save(store, run_id, name) for name in ("kept", "moved", "lost"))
     place = store.folder(listed).parent
     store.folder(moved).rename(place / ".old-moved")  # cut off between its two moves
@@ -183,7 +187,7 @@ def test_damage_of_a_large_file_is_found(place: int, store: CheckpointStore, run
     assert not store.is_intact(path)
 
 
-def test_what_is_missing_is_not_called_damaged(store: CheckpointStore, run_id: str) -> None:
+def test_a_missing_checkpoint_is_not_called_damaged(store: CheckpointStore, run_id: str) -> None:
     with pytest.raises(CheckpointError, match="There is no checkpoint tinker://run/weights/x"):
         store.read("tinker://run/weights/x")
     path = save(store, run_id, "x")
@@ -193,7 +197,7 @@ def test_what_is_missing_is_not_called_damaged(store: CheckpointStore, run_id: s
         store.delete(path)
 
 
-def test_repair_makes_the_cookbook_resume_from_the_newest_whole_one(
+def test_repair_makes_the_cookbook_resume_from_the_newest_intact_checkpoint(
     store: CheckpointStore, run_id: str, tmp_path: Path
 ) -> None:
     paths = [save(store, run_id, name) for name in ("1", "2", "3")]

@@ -1,4 +1,4 @@
-"""What rows of a batch begin with alike is computed once in training, too."""
+"""Shared prefixes of the rows of a batch are computed once in training, too."""
 
 import random
 from typing import Any
@@ -27,19 +27,21 @@ def some(count: int, seed: int) -> list[int]:
 
 
 def group(prompt: int, replies: list[int], seed: int) -> Rows:
-    """Rows of one prompt, with replies of so many tokens."""
+    """Return rows of one prompt, with replies of these lengths."""
     first = some(prompt, seed)
     tails = [some(length, 1000 * seed + n) for n, length in enumerate(replies, start=1)]
     return [np.array(first + reply) for reply in tails]
 
 
 def distinct_tokens(rows: Rows) -> int:
-    """Nodes of the tree that rows make."""
+    """Return the number of nodes of the rows' prefix tree."""
     return len({row[: n + 1].tobytes() for row in rows for n in range(len(row))})
 
 
 @given(rows_of_few_tokens)
-def test_every_row_is_in_one_family_that_begins_alike_and_spells_it_out(rows: Rows) -> None:
+def test_every_row_is_in_one_family_with_a_shared_prefix_and_is_restored_exactly(
+    rows: Rows,
+) -> None:
     folded = fold(rows)
     tokens = np.concatenate([*folded.stems, *folded.tails])[folded.places]
     assert tokens.tolist() == np.concatenate(rows).tolist()
@@ -52,7 +54,7 @@ def test_every_row_is_in_one_family_that_begins_alike_and_spells_it_out(rows: Ro
         assert max(map(len, members)) == family.stem + family.tail
 
 
-def test_the_members_of_a_group_are_a_family_whatever_template_all_groups_share() -> None:
+def test_the_members_of_a_group_are_a_family_even_if_groups_share_a_template() -> None:
     template = some(12, 99)
     groups = [group(30, [5, 9, 7, 6], number) for number in range(4)]
     rows = [np.array([*template, *row]) for rows in groups for row in rows]
@@ -63,7 +65,7 @@ def test_the_members_of_a_group_are_a_family_whatever_template_all_groups_share(
     assert [(family.stem, family.tail, family.tails) for family in parts] == [(42, 9, 4)] * 4
 
 
-def test_equal_rows_are_computed_once_and_a_few_tokens_alike_are_no_family() -> None:
+def test_equal_rows_are_computed_once_and_short_prefixes_make_no_family() -> None:
     row, other = group(20, [8, 9], 0)
     folded = fold([row, other, row, row])
     assert len(folded.stems) == 1
@@ -73,7 +75,7 @@ def test_equal_rows_are_computed_once_and_a_few_tokens_alike_are_no_family() -> 
 
 
 @given(rows_of_few_tokens, st.integers(1, 200))
-def test_parts_keep_to_their_budget_and_lose_no_row(rows: Rows, budget: int) -> None:
+def test_parts_respect_their_budget_and_lose_no_row(rows: Rows, budget: int) -> None:
     parts = cut(rows, budget)
     assert sorted(row for part in parts for row in part) == [*range(len(rows))]
     for part in parts:
@@ -82,7 +84,7 @@ def test_parts_keep_to_their_budget_and_lose_no_row(rows: Rows, budget: int) -> 
         assert len(part) == 1 or tokens <= budget
 
 
-def test_a_family_that_is_too_large_is_divided_and_parts_are_even_and_alike() -> None:
+def test_a_family_that_is_too_large_is_split_evenly() -> None:
     rows = group(100, [50] * 8, 0)
     assert [len(part) for part in cut(rows, 330)] == [2, 2, 2, 2]
     assert [len(part) for part in cut(rows, 120)] == [1] * 8
@@ -92,7 +94,7 @@ def test_a_family_that_is_too_large_is_divided_and_parts_are_even_and_alike() ->
 
 
 class Embedded(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the tokens that go through a model, padding included."""
+    """Count the tokens that go through a model, including padding."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

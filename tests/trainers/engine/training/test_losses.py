@@ -1,4 +1,4 @@
-"""A loss is its formula, clips what it says, and refuses the rest; sums: ``test_trainer.py``."""
+"""Losses: formulas, clipping and refused inputs. Their sums are in ``test_trainer.py``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +46,7 @@ CLIPS: list[tuple[list[float], list[float], dict[str, float], dict[str, Tensor],
 
 
 @pytest.mark.parametrize(("ratios", "advantages", "config", "by_token", "expected", "flows"), CLIPS)
-def test_thresholds_bound_the_ratio_itself_and_no_gradient_passes_where_they_bind(
+def test_no_gradient_passes_where_a_threshold_clips_the_ratio(
     ratios: Any, advantages: Any, config: Any, by_token: Any, expected: float, flows: bool
 ) -> None:
     logprobs = torch.tensor(ratios).log().requires_grad_(True)
@@ -58,7 +58,7 @@ def test_thresholds_bound_the_ratio_itself_and_no_gradient_passes_where_they_bin
     assert [bool(slope) for slope in logprobs.grad] == [flows] * len(ratios)
 
 
-def test_the_ratio_of_a_sequence_of_which_nothing_was_sampled_is_1() -> None:
+def test_the_ratio_of_a_sequence_without_sampled_tokens_is_1() -> None:
     inputs = {"logprobs": torch.tensor([-0.7, -2.9]), "advantages": torch.tensor([1.0, 2.0])}
     inputs["sequence_ratio_mask"] = torch.zeros(2)
     settings = resolve_settings("gspo", None)
@@ -66,7 +66,7 @@ def test_the_ratio_of_a_sequence_of_which_nothing_was_sampled_is_1() -> None:
     assert float(loss) == pytest.approx(-3.0)
 
 
-def test_without_a_mask_tokens_with_an_advantage_or_a_logprob_make_the_ratio() -> None:
+def test_without_a_mask_the_ratio_is_of_tokens_with_an_advantage_or_logprob() -> None:
     inputs = {
         "logprobs": torch.tensor([0.0, -0.7, 0.0, -2.9]),
         "advantages": torch.tensor([0.0, 1.0, 2.0, 0.0]),
@@ -78,7 +78,7 @@ def test_without_a_mask_tokens_with_an_advantage_or_a_logprob_make_the_ratio() -
 
 
 @pytest.mark.parametrize("name", sorted(set(LOSSES) - {"cross_entropy"}))
-def test_no_loss_of_advantages_learns_a_prompt(name: str) -> None:
+def test_no_loss_with_advantages_trains_on_a_prompt(name: str) -> None:
     zeros = {"logprobs": torch.zeros(3), "advantages": torch.zeros(3), "sampled": torch.zeros(3)}
     logprobs = torch.tensor([-0.5, -3.0, -1.0]).requires_grad_()
     get_loss(name).formula(logprobs, zeros, resolve_settings(name, None)).backward()  # type: ignore[no-untyped-call]
@@ -102,12 +102,14 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("attempt", "text"), REFUSED)
-def test_what_no_loss_reads_is_refused_by_name(attempt: Callable[[], object], text: str) -> None:
+def test_inputs_and_settings_that_no_loss_reads_are_refused_by_name(
+    attempt: Callable[[], object], text: str
+) -> None:
     with pytest.raises(LossInputError, match=text):
         attempt()
 
 
-def test_what_a_loss_may_read_is_accepted() -> None:
+def test_optional_inputs_and_settings_of_a_loss_are_accepted() -> None:
     for more in ("clip_low_threshold", "weights"):  # weights: as Tinker's pages have it
         check_inputs("ppo", dict.fromkeys([*TARGETS, more]), "Datum 3")
     assert resolve_settings("dro", {"beta": 2}) == {"beta": 2.0}

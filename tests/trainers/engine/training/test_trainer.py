@@ -1,7 +1,7 @@
-"""Training: exact sums in any micro-batches, AdamW as torch has it, failures that hurt nothing.
+"""Training: exact sums in any micro-batches, torch's AdamW, and failures without side effects.
 
-The first test is the oracle: whatever the model, the data, the loss and the way a batch is cut,
-losses, log-probabilities and gradients are those of plain PyTorch, datum by datum.
+The first test compares losses, log-probabilities and gradients with plain PyTorch, datum by datum,
+for random models, data, losses and micro-batches.
 """
 
 import math
@@ -49,7 +49,7 @@ def other(family: str) -> Any:
 
 
 def adapted(model: Any) -> Any:
-    """With an adapter that does something."""
+    """Return the model with a random adapter."""
     model = attach_lora(model, 4, seed=0)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -173,9 +173,9 @@ batch = st.lists(row, min_size=1, max_size=9)
 def data_of(
     rows: Sequence[list[int]], loss: str, model: Any, wide: Sequence[int] = ()
 ) -> list[Any]:
-    """Data of rows for a loss; of each row all but the first few tokens were sampled.
+    """Return data of rows for a loss; all but the first few tokens of each row were sampled.
 
-    ``wide``: how many targets a token has, row by row, where it is not one.
+    ``wide`` is the number of targets per token, row by row, if it is not one.
     """
     data = []
     for number, tokens in enumerate(rows):
@@ -280,7 +280,9 @@ def test_a_step_is_torchs_adamw(trainer: Trainer, model: Any, tiny_model: str) -
     assert same(weights(model), weights(twin), 1e-5)
 
 
-def test_clipping_reports_the_norm_before(trainer: Trainer, model: Any, monkeypatch: Any) -> None:
+def test_clipping_reports_the_norm_before_clipping(
+    trainer: Trainer, model: Any, monkeypatch: Any
+) -> None:
     trainer.forward_backward(trainer.read([datum(20)], "cross_entropy"))
     norm = norm_of(gradients(model))
     clipped = spied(monkeypatch, torch.optim.AdamW, "step", lambda _: norm_of(gradients(model)))
@@ -290,7 +292,7 @@ def test_clipping_reports_the_norm_before(trainer: Trainer, model: Any, monkeypa
     assert clipped == [pytest.approx(0.5, rel=1e-3)]
 
 
-def test_a_custom_loss_has_the_gradient_autograd_gives_it(trainer: Trainer, model: Any) -> None:
+def test_a_custom_loss_has_the_gradient_of_autograd(trainer: Trainer, model: Any) -> None:
     data = [datum(7, 1), datum(4, 2)]
 
     def loss_fn(data: list[types.Datum], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
@@ -316,7 +318,7 @@ def test_a_custom_loss_has_the_gradient_autograd_gives_it(trainer: Trainer, mode
             trainer.forward_backward_custom(work, data, ours)
 
 
-def test_an_adapter_alone_is_trained_and_saved(tiny_model: str, tmp_path: Path) -> None:
+def test_only_the_adapter_is_trained_and_saved(tiny_model: str, tmp_path: Path) -> None:
     config: Any = AutoConfig.from_pretrained(tiny_model, tie_word_embeddings=False)
     make: Any = AutoModelForCausalLM
     trainer = Trainer(attach_lora(make.from_config(config), 4, seed=0), load_tokenizer(tiny_model))

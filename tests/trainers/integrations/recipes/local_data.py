@@ -1,7 +1,7 @@
-"""Tiny local data in the shape of what the Cookbook's recipes download.
+"""Tiny local data in the formats that the Cookbook's recipes download.
 
-``load_dataset`` stands for the one of ``datasets``: same names, columns and splits, a few short
-rows. ``write_files`` makes what recipes read from disk.
+``load_dataset`` replaces that of ``datasets``: same names, columns and splits, a few short rows.
+``write_files`` writes the files that recipes read from disk.
 """
 
 import json
@@ -41,7 +41,7 @@ def _splits(rows: list[dict[str, Any]], *splits: str) -> DatasetDict:
 def _each(
     row: Callable[[int], dict[str, Any]], *splits: str, count: int = ROWS
 ) -> Callable[[], DatasetDict]:
-    """The same rows in each split."""
+    """Return the same rows in each split."""
     return lambda: _splits([row(i) for i in range(count)], *splits)
 
 
@@ -104,7 +104,7 @@ DATA: dict[str, Callable[[], DatasetDict]] = {
 def load_dataset(
     path: str, name: str | None = None, split: str | None = None, streaming: bool = False
 ) -> Dataset | DatasetDict | IterableDataset:
-    """What ``datasets.load_dataset`` returns, of the data above.
+    """Return what ``datasets.load_dataset`` would, from the data above.
 
     Raises:
         KeyError: There is no data of this name; add it.
@@ -116,12 +116,12 @@ def load_dataset(
 
 
 def get_dataset_config_names(path: str) -> list[str]:
-    """One part of every dataset."""
+    """Return one configuration for every dataset."""
     return ["default"]
 
 
 def write_files(folder: Path) -> None:
-    """What recipes read from disk: conversations, sentences, forecasts, questions."""
+    """Write the files that recipes read: conversations, sentences, forecasts, questions."""
     (folder / "talks.jsonl").write_text("\n".join(json.dumps(_told(i)) for i in range(ROWS)))
     examples = folder / "tinker_cookbook" / "example_data"
     examples.mkdir(parents=True)

@@ -28,7 +28,7 @@ SHOWN: list[renderers.Message] = [
 
 
 def make_boxing_model(root: Path) -> str:
-    """Train the shipped base to answer ``\\boxed{1}`` or ``\\boxed{2}``; the folder it is in."""
+    """Train the shipped base to answer ``\\boxed{1}`` or ``\\boxed{2}``; return its folder."""
     rng = random.Random(0)
     with embedded_engine(root, device="cpu") as engine:
         trainer = tinker.ServiceClient().create_lora_training_client("evert-tiny").result()

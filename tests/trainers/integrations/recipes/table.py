@@ -1,4 +1,4 @@
-"""The recipes of the Tinker Cookbook: what is run of each, and what those that cannot run need.
+"""The recipes of the Tinker Cookbook: the command lines, and what recipes lack that cannot run.
 
     RECIPES    every command line, as its users type it after ``python -m tinker_cookbook.recipes.``
 
@@ -37,7 +37,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """The module and what tells it from others of the same module."""
+        """The module, and what distinguishes this row from others of the module."""
         special = [s for s in self.settings.split() if s.startswith(VARIES)]
         return " ".join([self.module, *special]).replace("{data}/", "")
 

@@ -1,9 +1,9 @@
-"""Every recipe of the installed Cookbook runs on the engine as its users call it, or says why not.
+"""Every recipe of the installed Cookbook runs on the engine from its command line, or says why not.
 
-``python -m`` of its module, with settings that make it small; the models that it names are stood
-in for by a shipped base, and what it would download is local (``local_data.py``). Nothing else is
-replaced. What each leaves is read back: finite metrics, and checkpoints that load, after as many
-optimizer steps as were asked for.
+Each runs by ``python -m``, with settings that make it small. A shipped base replaces the models
+that it names, and local data what it would download (``local_data.py``). Nothing else is replaced.
+Afterwards, its metrics must be finite, and its checkpoints must load and have the right number of
+optimizer steps.
 """
 
 import ast
@@ -41,7 +41,7 @@ PACKAGE = "tinker_cookbook.recipes"
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """One engine for all, on which every name of the Hub is a model that is here."""
+    """Use one engine for all recipes, with a local stand-in for every name of the Hub."""
     folder = tmp_path_factory.mktemp("store")
     stand_ins = {"Qwen/Qwen3.5-9B-Base": make_boxing_model(folder), "*/*": "evert-tiny"}
     with embedded_engine(folder, device="cpu", stand_ins=stand_ins) as running:
@@ -50,7 +50,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """The working directory of a recipe, with local data for what it would download."""
+    """Return a recipe's working directory, with local data for what it would download."""
     local_data.write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TINKER_COOKBOOK_RUNS_DIR", str(tmp_path / "runs"))
@@ -76,7 +76,7 @@ def _logging_as_it_was() -> Iterator[None]:
 
 
 def run(recipe: Recipe, folder: Path, monkeypatch: Patch) -> None:
-    """``python -m`` of a recipe, in this process."""
+    """Run a recipe as ``python -m`` would, in this process."""
     log = folder / "log"
     saved = [row["sampler_path"] for row in read_jsonl(log / CHECKPOINTS)]
     places = {"log": log, "data": folder, "saved": "".join(saved[-1:])}
@@ -87,7 +87,7 @@ def run(recipe: Recipe, folder: Path, monkeypatch: Patch) -> None:
 
 
 def check_run(log: Path, steps: int, engine: Engine) -> None:
-    """Metrics are finite, and the last checkpoint is there after so many steps."""
+    """Assert that metrics are finite, and that the last checkpoint is of that many steps."""
     metrics = read_jsonl(log / METRICS)
     numbers = [value for row in metrics for value in row.values() if isinstance(value, float)]
     assert numbers
@@ -100,7 +100,7 @@ def check_run(log: Path, steps: int, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("recipe", each(RUNS, BY_DAY), ids=lambda recipe: recipe.name)
-def test_a_recipe_runs_as_its_users_call_it(
+def test_a_recipe_runs_from_its_command_line(
     recipe: Recipe, engine: Engine, folder: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(recipe.typed))
@@ -115,7 +115,7 @@ def test_a_recipe_runs_as_its_users_call_it(
 
 
 def entry_points() -> set[str]:
-    """Modules of recipes that are called with ``python -m``."""
+    """Return the modules of recipes that are run with ``python -m``."""
     names = set()
     for file in (COOKBOOK / "recipes").rglob("*.py"):
         name = ".".join(file.relative_to(COOKBOOK / "recipes").with_suffix("").parts)
