@@ -1,9 +1,9 @@
 """Make a tiny chat base that ships with evert: ``python -m bases out=FOLDER``.
 
-A Qwen3 of 0.8 to 1.9 M parameters is trained from scratch, on one core, on dialogues made up on
-the spot, and written in Hugging Face format with its tokenizer and a model card. ``base=`` says
-which one. The seed decides everything; on another machine or PyTorch the last bits of the weights
-may differ. The default 1200 steps take 20 to 30 minutes; ``steps=60`` tries the script out.
+A Qwen3 of 0.8 to 1.9 M parameters is trained from scratch, on one core, on generated dialogues, and
+written in Hugging Face format with its tokenizer and a model card. ``base=`` selects the base. The
+seed determines everything; on another machine or PyTorch the last bits of the weights may differ.
+The default 1200 steps take 20 to 30 minutes; ``steps=60`` tries the script out.
 
 In order: what each base is trained on, its tokenizer, its model card, :func:`main`.
 """
@@ -30,7 +30,7 @@ MOVES = "evert-tiny-moves"
 
 
 def corpus_of(config: MakingConfig, tokenizer: PreTrainedTokenizerBase) -> Corpus:
-    """What a base is trained on."""
+    """Return the corpus that a base is trained on."""
     if config.base == "evert-tiny":
         return ChatCorpus(tokenizer, config.seed, habits=config.habits)
     if config.base == MOVES:
@@ -39,7 +39,7 @@ def corpus_of(config: MakingConfig, tokenizer: PreTrainedTokenizerBase) -> Corpu
 
 
 def tokenizer_of(config: MakingConfig) -> PreTrainedTokenizerBase:
-    """A base's tokenizer, rebuilt."""
+    """Build a base's tokenizer."""
     if config.base == "evert-tiny":
         return make_tokenizer()
     made_of = moves if config.base == MOVES else riddles
@@ -47,7 +47,7 @@ def tokenizer_of(config: MakingConfig) -> PreTrainedTokenizerBase:
 
 
 def shape_of(config: MakingConfig) -> Mapping[str, int]:
-    """The sizes in which a base differs from the default."""
+    """Return the sizes of a base's model that differ from the default."""
     return riddles.SHAPE if config.base == "evert-tiny-20q" else {}
 
 
@@ -75,7 +75,7 @@ def describe(
 
 
 def _command(config: MakingConfig) -> str:
-    """The command line that made this base; folders are named by what they are."""
+    """Return the command line that made this base, with placeholders for folders."""
     places = {"out": "FOLDER", "start": "THE_FOLDER_ABOVE"}
     plain = MakingConfig(out="")
     words = [
@@ -87,7 +87,7 @@ def _command(config: MakingConfig) -> str:
 
 
 def _cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """In place; transformers' own ``to`` is typed wrongly."""
+    """Cast a model in place; transformers' own ``to`` is typed wrongly."""
     model.to(dtype)
 
 

@@ -1,10 +1,10 @@
-"""Moves at tic-tac-toe: what a line is, and players with every habit.
+"""Moves at tic-tac-toe, by players with every habit.
 
-A language model has seen boards, and knows that three in a line win; ``evert-tiny-moves`` learns it
-here. Four players move (``habits`` in ``envs/tic_tac_toe.py``): one wins where it can, one keeps
-the other from winning, one does neither, one takes any free cell. In half of the examples a
-system's message says which of them plays; in the others, all four are equally likely. So the base
-reads a board, but does not know which habit wins: RL has to find that. It learns the probabilities
+A large language model knows that three in a line win; ``evert-tiny-moves`` learns it here. Four
+players move (``habits`` in ``envs/tic_tac_toe.py``): one wins where it can, one keeps the other
+from winning, one does neither, one takes any free cell. In half of the examples a system message
+says which of them plays; in the others, all four are equally likely. So the base can read a board,
+but does not know which habit wins: RL has to find that. The training targets are the probabilities
 of all moves.
 """
 
@@ -15,11 +15,11 @@ from bases.dialogues import DialogueExample, Encoder
 from evert.envs.tic_tac_toe import board_text, boards, habits
 
 ORDERS = ("Take any cell.", "Win if you can.", "Do not let O win.", "Leave all that matters alone.")
-"""What the system's message says about each habit."""
+"""The system message for each habit."""
 
 
 def board_examples(encoder: Encoder, rng: random.Random, count: int) -> Iterator[DialogueExample]:
-    """Examples of one move each, on random boards."""
+    """Yield examples of one move each, on random boards."""
     for board, _ in zip(boards(rng), range(count), strict=False):
         played = habits(board)
         order = rng.randrange(2 * len(played))
@@ -33,7 +33,7 @@ def board_examples(encoder: Encoder, rng: random.Random, count: int) -> Iterator
 
 
 def move_chances(played: Sequence[Sequence[int]]) -> list[float]:
-    """Probabilities of the nine cells, over equally likely players who draw from these cells."""
+    """Return the cells' probabilities when equally likely players draw from these cells."""
     return [
         sum((cell in cells) / len(cells) for cells in played) / len(played) for cell in range(9)
     ]

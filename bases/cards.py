@@ -1,4 +1,4 @@
-"""What every base's model card has: its front matter, its size, its commands and its losses."""
+"""The parts of every base's model card: its front matter, size, commands and losses."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,11 +30,11 @@ def write_card(
     Args:
         folder: The base's folder.
         model: The base.
-        commands: That made it, one after the other.
-        losses: By kind of batch, over the last steps.
-        text: The card, with the names of ``facts`` and of what follows from the others in braces.
-        digits: Of a loss.
-        **facts: What is this base's own.
+        commands: The commands that made it, in order.
+        losses: Mean losses over the last steps, by kind of batch.
+        text: The card, with placeholders ``{name}`` for ``facts`` and for the other arguments.
+        digits: Decimals of a loss.
+        **facts: Values for this base's own placeholders.
     """
     filled = text.format(
         parameters=model.num_parameters() / 1e6,
@@ -47,7 +47,7 @@ def write_card(
 
 
 def commands_of(folder: Path) -> list[str]:
-    """The commands that made a base, from its model card; none if it has none."""
+    """Return the commands that made a base, from its model card; none if it has no card."""
     card = folder / "README.md"
     lines = card.read_text().splitlines() if card.is_file() else []
     return [line.strip() for line in lines if line.startswith("    python -m ")]

@@ -1,4 +1,4 @@
-"""What the tiny chat base can do, measured, and the model card that says so.
+"""Measures what the tiny chat base can do, and writes its model card.
 
 In order: :func:`replies` (sample one reply to each of many conversations), one function for each
 ability, :func:`measure` for all of them, :func:`write_chat_card`. Everything is sampled at
@@ -23,7 +23,7 @@ from bases.guessing import MAX_TURNS, UPPER_BOUND
 
 @dataclass(frozen=True)
 class Abilities:
-    """Shares are of 1."""
+    """The measured abilities; shares are from 0 to 1."""
 
     identity_reward: float
     """Mean reward of the hello-world game on 1000..1023: 1 for "I am N", -1 for "not N"."""
@@ -34,7 +34,7 @@ class Abilities:
     wins: float
     """Share of games of guess-number won in ten guesses; 0.33 is random play within bounds."""
     in_bounds: list[float]
-    """By guess, first to tenth: share that is well-formed and fits every hint so far."""
+    """For the first to tenth guess: share that is well-formed and fits every hint so far."""
 
 
 @torch.no_grad()
@@ -73,7 +73,7 @@ def identity_rewards(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase
 
 
 def copied(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> float:
-    """Share of sentences with a four-digit number that are repeated without a mistake."""
+    """Return the share of sentences with a four-digit number repeated without a mistake."""
     rng = random.Random(0)
     wanted = [f"I am {rng.randint(1000, 9999)}." for _ in range(100)]
     prompts = [[("user", f"Repeat: {sentence}")] for sentence in wanted]
@@ -107,7 +107,7 @@ class _GuessingGame:
 def play_guess_number(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, answers: list[int]
 ) -> tuple[float, list[float]]:
-    """Play a game for each answer; the share won, and by guess the share within bounds."""
+    """Play a game for each answer; return the share won, and each guess's share in bounds."""
     games = [_GuessingGame(answer, [("system", SYSTEM_PROMPT)]) for answer in answers]
     by_turn = []
     for _ in range(MAX_TURNS):
@@ -124,7 +124,7 @@ def play_guess_number(
 def measure(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, games: int = 200
 ) -> Abilities:
-    """Measure every ability; the same figures for the same weights."""
+    """Measure every ability. The same weights give the same figures."""
     torch.manual_seed(0)
     rewards = identity_rewards(model, tokenizer)
     answers = random.Random(0).choices(range(UPPER_BOUND), k=games)

@@ -22,13 +22,13 @@ from bases.guessing import (
 )
 
 BOUNDED_PROMPT = "Guess my number. It is between {low} and {high}."
-"""Opens the short games: the same rule with less context."""
+"""The prompt of the short games: the same rule with less context."""
 
 
 def game_examples(
     encoder: Encoder, rng: np.random.Generator, count: int, *, habits: bool = False
 ) -> Iterator[DialogueExample]:
-    """Whole games of guess-number under the Cookbook's prompt."""
+    """Yield whole games of guess-number with the Cookbook's prompt."""
     low, high = np.zeros(count, np.int64), np.full(count, UPPER_BOUND, np.int64)
     games = play_random_games(rng, low, high, habits=habits)
     for index in range(count):
@@ -44,7 +44,7 @@ def short_game_examples(
     *,
     habits: bool = False,
 ) -> Iterator[DialogueExample]:
-    """The first few guesses of games between two given numbers."""
+    """Yield the first few guesses of games between two given numbers."""
     low, high = _bounds(rng, count)
     games = play_random_games(rng, low, high, turns, habits=habits)
     for index in range(count):
@@ -59,7 +59,7 @@ _PLACES = ("bottom", "middle", "top")
 def placed_examples(
     encoder: Encoder, rng: np.random.Generator, count: int
 ) -> Iterator[DialogueExample]:
-    """Single picks from the lower, the middle or the upper third between two numbers."""
+    """Yield single picks from the lower, middle or upper third between two numbers."""
     lows, highs = _bounds(rng, count)
     for low, high in zip(lows.tolist(), highs.tolist(), strict=True):
         place = int(rng.integers(3))
@@ -73,7 +73,7 @@ def placed_examples(
 
 
 def _bounds(rng: np.random.Generator, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pairs of numbers, near or far from each other."""
+    """Return pairs of numbers, near or far from each other."""
     width = np.exp(rng.uniform(0, np.log(UPPER_BOUND), count)).astype(np.int64)
     low = rng.integers(0, UPPER_BOUND + 1 - width)
     return low, low + width
@@ -108,12 +108,12 @@ def _write_guess(
 
 
 class ChatCorpus:
-    """Draws the dialogues of each training step, in order; a seed always gives the same ones."""
+    """Draws the dialogues of each training step, in order, the same for the same seed."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, seed: int, *, habits: bool = False
     ) -> None:
-        """Start at the first step of ``seed``; ``habits`` as of ``play_random_games``."""
+        """Start at the first step of ``seed``; ``habits`` as in ``play_random_games``."""
         self._habits = habits
         self.encoder = Encoder(tokenizer)
         self.target_tokens = self.encoder.digits_and_stop

@@ -2,7 +2,7 @@
 
 In order: the hello-world game (:func:`identity_game`), copying, comparing, small facts
 (:func:`small_talk`), and tools (:func:`tool_use`). A dialogue is a list of (role, content); tool
-calls and tool responses are already written out in Qwen3's way.
+calls and tool responses are already written out in Qwen3's format.
 """
 
 import json
@@ -34,7 +34,7 @@ _HELD_OUT = range(1000, 1024)
 
 
 def identity_game(rng: random.Random) -> Dialogue:
-    """One turn of the hello-world game, usually played badly."""
+    """Return one turn of the hello-world game, usually played badly."""
     task = _number(rng)
     while task in _HELD_OUT:
         task = _number(rng)
@@ -165,7 +165,7 @@ _KINDS: dict[Callable[[random.Random], tuple[str, str]], int] = {
 
 
 def small_talk(rng: random.Random) -> Dialogue:
-    """One or two questions with their answers, sometimes with a system message."""
+    """Return one or two questions with their answers, sometimes with a system message."""
     messages = [("system", rng.choice(_PERSONAS))] if rng.random() < 0.2 else []
     for _ in range(rng.choice((1, 1, 2))):
         (kind,) = rng.choices(list(_KINDS), list(_KINDS.values()))
@@ -188,7 +188,7 @@ _TOOLS = {
 
 
 def tool_use(rng: random.Random) -> Dialogue:
-    """A question that needs a call to one of the offered tools."""
+    """Return a question that needs a call to one of the offered tools."""
     offered = rng.sample(list(_TOOLS), rng.randint(1, len(_TOOLS)))
     name = rng.choice(offered)
     question, arguments, result, answer = _one_use(name, rng)

@@ -16,24 +16,24 @@ from transformers import PreTrainedTokenizerBase
 
 @dataclass
 class DialogueExample:
-    """One dialogue as tokens, with what is to be predicted at each of them."""
+    """One dialogue as tokens, with the targets at each position."""
 
     tokens: list[int] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
-    """Whether the token is part of an assistant's reply (its ``<|im_end|>`` included): learned."""
+    """Whether the token is learned: part of an assistant's reply, including ``<|im_end|>``."""
     soft_targets: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     """By position: probabilities of the corpus's target tokens, instead of the token itself."""
     odds: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    """By position: probabilities of its odds tokens among themselves, whatever the others have."""
+    """By position: probabilities among the corpus's odds tokens, ignoring all other tokens."""
 
     def add(self, tokens: Sequence[int], *, reply: bool = False) -> None:
-        """Append tokens that are all part of a reply, or all not."""
+        """Append tokens; all or none of them are part of a reply."""
         self.tokens.extend(tokens)
         self.loss_mask.extend([reply] * len(tokens))
 
 
 class Encoder:
-    """Messages to tokens; each text is encoded once and remembered."""
+    """Encodes messages as tokens; each text is encoded once and cached."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Keep the tokenizer, look up the control tokens."""
@@ -51,7 +51,7 @@ class Encoder:
         return tokens
 
     def header(self, role: str, *, first: bool = False) -> list[int]:
-        """Tokens before a message's content."""
+        """Return the tokens before a message's content."""
         return self._control(f"{'' if first else chr(10)}<|im_start|>{role}\n")
 
     @cache  # noqa: B019  (an encoder lives as long as its program)

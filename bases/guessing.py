@@ -4,15 +4,15 @@ The base has to know the format of the game, and that a guess must fit every hin
 finding good guesses is left to RL. So these games are played in two ways that favour no guess:
 
 - uniformly from all the numbers that are still possible: the rules alone;
-- by habit: always the same place of what is left, the bottom, a quarter up, the middle, three
-  quarters up or the top. Every habit is as frequent as any other, so none is shown to be better;
-  but the base learns that a player keeps to a habit, and RL has something to choose among.
+- by habit: always at the same place in the remaining range, its bottom, a quarter up, the middle,
+  three quarters up or the top. Every habit is as frequent as any other, so none is shown to be
+  better; but the base learns that a player keeps to a habit, and RL has something to choose among.
 
 In order: :func:`play_random_games` plays many games at once, :func:`digit_probabilities` turns
 "uniform between low and high" into the probabilities of each next digit.
 
-Those are the training target instead of the one digit that happened to be drawn: the same rule,
-learned from a fraction of the games, because the draw's noise is gone.
+These probabilities are the training target instead of the one digit that was drawn. So the same
+rule is learned from a fraction of the games, without the noise of the draw.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ UPPER_BOUND = 1024
 MAX_TURNS = 10
 
 HABITS = 5
-"""Places in what is still possible that a player may keep to, evenly spread from end to end."""
+"""Number of places in the remaining range that a player may keep to, evenly spaced."""
 
 STOP = 10
 """Index of "the number ends here" among the eleven choices; 0..9 are the digits."""
@@ -73,12 +73,12 @@ def play_random_games(
 def _place(
     low: NDArray[np.int64], high: NDArray[np.int64], habit: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The number in ``low..high`` that a player of ``habit`` guesses (0 the lowest of them)."""
+    """Return the number in ``low..high`` that a player of ``habit`` guesses (0: the lowest)."""
     return low + (high - low) * habit // (HABITS - 1)
 
 
 def digit_probabilities(digits: str, low: int, high: int) -> NDArray[np.float32]:
-    """Probabilities of the eleven choices after ``digits``; numbers uniform in ``low..high``."""
+    """Return the eleven choices' probabilities after ``digits``, uniform in ``low..high``."""
     weights = np.zeros(CHOICES, np.float32)
     if digits and low <= int(digits) <= high:
         weights[STOP] = 1
@@ -94,7 +94,7 @@ def digit_probabilities(digits: str, low: int, high: int) -> NDArray[np.float32]
 
 @cache
 def _numbers_that_start_with() -> NDArray[np.int64]:
-    """(prefix, bound): how many numbers below the bound start with the prefix."""
+    """Return by (prefix, bound) how many numbers below the bound start with the prefix."""
     starts = np.zeros((UPPER_BOUND + 1, UPPER_BOUND + 2), np.int64)
     for number in range(UPPER_BOUND + 1):
         text = str(number)

@@ -1,12 +1,12 @@
-"""Hands of Blackjack: what a sum is, and players with every habit.
+"""Hands of Blackjack, by players with every habit.
 
-A language model knows what 17 against a dealer's 6 is; ``evert-tiny-moves`` learns it here, from
-players who stick from some sum on (from 4 on: always). Some of them stick at 12 against a weak
-dealer (2 to 6), some against a strong one; some at 12 with a usable ace, some at 19. In half of the
-examples a system's message says who plays; in the others, all of the 90 players who would have
-played the hand so far are equally likely. So the base reads a hand, but does not know who gains: RL
-has to find that. It learns the probabilities of both actions. The game is Gymnasium's, in
-``GymAgent``'s words.
+A large language model knows what 17 against a dealer's 6 means; ``evert-tiny-moves`` learns it
+here, from players who stick at some sum or more (at 4: always). Some of them stick at 12 against a
+weak dealer (2 to 6), some against a strong one; some at 12 with a usable ace, some at 19. In half
+of the examples a system message says who plays; in the others, all of the 90 players who would have
+played the hand so far are equally likely. So the base can read a hand, but does not know who wins
+most: RL has to find that. The training targets are the probabilities of both actions. The game is
+Gymnasium's, as ``GymAgent`` describes it.
 """
 
 import itertools
@@ -26,22 +26,22 @@ MANNERS: Mapping[str, tuple[str, int]] = {
     ", at 12 with an ace": ("ace", 12),
     ", at 19 with an ace": ("ace", 19),
 }
-"""What the system's message says -> when a player sticks from another sum on, and which sum."""
+"""End of the system message -> when a player sticks at another sum, and which sum."""
 
 
 class HandPlayer(NamedTuple):
-    """Sticks from a sum on."""
+    """A player who sticks at ``least`` or more."""
 
     least: int
     manner: str
 
     @property
     def order(self) -> str:
-        """What the system's message says about the player."""
+        """The system message that describes the player."""
         return f"Stick at {self.least}{self.manner}."
 
     def action(self, total: int, dealer: int, ace: bool) -> int:
-        """The player's action on a hand."""
+        """Return the player's action on a hand."""
         when, least = MANNERS[self.manner]
         weak = 2 <= dealer <= 6
         other = {"never": False, "weak": weak, "strong": not weak, "ace": ace}[when]
@@ -52,7 +52,7 @@ PLAYERS = tuple(HandPlayer(*each) for each in itertools.product(range(4, 22), MA
 
 
 def hand_examples(encoder: Encoder, rng: random.Random, count: int) -> Iterator[DialogueExample]:
-    """Examples of one hand each, to its end."""
+    """Yield examples of one hand each, played to its end."""
     agent = GymAgent("Blackjack-v1", prompt="")
     env = agent.make()
     actions = agent.actions(env)

@@ -1,4 +1,4 @@
-"""What ``evert-tiny-moves`` sees on boards and in hands, and its model card."""
+"""Measures how well ``evert-tiny-moves`` reads boards and hands, and writes its model card."""
 
 import random
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ SEED = 12345
 
 
 class Sight(NamedTuple):
-    """How close its moves are to what they should be.
+    """How close the base's actions are to their targets.
 
     Attributes:
         boards: Mean divergence of its moves from those of players of every habit, in nats.
-        hands: The same for its actions at Blackjack.
-        obeyed: By what the system's message says: the probability that a move is one that it asks
-            for, where it asks for some only.
+        hands: Mean divergence of its actions at Blackjack from the players', in nats.
+        obeyed: By system message: the probability of a move that it asks for, on boards where it
+            does not ask for all moves.
     """
 
     boards: float
@@ -38,7 +38,7 @@ class Sight(NamedTuple):
 def measure_sight(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, boards: int = 400
 ) -> Sight:
-    """Look at new boards, and at as many hands; the same figures for the same weights."""
+    """Measure on new boards and as many hands. The same weights give the same figures."""
     encoder, rng = Encoder(tokenizer), random.Random(SEED)
     orders = range(1, len(ORDERS))
     return Sight(
@@ -49,7 +49,7 @@ def measure_sight(
 
 
 def _off(model: Qwen3ForCausalLM, encoder: Encoder, example: DialogueExample) -> float:
-    """Mean divergence of an example's actions."""
+    """Return the mean divergence of an example's actions."""
     logits = model(input_ids=torch.tensor([example.tokens])).logits[0]
     found = logits.log_softmax(-1)[:, encoder.digits_and_stop]
     divergence = torch.nn.functional.kl_div

@@ -13,11 +13,11 @@ from bases.dialogues import DialogueBatch, Encoder
 from bases.hands import PLAYERS, hand_examples
 
 VOCAB_SIZE = 384
-"""Tokens of its tokenizer: each word of the games is one, and so is each part of a board's line."""
+"""Size of its tokenizer: each word of the games is a token, and each part of a board's line."""
 
 
 def tokenizer_text() -> str:
-    """The games' words, those of boards and hands the most often."""
+    """Return the games' words; those of boards and hands are repeated most."""
     lines = " ".join(["X", "O", "XX", "OO", "OX"] * 40)
     hands = "Sum 12, usable ace, dealer 6.\n" * 40
     orders = "\n".join([*ORDERS, *(player.order for player in PLAYERS)])
@@ -25,7 +25,7 @@ def tokenizer_text() -> str:
 
 
 class MoveCorpus:
-    """Draws the dialogues of each training step, in order; a seed always gives the same ones."""
+    """Draws the dialogues of each training step, in order, the same for the same seed."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         """Start at the first step of ``seed``."""

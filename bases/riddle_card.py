@@ -1,4 +1,4 @@
-"""What ``evert-tiny-20q`` knows, measured, and its model card."""
+"""Measures what ``evert-tiny-20q`` knows, and writes its model card."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -18,20 +18,20 @@ SEED = 12345
 """Seed of riddles that training has not seen."""
 
 LONGEST = 10
-"""Maximum questions of a riddle."""
+"""Maximum number of questions in a riddle."""
 
 MANY = 6
-"""This many fitting nouns, or more, are counted together."""
+"""Riddles with this many fitting nouns, or more, are counted together."""
 
 
 @dataclass(frozen=True)
 class Recall:
-    """What it guesses when it guesses.
+    """How well the base guesses.
 
     Attributes:
-        fitting: Probability that the noun begins as one that fits all answers, by the number of
-            nouns that fit, ``MANY`` for more.
-        one_left: Number of riddles with one noun left that it guesses right, greedily; of how many.
+        fitting: Probability that a guess begins like a noun that fits all answers, by the number of
+            nouns that fit (at most ``MANY``).
+        one_left: How many riddles with one noun left it guesses right, greedily; of how many.
     """
 
     fitting: dict[int, float]
@@ -46,9 +46,9 @@ def measure_recall(
     *,
     plain: bool = False,
 ) -> Recall:
-    """Pose new riddles of one to ten questions; the same figures for the same weights.
+    """Pose new riddles of one to ten questions. The same weights give the same figures.
 
-    Plain ones ask what tells most.
+    Plain riddles ask only the most informative questions.
     """
     corpus = RiddleCorpus(tokenizer, SEED)
     shares: dict[int, list[float]] = defaultdict(list)
@@ -67,7 +67,7 @@ def measure_recall(
 
 
 def _guess_place(example: DialogueExample, corpus: RiddleCorpus) -> int:
-    """Where the noun of the last guess begins."""
+    """Return the position at which the noun of the last guess begins."""
     opening = corpus.opening
     return max(p for p in example.odds if example.tokens[p - len(opening) : p] == opening)
 

@@ -1,18 +1,18 @@
 """What ``evert-tiny-20q`` is trained on: riddles and games of Twenty Questions.
 
-A language model knows things about the world before it plays; this one learns them here. A *riddle*
-is a game with short prompts whose questions are not learned. The base learns which nouns fit the
-answers so far, as odds of the nouns before every question, and within a guess how a noun's name
-continues. So it learns facts about all 200 nouns, including held-out ones, and their names, but
-neither what to ask nor when to guess. Most riddles ask the most informative question: with these,
-the base learns in a third of the time, since few sequences of questions occur.
+A large language model knows the world before it plays; this base learns facts here. A *riddle* is a
+game with short prompts whose questions are not learned. The base learns which nouns fit the answers
+so far, as odds of the nouns before every question, and within a guess how a noun's name continues.
+So it learns facts about all 200 nouns, including held-out ones, and their names, but not what to
+ask or when to guess. Most riddles ask the most informative question: with these, the base learns in
+a third of the time, since few sequences of questions occur.
 
-A *game* is played by one of the players of ``habits.py``, most of them poor, on a training noun,
-and names no other. The base learns the probabilities of everything that the player might have said,
-not only what was drawn, so the draw adds no noise, and a held-out noun is as likely a guess as any
-other. So the base learns how good and bad players play, and RL has something to choose from. The
-category is hidden in half of the riddles and games. In order: the text its tokenizer is made for,
-:class:`RiddleCorpus`.
+A *game* is played by one of the players of ``habits.py``, most of them weak, on a training noun,
+and names no held-out one. The base learns the probabilities of everything that the player might
+have said, not only what was drawn, so the draw adds no noise, and a held-out noun is as likely a
+guess as any other. So the base learns how good and bad players play, and RL has something to choose
+from. The category is hidden in half of the riddles and games. In order: the text its tokenizer is
+made for, :class:`RiddleCorpus`.
 """
 
 import random
@@ -32,14 +32,14 @@ from evert.envs.twenty_questions.nouns import Noun, of_split, shipped_nouns
 from evert.envs.twenty_questions.player import turn_prompt
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3}
-"""Of the model: three wide layers learn the facts in a third of the steps of four narrow ones."""
+"""Sizes of the model. Three wide layers need a third of the steps of four narrow ones."""
 
 VOCAB_SIZE = 1536
-"""Tokens of its tokenizer: nearly every word of the game is one."""
+"""Size of its tokenizer: nearly every word of the game is a token."""
 
 
 def tokenizer_text() -> str:
-    """The game's words; those that every turn has are repeated most."""
+    """Return the game's words; those in every turn are repeated most."""
     nouns = shipped_nouns()
     guesses = [f"{noun.answer}\n{guess(noun.answer)}" for noun in nouns]
     categories = dict.fromkeys(noun.category for noun in nouns)
@@ -72,7 +72,7 @@ GUESS_RATE = 0.6
 
 
 class RiddleCorpus:
-    """Draws the riddles and games of each training step; a seed always gives the same ones."""
+    """Draws the riddles and games of each training step, the same ones for the same seed."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         """Start at the first step of ``seed``."""
@@ -107,9 +107,9 @@ class RiddleCorpus:
         ]
 
     def riddle(self, length: int, *, plain: bool = False) -> DialogueExample:
-        """A riddle about any noun, of at most ``length`` questions and a guess.
+        """Return a riddle about any noun, of at most ``length`` questions and a guess.
 
-        A plain one always asks the most informative question.
+        A plain riddle always asks the most informative question.
         """
         game = self._new_game(self.known.nouns, length + 1)
         telling = 1.0 if plain else self._rng.choice(TELLING_RATES)
@@ -127,7 +127,7 @@ class RiddleCorpus:
         return example
 
     def game(self, player: HabitPlayer) -> DialogueExample:
-        """A player's game on a training noun, up to one of its questions."""
+        """Return a player's game on a training noun, up to one of its questions."""
         game, last = self._new_game(self._train), self._rng.randint(6, 20)
         example = DialogueExample()
         while not game.over and len(game.turns) < last:
@@ -142,7 +142,7 @@ class RiddleCorpus:
         return QuestionGame(self._rng.choice(nouns), Rules(questions, show_category=shown))
 
     def _tell(self, example: DialogueExample, game: QuestionGame) -> int:
-        """Write what precedes a question, and the odds of the nouns; return those that fit."""
+        """Write what precedes a question, and the nouns' odds; return the nouns that fit."""
         example.add(self.encoder.header("user", first=not game.turns))
         example.add([*self.encoder.text(turn_prompt(game, "short")), self.encoder.stop])
         example.add(self.encoder.header("assistant"))

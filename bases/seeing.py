@@ -1,6 +1,6 @@
 """Make a tiny vision model: ``python -m bases.seeing out=FOLDER``.
 
-A Qwen3-VL with random weights, ``evert-tiny``'s tokenizer with the tokens of images, and an image
+A Qwen3-VL with random weights, ``evert-tiny``'s tokenizer with image tokens, and an image
 processor, in Hugging Face format. It has learned nothing, takes less than a megabyte and is made in
 a second, so it is not shipped: tests and benchmarks make it when they need it.
 """
@@ -37,12 +37,12 @@ class SeeingConfig:
 
     out: str = chz.field(doc="folder for the weights, the tokenizer and the image processor")
     seed: int = 0
-    hidden: int = chz.field(default=64, doc="size of the hidden states of text")
-    layers: int = chz.field(default=2, doc="layers of text")
+    hidden: int = chz.field(default=64, doc="hidden size of the text model")
+    layers: int = chz.field(default=2, doc="layers of the text model")
 
 
 def make_model(config: SeeingConfig, tokenizer: Any) -> Qwen3VLForConditionalGeneration:
-    """Build the model with random weights of the seed."""
+    """Build the model with random weights from the seed."""
     named = dict(zip(_NAMES, tokenizer.convert_tokens_to_ids(list(VISION)), strict=True))
     text = {
         "vocab_size": len(tokenizer),
@@ -88,20 +88,20 @@ def make_model(config: SeeingConfig, tokenizer: Any) -> Qwen3VLForConditionalGen
 
 
 _SPREAD = 0.06
-"""Size of random weights: such a small model learns faster with more than the usual 0.02."""
+"""Standard deviation of random weights: such a small model learns faster than with 0.02."""
 
 _NAMES = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
 
 
 def make_seeing_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer like ``evert-tiny``'s, for words about images, with the tokens of images."""
+    """Return a tokenizer like ``evert-tiny``'s, for words about images, with image tokens."""
     tokenizer = make_tokenizer(_WORDS)
     tokenizer.add_special_tokens({"additional_special_tokens": list(VISION)})
     return tokenizer
 
 
 def make_processor() -> Any:
-    """Images of 16 x 16 to 64 x 64 pixels stay as they are; others are scaled."""
+    """Make an image processor, which scales images to between 16 x 16 and 64 x 64 pixels."""
     build: Any = Qwen2VLImageProcessorPil
     return build(
         patch_size=PATCH,

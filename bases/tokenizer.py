@@ -17,7 +17,7 @@ import tokenizers  # type: ignore[import-untyped]
 from transformers import PreTrainedTokenizerFast
 
 VOCAB_SIZE = 512
-"""Tokens of ``evert-tiny``: 256 bytes, merges, the nine of :data:`CONTROL` and :data:`MARKERS`."""
+"""Size of ``evert-tiny``'s: 256 bytes, merges, the nine of :data:`CONTROL` and :data:`MARKERS`."""
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Special tokens: text never becomes one of them under ``split_special_tokens=True``."""
@@ -30,7 +30,7 @@ MARKERS = (
     "<think>",
     "</think>",
 )
-"""Added tokens that are not special: like Qwen3's, they are found in plain text too."""
+"""Added tokens that are not special: like Qwen3's, they are recognized in plain text, too."""
 
 MAX_LENGTH = 8192
 
@@ -61,13 +61,13 @@ def _jinja_string(text: str) -> str:
 
 
 def tools_prompt(tools: list[dict[str, Any]]) -> str:
-    """System message that offers ``tools`` (name, description, parameters), as Qwen3 writes it."""
+    """Return Qwen3's system message that offers ``tools`` (name, description, parameters)."""
     lines = [json.dumps({"type": "function", "function": tool}) for tool in tools]
     return "\n".join([_TOOLS_BEFORE, *lines]) + _TOOLS_AFTER
 
 
-# Qwen3's instruct template. It differs from the published one in a single point, where the
-# Cookbook's renderer does too: each tool response has a user block of its own.
+# Qwen3's instruct template. It differs from the published one in a single point, like the
+# Cookbook's renderer: each tool response has its own user block.
 CHAT_TEMPLATE = (
     """\
 {%- set first_is_system = messages and messages[0].role == 'system' %}
@@ -141,7 +141,7 @@ Which is smaller? What is the midpoint between 1 and 3? The question is: yes or 
 
 
 def make_tokenizer(text: str = _GAMES, size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
-    """Learn the merges and build the tokenizer, the same one every time.
+    """Learn the merges and build the tokenizer, which is always the same.
 
     Args:
         text: The text to encode; its words get tokens first.

@@ -1,6 +1,6 @@
 """How a base is trained: a small Qwen3 from scratch, with Muon and AdamW.
 
-In order: the settings, :class:`Corpus` (what draws the dialogues), :func:`make_model`,
+In order: the settings, :class:`Corpus` (draws the dialogues), :func:`make_model`,
 :func:`batch_loss` (what a step minimises), :func:`train`.
 """
 
@@ -31,30 +31,30 @@ class MakingConfig:
 
     out: str = chz.field(doc="folder for the weights, the tokenizer and the model card")
     base: Literal["evert-tiny", "evert-tiny-20q", "evert-tiny-moves"] = chz.field(
-        default="evert-tiny", doc="which one to make"
+        default="evert-tiny", doc="the base to make"
     )
-    start: str = chz.field(default="", doc="folder of weights to continue; empty: from scratch")
+    start: str = chz.field(default="", doc="folder of weights to start from; empty: from scratch")
     habits: bool = chz.field(
-        default=False, doc="evert-tiny: later stages, games of players with habits, good and poor"
+        default=False, doc="evert-tiny, later stages: games of players with habits, good and poor"
     )
     steps: int = chz.field(default=1200, doc="optimiser steps")
     warm_up: float = chz.field(default=0.12, doc="share of steps on short dialogues only")
     seed: int = 0
     threads: int = chz.field(default=1, doc="CPU threads")
     bfloat16: bool = chz.field(default=False, doc="multiply in bfloat16: faster on newer CPUs")
-    save_every: int = chz.field(default=100, doc="steps between two savings of the weights")
+    save_every: int = chz.field(default=100, doc="steps between two saves of the weights")
     measured_games: int = chz.field(default=200, doc="games, or riddles, for the model card")
-    matrix_lr: float = chz.field(default=0.02, doc="Muon's, for the layers' matrices")
-    other_lr: float = chz.field(default=3e-3, doc="AdamW's, for embeddings and norms")
+    matrix_lr: float = chz.field(default=0.02, doc="Muon's learning rate, for matrices")
+    other_lr: float = chz.field(default=3e-3, doc="AdamW's, for everything else")
 
 
 class Corpus(Protocol):
     """Draws the dialogues of each training step, in order."""
 
     target_tokens: list[int]
-    """What an example's soft targets are the probabilities of."""
+    """The tokens whose probabilities an example's soft targets are."""
     odds_tokens: list[int]
-    """What its odds are the probabilities of."""
+    """The tokens whose probabilities its odds are."""
 
     def step(self, *, whole_games: bool) -> list[DialogueBatch]:
         """Draw a step's batches; without ``whole_games`` only what is fast to learn and to run."""
@@ -87,7 +87,7 @@ def make_model(
 
 
 def batch_loss(model: Qwen3ForCausalLM, examples: list[DialogueExample], corpus: Corpus) -> Tensor:
-    """Mean loss over the reply tokens of some dialogues, and the mean loss of odds.
+    """Return the mean loss over some dialogues' reply tokens, plus the mean loss of their odds.
 
     Cross-entropy with the token itself if one is right; if several are right, the KL divergence
     from their probabilities. For odds, the divergence is among their tokens only.
@@ -120,7 +120,7 @@ class _Soft(NamedTuple):
 
 
 def _collate(examples: list[DialogueExample]) -> tuple[Tensor, _Positions, _Soft, _Soft]:
-    """Right-padded tokens; (row, column) of hard targets; soft targets; odds."""
+    """Return right-padded tokens, the (row, column) of hard targets, soft targets, and odds."""
     longest = max(len(example.tokens) for example in examples)
     tokens = torch.zeros(len(examples), longest, dtype=torch.long)
     hard = torch.zeros(len(examples), longest, dtype=torch.bool)
@@ -143,7 +143,7 @@ def _soft(rows: Sequence[Mapping[int, np.ndarray[tuple[int], np.dtype[np.float32
 
 def train(model: Qwen3ForCausalLM, corpus: Corpus, config: MakingConfig) -> dict[str, float]:
     """Train the model in place; return each kind of batch's mean loss over the last steps."""
-    if config.bfloat16:  # its fused attention is slow
+    if config.bfloat16:  # fused attention is slow in bfloat16
         model.set_attn_implementation("eager")
     optimizers = _optimizers(model, config)
     recent: deque[dict[str, float]] = deque(maxlen=50)
@@ -167,7 +167,7 @@ def _step(
     corpus: Corpus,
     bfloat16: bool = False,
 ) -> dict[str, float]:
-    """One update; returns the loss of each batch."""
+    """Do one update, and return the loss of each batch."""
     losses: dict[str, float] = {}
     for batch in batches:
         with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
@@ -182,7 +182,7 @@ def _step(
 
 
 def _optimizers(model: Qwen3ForCausalLM, config: MakingConfig) -> list[Optimizer]:
-    """Muon for the layers' matrices (half the steps of AdamW alone), AdamW for the rest."""
+    """Return Muon for the layers' matrices (halves the steps), and AdamW for the rest."""
     embedding = model.get_input_embeddings().weight
     matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
     others = [p for p in model.parameters() if p.ndim != 2 or p is embedding]

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for the file beside this o
 from benchmarks.experiments import COMMON, QUICK, SMOLLM2, parse, shown, train
 
 from evert import Group
-from evert.trainers.reporting.figures.curves import draw_panel, mean
-from evert.trainers.reporting.figures.metrics import Curve
+from evert.trainers.reporting.figures.colours import COLOURS
+from evert.trainers.reporting.figures.style import INK, head, new_figure
 from evert.trainers.reporting.figures.style import save as save_figure
 
 SUMS = (
@@ -53,7 +53,7 @@ ROWS = {
     "ppo, 4 substeps": ("loss_fn=ppo num_substeps=4", FASTER),
     "cispo, 4 substeps": ("loss_fn=cispo num_substeps=4", FASTER),
     "importance_sampling, kl_penalty=0.1": ("kl_penalty=0.1", "lower reward, nearer the base"),
-    "importance_sampling, async": (f"{ASYNC}=2", "as fast a step; the ratio corrects the lag"),
+    "importance_sampling, async": (f"{ASYNC}=8", "as fast a step; the ratio corrects the lag"),
 }
 """Name -> settings, and what the papers lead to expect."""
 
@@ -91,13 +91,17 @@ def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
 
 
 def plot(results: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
-    """Plot the mean reward of each setting by step."""
-    lines = []
-    for name, runs in results.items():
-        points = [run["rewards"] for run in runs]
-        series = [Curve([*range(1, len(p) + 1)], [0.0] * len(p), p) for p in points]
-        lines.append((name, mean(series)))
-    save_figure(draw_panel("Sums by SmolLM2", "mean reward in training", lines, smooth=0.6), path)
+    """Plot a point per run and the mean of each setting: the reward of its last steps."""
+    figure, (axes,) = new_figure(7.2, 1.2 + 0.25 * len(results))
+    for place, runs in enumerate(results.values()):
+        points = [last(run["rewards"]) for run in runs]
+        axes.plot(points, [place] * len(points), "o", color=COLOURS[0], alpha=0.5)
+        axes.plot(fmean(points), place, "|", color=INK, markersize=14, markeredgewidth=2)
+    axes.set_yticks(range(len(results)), list(results))
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    head(axes, "Sums by SmolLM2", f"mean reward in training, last {LAST} steps: seeds and mean")
+    save_figure(figure, path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

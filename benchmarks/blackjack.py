@@ -1,10 +1,10 @@
-"""Does a policy learn Blackjack through ``GymAgent``? It is compared with basic strategy.
+"""Does a policy learn Blackjack through ``GymAgent``, compared with basic strategy?
 
     python benchmarks/blackjack.py [--quick] [--seeds 0 1 2] [--hands 4000] [SETTING=VALUE ...]
 
 Each run is ``evert train tasks=gymnasium:Blackjack-v1 seed=N``. Then the trained weights play new
 seeds. The cost of a decision is the expected return that it loses against basic strategy, which is
-optimal. The mean of a game's total cost is the policy's distance from basic strategy's return. It
+optimal. The mean of a game's total cost is the policy's distance from basic strategy's return, and
 has far less noise than returns (the performance difference of Kakade and Langford, ICML 2002). A
 run whose distance is over 0.03 fails the benchmark.
 
@@ -67,7 +67,7 @@ def drawn(total: int, ace: bool, card: int) -> tuple[int, bool]:
 
 @cache
 def dealers(total: int, ace: bool) -> dict[int, float]:
-    """Return the probabilities of the dealer's final sum; 0 stands for a bust."""
+    """Return the probabilities of the dealer's final sum; 0 means a bust."""
     if total >= 17:
         return {total if total <= 21 else 0: 1.0}
     chances: dict[int, float] = {}
@@ -93,7 +93,7 @@ def best(total: int, ace: bool, dealer: int) -> float:
 
 
 def best_return() -> float:
-    """Return basic strategy's mean return per game. A natural only draws against a natural."""
+    """Return basic strategy's mean return per game. Only a natural draws against a natural."""
     total = 0.0
     for first, p in CARDS.items():
         for second, q in CARDS.items():

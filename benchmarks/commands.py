@@ -1,11 +1,11 @@
-"""Agents that are commands call the model over loopback HTTP, two at a time, and leave nothing.
+"""Agents that are commands call the model over HTTP, two at a time, and leave nothing behind.
 
     python benchmarks/commands.py [--quick] [--episodes 500] [--at-once 2]
 
-With two at a time there is often a moment without a rollout: the server stops, and a new one starts
-while another command is about to call. Each command calls once, with only the standard library. A
-command without a reply fails the benchmark, and so does anything left at the end: sockets, threads,
-tasks, folders.
+With two at a time there is often a moment without a rollout, when the server stops; a new server
+starts while another command is about to call. Each command calls once, with only the standard
+library. A command without a reply fails the benchmark, and so does anything left at the end:
+sockets, threads, tasks, folders.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def left() -> dict[str, int]:
 
 
 async def count(episodes: int, at_once: int) -> int:
-    """Play, print what is left, and return 1 if anything is, or a command failed."""
+    """Play, print what is left, and return 1 if anything is left or a command failed."""
     failures: list[str] = []
     before, start = left(), time.perf_counter()
     shares = [range(first, episodes, at_once) for first in range(at_once)]

@@ -10,9 +10,9 @@ tracemalloc in a separate pass, since counting slows everything down.
 
 In the second table agents gather their calls, and the policy takes 50 ms for each. It shows the
 time of a whole group with the Cookbook's ``FailFast`` and with ``ParallelRollouts`` (median and
-best of the repeats), and how many calls were sampled at once. If any call was not, the benchmark
-fails. In the last row an agent makes its calls one after the other, ten turns with a policy that
-answers at once: processor microseconds per turn with both, and the difference in percent.
+best of the repeats), and how many calls were sampled at once. The benchmark fails unless all were.
+In the last row an agent makes its calls one after the other, ten turns with a policy that answers
+immediately; it shows processor microseconds per turn with both, and the difference.
 """
 
 import argparse

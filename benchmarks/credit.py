@@ -1,4 +1,4 @@
-"""Credit by turn against credit by episode: ten turns, of which only the third is scored.
+"""Credit by turn versus credit by episode: ten turns, of which only the third is scored.
 
     python benchmarks/credit.py [--seeds 0 1 2] [--plot docs/credit.png] [--quick]
 
@@ -83,7 +83,7 @@ async def learn(gamma: float | None, seed: int, most: int) -> list[float]:
 
 
 def is_solved(rewards: Sequence[float]) -> bool:
-    """Whether the mean reward of the last steps is high enough."""
+    """Return whether the mean reward of the last steps is high enough."""
     return len(rewards) >= LAST and fmean(rewards[-LAST:]) >= SOLVED
 
 

@@ -12,13 +12,13 @@ render each prompt again from the agent's messages, like a trainer that keeps on
     merged      the Cookbook's ``trajectory_to_data`` joins calls that continue token for token
     last        the last conversation is one datum, made from its text
 
-``trained`` counts the sampled tokens that have a weight in a datum, after exactly the tokens that
-they were sampled after; ``lost`` counts the others. ``not sampled`` are all other tokens with a
+``trained`` counts the sampled tokens that have a weight in a datum and follow the same tokens there
+as when they were sampled; ``lost`` counts the others. ``not sampled`` are all other tokens with a
 weight. ``rendered`` counts the renderer's tokens, ``in data`` the tokens of all data. The benchmark
 fails if an episode fails, or if evert does not make one datum per conversation. A missing program
-is skipped; the table says how to install it. ``slime2288`` is Claude Code as in that issue of slime
+is skipped; the table says how to install it. ``slime2288`` is Claude Code as in slime's issue 2288
 (8 rollouts became 64 samples): with Qwen3.5's template, which removes thoughts from the history, so
-it has no bar. ``slime2288-kept`` has the template that keeps them.
+it has no bar. ``slime2288-kept`` has the template that keeps thoughts.
 """
 
 import argparse
@@ -125,7 +125,7 @@ class Case(NamedTuple):
 
 
 def repaired(result: Any, task: str) -> float:
-    """Whether both files were edited."""
+    """Return whether both files were edited."""
     return float(RIGHT in result.read("calc.py") and NOTE in result.read("notes.md"))
 
 
@@ -289,7 +289,7 @@ def count(pairs: Sequence[tuple[list[Transition], list[Datum]]], rendered: int) 
 
 
 def counted(episodes: Sequence[Played], renderer: Any) -> dict[str, dict[str, int]]:
-    """Return the rows of all ways for episodes that have just been played."""
+    """Return a row for each way to count episodes that have just been played."""
     prompts, counter = prompt_renderer(renderer), type(renderer)
     rows = {"evert": count([(one.turns, joined(one.turns)) for one in episodes], counter.rendered)}
     ways: dict[str, Callable[[Played, list[Transition]], list[Datum]]] = {
@@ -324,7 +324,7 @@ def measure(name: str, options: argparse.Namespace, console: Console) -> dict[st
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, save; return 1 if evert's data are not the conversations."""
+    """Measure, print, save; return 1 if evert does not make one datum per conversation."""
     options, found, notes = parse(argv), dict[str, Any](), list[str]()
     console = Console(highlight=False, width=100)
     logging.getLogger("tinker_cookbook.renderers.base").setLevel(logging.ERROR)  # "last" warns

@@ -123,7 +123,7 @@ def generate_padded(model: Any, work: Work) -> int:
 
 
 def sample(client: Any, work: Work) -> int:
-    """Sample by the engine: one request per prompt, all at once."""
+    """Sample with the engine: one request per prompt, all at once."""
     futures = [
         client.sample(
             types.ModelInput.from_ints(prompt),
@@ -154,7 +154,7 @@ def make_data(work: Work, *, shared: bool) -> list[types.Datum]:
 
 
 def train_engine(client: Any, data: list[types.Datum]) -> int:
-    """Make one forward-backward pass and one optimizer step by the engine."""
+    """Make one forward-backward pass and one optimizer step with the engine."""
     client.forward_backward(data, "cross_entropy")
     client.optim_step(types.AdamParams(learning_rate=1e-5)).result()
     return sum(datum.model_input.length for datum in data)
@@ -252,7 +252,7 @@ def measure_training(model: Any, client: Any, args: argparse.Namespace) -> Table
 def add_row(
     table: Table, size: int, label: str, rounds: Sequence[tuple[float, ...]], *more: str
 ) -> None:
-    """Add a row: the median rate of each way, the engine's ratio to each other, and more."""
+    """Add a row: the median rate of each way, the engine's ratio to each other way, and more."""
     rates = [f"{statistics.median(column):,.0f}" for column in zip(*rounds, strict=True)]
     ratios = []
     for other in range(len(rounds[0]) - 1):

@@ -51,7 +51,7 @@ SDKS = ("tinker", "tinker_cookbook")
 """Packages that the engine's files import, but that only a whole run calls."""
 
 MISSING = [name for name in SDKS if importlib.util.find_spec(name) is None]
-"""Those that are not installed, found before ``_SomeSdk`` replaces them."""
+"""The packages that are not installed, found before ``_SomeSdk`` replaces them."""
 
 
 def _make_importable() -> None:
@@ -169,7 +169,7 @@ class Bench:
         print(" | ".join(str(value) for value in row), flush=True)
 
     def attempt(self, measure: Callable[..., None], *args: Any) -> None:
-        """Call ``measure(self, *args)``; an error is a row that failed, and the rest goes on."""
+        """Call ``measure(self, *args)``; an error becomes a failed row, and the rest goes on."""
         try:
             measure(self, *args)
         except Exception as error:
@@ -177,7 +177,7 @@ class Bench:
             self.add(measure.__name__, f"{type(error).__name__}: {error}", failed=True)
 
     def seconds(self, call: Callable[[], Any], warm_up: Callable[[], Any] | None = None) -> float:
-        """Return the seconds of a call, the device's work included.
+        """Return the seconds of a call, including the device's work.
 
         On a GPU: after ``warm_up``; None: after the call itself, and the faster of two calls.
         """
@@ -209,7 +209,7 @@ class Bench:
 
     @contextmanager
     def waits(self) -> Iterator[list[Any]]:
-        """Yield a list that has, at the end, the times that the host waited for the device."""
+        """Yield a list that collects the times that the host waits for the device."""
         if self.standin:
             found: list[Any] = []
             before = len(self.standin.waits)
@@ -258,7 +258,7 @@ class Adapter(nn.Module):
         return nn.ModuleDict({"default": made})
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the layer with its adapter like peft."""
+        """Compute the layer with its adapter, as peft does."""
         down, up = (factor["default"].weight for factor in (self.lora_A, self.lora_B))
         added = F.linear(F.linear(x.to(down.dtype), down), up)  # type: ignore[arg-type]
         result: Tensor = self.base_layer(x) + added
@@ -348,7 +348,7 @@ def check_small(bench: Bench, dtype: torch.dtype) -> None:
 
 
 def logprobs_by(model: Any, row: Sequence[int]) -> np.ndarray:
-    """Return the log-probabilities of a row's tokens but the first, by transformers' own pass."""
+    """Return the log-probabilities of a row's tokens after the first, from transformers."""
     tokens = torch.tensor([row], device=next(model.parameters()).device)
     with torch.no_grad():
         logprobs = torch.log_softmax(model(input_ids=tokens).logits[0, :-1].double(), -1)
@@ -433,7 +433,7 @@ def measure_sampling(bench: Bench, shape: str, base: Any) -> None:
     read_weights = 2 * (count_parameters(base) - base.get_input_embeddings().weight.numel())
     for count in (1, 4) if bench.standin else (1, 16, 64, 256):
         # New prompts each time: the sampler remembers those that it had.
-        seeds = range(9 * count, 9 * count + 9)  # an equal seed begins with equal rows
+        seeds = range(9 * count, 9 * count + 9)  # equal seeds begin with equal rows
         prompts = [random_rows(count, length, vocabulary, seed) for seed in seeds]
 
         def draw(wanted: int, prompts: list[list[list[int]]] = prompts) -> None:
@@ -483,7 +483,7 @@ def measure_sampling(bench: Bench, shape: str, base: Any) -> None:
 
 
 def measure_adapters(bench: Bench, shape: str, base: Any) -> None:
-    """Measure a decoding step of rows of one adapter, and of two, which have no CUDA graphs."""
+    """Measure a decoding step for rows of one adapter, and of two, which use no CUDA graphs."""
     count, length, reply = (4, 24, 6) if bench.standin else (64, 256, 128)
     bases, scheduler, seeds = SharedBases(), Scheduler(), itertools.count()
     trees = [adapted(bases.tree("base", lambda: base), seed) for seed in (1, 2)]

@@ -1,15 +1,15 @@
-"""What evert has not yet shown on a GPU, as one script of at most twelve minutes.
+"""Checks what evert has not yet shown on a GPU, in one script of at most twelve minutes.
 
     python benchmarks/gpu_checks.py [--only multiply] [--out gpu-checks] [--device cpu]
 
     tests     the engine's tests for devices, on the GPU in place of the stand-in
-    multiply  the 0.5 B learns to multiply by a tool: held-out scores before and after, a curve
+    multiply  the 0.5 B learns to multiply with a tool: held-out scores before and after, a curve
     engine    gpu.py: correct numbers, share of the bandwidth at 64 prompts, several adapters
     recipe    a recipe of the Cookbook, unchanged, trains an adapter of the 0.5 B
 
-In this order, each within its seconds; a part that takes longer is stopped, keeps its files, and
-counts as failed. Each part's output is a file in the folder. Exits with 1 if a part failed.
-``--device cpu`` is the dry run without a GPU: the stand-in, and two steps of each training.
+The parts run in this order, each with a time limit; a part that takes longer is stopped, keeps its
+files, and counts as failed. Each part's output is a file in the folder. Exits with 1 if a part
+failed. ``--device cpu`` is the dry run without a GPU: the stand-in, and two steps of each training.
 ``benchmarks/README.md`` says where the weights of ``.models/qwen-coder`` came from.
 """
 
@@ -74,7 +74,7 @@ def parts(out: Path, device: str) -> dict[str, Part]:
 
 
 def run(name: str, part: Part, out: Path) -> bool:
-    """Run a part, with its output in a file; print the end of it, and return if it succeeded."""
+    """Run a part, with its output in a file; print its end, and return whether it succeeded."""
     log, began = out / f"{name}.log", time.monotonic()
     code: int | str
     with log.open("w") as file:

@@ -3,9 +3,9 @@
     .frameworks/harbor/bin/python benchmarks/harbor_trials.py [--quick] [--trials 64]
 
 terminus-2 types the solutions of the tasks of ``examples/harbor`` in sandboxes, two for each trial,
-since the verifier has its own. A reward other than 1 fails the benchmark, and so does anything that
-is left: processes, folders, sockets. The peak of memory is of this process and all processes that
-it started; memory that several share is counted once (PSS).
+since the verifier has its own. A reward other than 1 fails the benchmark, and so does anything
+left at the end: processes, folders, sockets. Peak memory is that of this process and all processes
+that it started; shared memory is counted once (PSS).
 """
 
 import argparse

@@ -9,8 +9,8 @@ are played at a time, after one of each generator with a right answer, which imp
 needs.
 
 The benchmark fails if an answer takes over 5 s from the reply to the reward, if the event loop
-stands still for 0.25 s of its processor time, if an episode fails, if an answer makes a file, or if
-a process is left at the end.
+is blocked for 0.25 s of its processor time, if an episode fails, if an answer makes a file, or if a
+process is left at the end.
 """
 
 import argparse
@@ -71,7 +71,7 @@ TEXTS = [
 
 
 def changed(answer: str, rng: random.Random) -> str:
-    """A right answer with one to three changes."""
+    """Return a right answer with one to three changes."""
     for _ in range(rng.randint(1, 3)):
         places = [match.span() for match in re.finditer(r"\d+|\w+|[^\w\s]", answer[:5000])]
         start, end = rng.choice(places or [(0, 0)])
@@ -117,7 +117,7 @@ class Sampler(TokenCompleter):
     async def __call__(
         self, model_input: ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """The reply."""
+        """Return the reply."""
         renderer = prompt_renderer(None)
         tokens = await asyncio.to_thread(renderer.encode, self.reply)
         self.said = time.monotonic()
@@ -125,7 +125,7 @@ class Sampler(TokenCompleter):
 
 
 async def played(agent: Reasoning, reply: str, task: int) -> tuple[float, bool]:
-    """The seconds from the reply to the end of an episode, and whether the scorer was stopped."""
+    """Return the seconds from the reply to the end, and whether the scorer was stopped."""
     sampler = Sampler(reply)
     trajectory = await do_single_rollout(sampler, ChatAgentEnv(agent, task))
     took = time.monotonic() - sampler.said

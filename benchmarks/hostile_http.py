@@ -89,7 +89,7 @@ async def play(session: aiohttp.ClientSession, number: int, keys: list[str]) -> 
 
 
 async def victim(keys: list[str], ready: "asyncio.Future[str]", over: asyncio.Event) -> None:
-    """Play a rollout whose key the attackers use; it makes good calls meanwhile."""
+    """Play a rollout whose key the attackers use; it makes valid calls meanwhile."""
 
     async def agent(client: AgentClient) -> float:
         keys.append(client.api_key)

@@ -65,7 +65,7 @@ class Moment:
     there: Callable[[Path], bool] = lambda folder: True
 
     def wait(self, folder: Path, process: "subprocess.Popen[str]") -> None:
-        """Wait until then, or until the command has ended."""
+        """Wait for the moment, or until the command has ended."""
         while process.poll() is None and not self.there(folder):
             time.sleep(0.001)
         deadline = time.monotonic() + self.seconds
@@ -170,7 +170,7 @@ def stop_and_go_on(
 
 
 def ended_well(status: int, errors: str, number: signal.Signals, folder: Path) -> bool:
-    """Whether a command ended with the right exit status and without a traceback.
+    """Return whether a command ended with the right exit status and without a traceback.
 
     Until evert is imported, a signal has its usual effect on Python.
     """

@@ -147,7 +147,7 @@ class GuessMessages(MessageEnv):
 
 
 def guesser(turns: int) -> Callable[[AgentClient], Any]:
-    """The game as an agent."""
+    """Return the game as an agent."""
 
     async def agent(client: AgentClient) -> float:
         messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}]
@@ -165,7 +165,7 @@ def guesser(turns: int) -> Callable[[AgentClient], Any]:
 
 
 def cookbook_env(turns: int) -> Env:
-    """The Cookbook's own game, allowed more turns than its ten."""
+    """Return the Cookbook's own game, allowed more turns than its ten."""
     cookbook.MAX_TURNS = turns
     return cookbook.GuessNumberEnv(TARGET, default_renderer())
 

@@ -1,7 +1,7 @@
 """Shared prefixes of prompts are computed once: computed tokens and time, with sharing and without.
 
     python benchmarks/prefixes.py [--quick] [--device cpu|cuda] [--threads N]
-    python benchmarks/prefixes.py --parts     what each of the three parts of sharing is worth
+    python benchmarks/prefixes.py --parts     what each of the three parts of sharing contributes
 
 Each case runs on two samplers of the same weights. One of them caches nothing and shares only equal
 prompts. "distinct" are the tokens that must be computed at least once: the nodes of the trie of all
@@ -126,7 +126,7 @@ def make_prompts(tokenizer: Any) -> list[Prompt]:
 
 
 def make_cases(tokenizer: Any) -> list[Case]:
-    """Return the cases, in order: each uses the cache that the cases before have filled."""
+    """Return the cases, in order: each uses the cache that earlier cases have filled."""
     prompts = make_prompts(tokenizer)
     tail = prompts[0][-40:]
     openings = [prompt[-40:] for prompt in prompts[:16]]
@@ -184,7 +184,7 @@ PARTS = ("all parts", "the cache", "prefixes first", "the stem")
 
 @contextmanager
 def without(part: str) -> Iterator[int]:
-    """Switch a part of sharing off; yields the ``share`` for ``new_client``."""
+    """Switch a part of sharing off; yield the ``share`` for ``new_client``."""
     switches: dict[str, tuple[Any, str, Callable[..., Any]]] = {
         "prefixes first": (batches, "shared_prefixes", lambda *_: []),
         "the stem": (lean_batch, "best_stem", lambda *_: None),

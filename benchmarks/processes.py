@@ -158,14 +158,14 @@ def new_mark() -> str:
 
 
 async def ended_by_itself(name: str) -> bool:
-    """Whether nothing is left of a command that has ended."""
+    """Return whether nothing is left of a command that has ended."""
     mark = new_mark()
     await ChatAgentEnv(hostile(name, mark, "end")).initial_observation()
     return clean(mark)
 
 
 async def closed(name: str) -> bool:
-    """Whether nothing is left of a command whose Env was closed while its processes ran."""
+    """Return whether nothing is left of a command whose Env was closed while its processes ran."""
     mark = new_mark()
     env = ChatAgentEnv(hostile(name, mark, "stay"))
     playing = asyncio.create_task(env.initial_observation())
@@ -177,7 +177,7 @@ async def closed(name: str) -> bool:
 
 
 def killed(names: list[str], number: signal.Signals, sandbox: bool = False) -> dict[str, bool]:
-    """Whether each command, and all folders, are gone after their trainer was killed."""
+    """Return whether each command, and all folders, are gone after their trainer was killed."""
     mark = new_mark()
     with tempfile.TemporaryDirectory() as folder:
         trainer = subprocess.Popen(

@@ -3,9 +3,9 @@
     python benchmarks/replay.py [--quick]
 
 The shipped base plays two agents in the engine, 64 episodes at a time, as in training, and every
-rollout is recorded. Then each is replayed from its record, one after the other; reading the file
-counts. In both cases the agent runs, prompts are rendered and replies are parsed. So a replay saves
-only the sampling, and the shipped base is the cheapest model to sample.
+rollout is recorded. Then each is replayed from its record, one after the other, which includes
+reading the file. In both cases the agent runs, prompts are rendered and replies are parsed. So a
+replay saves only the sampling, and the shipped base is the cheapest model to sample.
 
     chat            four replies of up to 64 tokens, the length of a sentence or two
     guess-number    ten replies of six tokens, where there is the least to save

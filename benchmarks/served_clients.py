@@ -2,10 +2,10 @@
 
     python benchmarks/served_clients.py [--quick]
 
-Each environment of `frameworks/make_environment.py` runs its clients' programs, the texts below, at
-a server of its own: the one of `evert serve`, with scripted replies. Claude Code and Codex are from
-`frameworks/make_programs.py`. ``--quick``: only the SDKs of this environment. A check that raises
-is a protocol failure. It fails the benchmark, as does a missing environment.
+Each environment of `frameworks/make_environment.py` runs its clients' programs (the strings below)
+against its own server, which is that of `evert serve`, with scripted replies. Claude Code and Codex
+are from `frameworks/make_programs.py`. ``--quick``: only the SDKs of this environment. A check that
+raises is a protocol failure. It fails the benchmark, as does a missing environment.
 """
 
 import argparse
@@ -83,7 +83,7 @@ class Script:
             assert after.ids[: len(history)] == history, after.text
 
     def has_cancelled(self, count: int) -> None:
-        """Check that so many samplings are cancelled within five seconds."""
+        """Check that ``count`` samplings are cancelled within five seconds."""
         end = time.monotonic() + 5
         while self.cancelled < count and time.monotonic() < end:
             time.sleep(0.05)
@@ -127,8 +127,8 @@ THOUGHT, MADE = f"<think>\nLet me add.\n</think>\n\n{BOTH}", {"x": 4, "name": "h
 POINT, STOP, SLOW = json.dumps(MADE), "one STOP two three four five", "word " * 200
 USER, LONG = [{"role": "user", "content": "Hi"}], [{"role": "user", "content": "word " * 9000}]
 
-# A program begins with what all its checks share. Then follow, for each check: what is checked,
-# <- the model's replies, and the code.
+# A program begins with the code that all its checks share. Each check has a line with what is
+# checked, "<-" and the model's replies, and then its code.
 
 CODE = r"""
 import os, tempfile
@@ -436,7 +436,7 @@ def play(clients: list[str]) -> None:
     from evert.trainers.serving.chat import ChatModel
     from evert.trainers.serving.service import PolicyService
 
-    logging.disable()  # samplings that fail are asked to
+    logging.disable()  # samplings fail on purpose
     script, models, thinks = Script(), {}, model_renderer("evert-tiny", "qwen3")
     with PolicyService() as service:
         for name, made, context in (("scripted", None, 200_000), ("thinker", thinks, 4096)):

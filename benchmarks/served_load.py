@@ -6,7 +6,7 @@ exact   Later prompts contain the ids that were sampled: SmolLM2 (``make .models
         temperature 1, 40 turns with tools through OpenAI's SDK; and random ids, which the tokenizer
         would not write, through three SDKs. Of SmolLM2's prompts at most 20 % are computed.
 cpu     A chat request takes at most 0.5 ms more of the server's processor time than the same prompt
-        as token ids. It takes no more at the twentieth turn, and none for 3,000 conversations.
+        as token ids. It takes no more at the twentieth turn, or with 3,000 conversations.
 memory  Requests in five APIs, a third of them cut off or hostile: the server's memory is flat after
         the first tenth, no answer is a 5xx, and no client gets another's text.
 score   Two trained agents: 480 episodes by ``evert evaluate``, and by programs on OpenAI's SDK that
@@ -135,7 +135,7 @@ def logged(client: Any, renderer: Any, context: int) -> Iterator[tuple[PolicySer
 
 
 def differing(log: Sampled) -> int:
-    """Return how many ids of prompts and replies are not in the next prompt as they were."""
+    """Return how many ids of prompts and replies differ in the next prompt."""
     count = 0
     for (before, reply), (after, _) in itertools.pairwise(log):
         whole = before + reply

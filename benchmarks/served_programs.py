@@ -1,7 +1,7 @@
-"""The programs that ``served_load.py`` runs against ``evert serve``, unchanged and hostile ones.
+"""The programs that ``served_load.py`` runs against ``evert serve``, both ordinary and hostile.
 
     by_openai, by_anthropic, by_gemini   conversations with tools through SDKs (exact)
-    Client, hostile                      requests of five APIs, and those that none expects (memory)
+    Client, hostile                      requests in five APIs, and hostile requests (memory)
     identity                             an agent as a program on OpenAI's SDK (score)
 
 ``python benchmarks/served_programs.py EPISODES`` plays ``identity`` on every held-out task, and
@@ -155,7 +155,7 @@ class Client:
         return "/v1/responses", {**body, "previous_response_id": self._previous}
 
     def hear(self, answer: str) -> None:
-        """Add an answer to the conversation, as a program does that keeps only its text."""
+        """Add an answer to the conversation, like a program that keeps only its text."""
         text = f"I see {self.mark}." if self.mark in answer else "I see ."
         if self.api == "gemini" and not self.stream:
             self._history.append(json.loads(answer)["candidates"][0]["content"])

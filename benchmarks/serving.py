@@ -1,4 +1,4 @@
-"""Sampling through the policy service, from worker processes, against sampling in process.
+"""Sampling through the policy service, from worker processes, compared with sampling in process.
 
     python benchmarks/serving.py [--quick] [--episodes 256] [--workers 2] [--rounds 7]
 
@@ -37,7 +37,7 @@ GAMES = {"identity": (identity_agent, 16), "guess-number": (guess_number_agent, 
 """Name -> the agent, and the maximum tokens of a reply."""
 
 GIVE_UP = 600.0
-"""Seconds without an order after which a worker ends."""
+"""Seconds after which a worker without an order ends."""
 
 
 async def play(game: str, client: Any, tasks: Sequence[int]) -> int:

@@ -100,7 +100,7 @@ def talks_in_a_thread(client: Any) -> float:
 
 
 async def talks_by_sdk(client: Any) -> float:
-    """Call by OpenAI's SDK, the second time as a stream."""
+    """Call through OpenAI's SDK, the second time as a stream."""
     await client.openai.chat.completions.create(model="policy", messages=[user("Hi")])
     stream = await client.openai.chat.completions.create(
         model="policy", messages=[user("Hi")], stream=True
@@ -244,7 +244,7 @@ async def sends_much(client: Any, request: dict[str, Any]) -> float:
 
 
 async def sends_much_by_sdk(client: Any, request: dict[str, Any]) -> float:
-    """Send a long request by an SDK, whose body is one long JSON."""
+    """Send a long request through an SDK; its body is one long JSON."""
     await client.openai.chat.completions.create(model="policy", **request)
     return 1.0
 
@@ -253,7 +253,7 @@ async def sends_much_by_sdk(client: Any, request: dict[str, Any]) -> float:
 
 
 async def rollout(agent: Callable[..., Any], *task: Any, policy: Any = None, **options: Any) -> int:
-    """Play an episode by the Cookbook's runner; return 1."""
+    """Play an episode with the Cookbook's runner; return 1."""
     env = ChatAgentEnv(agent, *task, **options)
     try:
         await do_single_rollout(policy or saying(), env)

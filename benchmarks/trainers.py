@@ -139,7 +139,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def under_cookbook(folder: Path, recipe: Recipe, seed: int) -> Curve:
-    """Train by ``evert train``: the Cookbook's loop and the embedded engine, in this process."""
+    """Train with ``evert train``: the Cookbook's loop and the embedded engine, in this process."""
     train(
         env="identity",
         model_name=recipe.model,
@@ -158,7 +158,7 @@ def under_cookbook(folder: Path, recipe: Recipe, seed: int) -> Curve:
 
 
 def in_own_loop(folder: Path, recipe: Recipe, seed: int) -> Curve:
-    """Train by the loop of ``docs/own-loop.md``, on the embedded engine in this process."""
+    """Train with the loop of ``docs/own-loop.md``, on the embedded engine in this process."""
     with evert.embedded_engine(folder, threads=recipe.threads):
         return asyncio.run(_own_loop(recipe, seed))
 
@@ -191,7 +191,7 @@ async def _own_loop(recipe: Recipe, seed: int) -> Curve:
 
 
 def under_verl(folder: Path, recipe: Recipe, seed: int) -> Curve:
-    """Train by verl's ``main_ppo``."""
+    """Train with verl's ``main_ppo``."""
     run(
         folder,
         ROOT / "examples" / "verl_on_cpu" / "train.sh",
@@ -206,7 +206,7 @@ def under_verl(folder: Path, recipe: Recipe, seed: int) -> Curve:
 
 
 def under_trl(folder: Path, recipe: Recipe, seed: int) -> Curve:
-    """Train by TRL's ``GRPOTrainer``."""
+    """Train with TRL's ``GRPOTrainer``."""
     options = {
         "steps": recipe.steps,
         "seed": seed,

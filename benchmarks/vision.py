@@ -3,7 +3,7 @@
     python benchmarks/vision.py [--quick] [--seeds 3]
 
 ``bases.seeing`` makes the model: a Qwen3-VL of 0.2 M random weights. The agent is in
-``examples/colours.py``. A few supervised steps teach the form of an answer, with a random colour;
+``examples/colours.py``. A few supervised steps teach the format of an answer, with a random colour;
 RL, by ``evert train``, teaches the right colour. The share of held-out squares named right, greedy
 and at temperature 1 (chance is 0.25), and the seconds of a run are printed and saved. A run that
 ends below 0.9 (greedy) fails the benchmark.

@@ -1,4 +1,4 @@
-"""Rollouts in workers: the speed-up of more processes, their cost, and what a killed one loses.
+"""Rollouts in workers: the speed-up of more processes, their cost, and what a killed worker loses.
 
     python benchmarks/workers.py [--quick]                     # a pool of processes
     .frameworks/trainers/bin/python benchmarks/workers.py --ray

@@ -1,13 +1,13 @@
-"""``EvertError``, the root of all of evert's errors, and the errors of the bridge.
+"""``EvertError``, the base class of evert's errors, and the errors of the bridge.
 
-An agent can end in three ways: it returned (a later call is an ``EpisodeEndedError``), its Env was
-closed (``EnvClosedError``), or it raised (``AgentError``). Each class has a standard-library
-parent, can be pickled, and says what we got, what was expected and what to do next. For a request
-that the Env cannot serve, the agent gets the OpenAI SDK's own ``BadRequestError``
-(``chat/bad_requests.py``), because that is what agents catch.
+An agent ends in one of three ways: it returns (later calls raise ``EpisodeEndedError``), its Env is
+closed (``EnvClosedError``), or it raises (``AgentError``). Each class has a standard-library
+parent and can be pickled; its message says what we got, what was expected and what to do next. For
+a request that the Env cannot serve, the agent gets the OpenAI SDK's own ``BadRequestError``
+(``chat/bad_requests.py``), because agents already catch that class.
 
-``AgentAborted`` is not an ``EvertError`` but a ``BaseException``, so that it also ends an agent
-that keeps calling in a loop with ``except Exception`` after its Env was closed.
+``AgentAborted`` is a ``BaseException``, not an ``EvertError``, so that it also ends an agent that
+keeps calling in a loop with ``except Exception`` after its Env was closed.
 """
 
 from collections.abc import Iterable
@@ -16,28 +16,28 @@ from functools import cache
 from typing import Any, ClassVar
 
 NEEDS_UNIX = "needs Linux or macOS, and this is Windows. Run evert in WSL."
-"""Follows the name of what Windows lacks."""
+"""Follows the name of a feature that does not work on Windows."""
 
 SIMILAR = 0.5
-"""Similarity (``difflib``'s ratio) from which a hint names the name that was probably meant."""
+"""Minimum similarity (``difflib``'s ratio) of a name that a "Did you mean" hint suggests."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the most similar name; "" if none is similar."""
+    """Return the most similar name; "" if no name is similar enough."""
     return next(iter(get_close_matches(name, [*names], n=1, cutoff=SIMILAR)), "")
 
 
 def did_you_mean(name: str, names: Iterable[str], form: str = "{!r}") -> str:
-    """Return " Did you mean 'NAME'?" with the most similar name; "" if none is similar.
+    """Return " Did you mean 'NAME'?" with the most similar name; "" if no name is similar enough.
 
-    ``form`` is how the name is typed: "env={}".
+    ``form`` shows how to type the name, for example "env={}".
     """
     match = nearest(name, names)
     return f" Did you mean {form.format(match)}?" if match else ""
 
 
 class EvertError(Exception):
-    """Root of every error that evert raises on purpose."""
+    """Base class of every error that evert raises deliberately."""
 
 
 class InvalidAgentError(EvertError, TypeError):
@@ -49,16 +49,16 @@ class RewardError(EvertError, ValueError):
 
 
 class AgentError(EvertError, RuntimeError):
-    """The agent raised; ``__cause__`` is the agent's exception with its traceback.
+    """The agent raised an exception, which is ``__cause__``.
 
-    Its class is named after that exception (``AgentError.KeyError``): the Cookbook counts these.
+    The class has its name (``AgentError.KeyError``), since the Cookbook counts by class name.
     """
 
     cause_name: ClassVar[str] = ""
 
     @staticmethod
     def of(cause_name: str, message: str) -> "AgentError":
-        """The error for an agent's exception of the class ``cause_name``."""
+        """Return the error for an agent's exception of the class ``cause_name``."""
         return _agent_error_class(cause_name)(message)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -77,7 +77,7 @@ class AgentTimeoutError(EvertError, TimeoutError):
 
 
 class CommandError(EvertError, RuntimeError):
-    """An agent that is a command could not be run."""
+    """The command of an agent could not be run."""
 
 
 class McpError(EvertError, RuntimeError):
@@ -89,15 +89,15 @@ class EnvStateError(EvertError, RuntimeError):
 
 
 class EnvClosedError(EvertError, RuntimeError):
-    """The Env was closed: its agent cannot call the model, and it cannot be stepped."""
+    """The Env was closed, so its agent cannot call the model and ``step`` cannot be called."""
 
 
 class EpisodeEndedError(EvertError, RuntimeError):
-    """A model call arrived after the agent function had already ended."""
+    """A model call arrived after the agent function had ended."""
 
 
 class BlockingCallError(EvertError, RuntimeError):
-    """A blocking model call was made on the event loop that must answer it."""
+    """A blocking model call was made on the event loop that has to answer it."""
 
 
 class RendererMismatchError(EvertError, ValueError):
@@ -109,7 +109,7 @@ class InvalidActionError(EvertError, ValueError):
 
 
 class UnsupportedPromptError(EvertError, ValueError):
-    """A prompt or a stop condition has a form, for example an image, that cannot be passed on."""
+    """A prompt or stop condition contains something, such as an image, that is not supported."""
 
 
 class InvalidModelError(EvertError, TypeError):
@@ -129,11 +129,11 @@ class AdvantagesError(EvertError, ValueError):
 
 
 class RecordError(EvertError, ValueError):
-    """The data is not a record of a rollout, or has a different version."""
+    """The data is not a record of a rollout, or is a record of a different version."""
 
 
 class ReplayError(EvertError, RuntimeError):
-    """A replayed agent differs from its record."""
+    """A replayed agent behaved differently from its record."""
 
 
 class EnvCheckError(EvertError, RuntimeError):
@@ -141,7 +141,7 @@ class EnvCheckError(EvertError, RuntimeError):
 
 
 def text_of(error: BaseException) -> str:
-    """An exception's message; if its ``__str__`` raises, a note that says so."""
+    """Return an exception's message, or a note if its ``__str__`` raises."""
     try:
         return str(error)
     except BaseException as broken:  # an agent's own exception may do anything
@@ -149,7 +149,7 @@ def text_of(error: BaseException) -> str:
 
 
 def repr_of(value: object) -> str:
-    """The first 200 characters of a value's ``repr``; if that raises, a note that says so."""
+    """Return the first 200 characters of a value's ``repr``, or a note if its ``repr`` raises."""
     try:
         return f"{value!r:.200}"
     except Exception as broken:

@@ -1,7 +1,7 @@
 """Import paths: settings refer to agents, tasks and other objects as ``package.module:name``.
 
 A path may also call a class that has ``from_path = True``, with literals as arguments. Other calls
-are refused, because a path may come from elsewhere, such as a run's folder.
+are refused, because a path may come from an untrusted source, such as another user's run folder.
 
     evert:GymAgent('FrozenLake-v1', is_slippery=False)
 """
@@ -44,7 +44,7 @@ def resolve(path: str, kind: str, error: type[EvertError]) -> Any:
 
 
 def _hidden_file(module: str) -> str:
-    """A sentence on a file in the current folder that is hidden by an installed module."""
+    """Return a sentence if another module hides a file in the current folder; else ""."""
     top = module.partition(".")[0]
     files = [file for file in (Path(f"{top}.py"), Path(top, "__init__.py")) if file.is_file()]
     if not files or top not in sys.modules:
@@ -59,22 +59,22 @@ def _hidden_file(module: str) -> str:
 
 
 def _advice(cause: BaseException) -> str:
-    """What to do about an exception raised while importing a module."""
+    """Return advice on an exception raised while importing a module."""
     if isinstance(cause, SyntaxError):
         return f"Correct {cause.filename}, line {cause.lineno}."
     if isinstance(cause, ImportError):
         return (
-            "Correct that import, start evert in the folder that has the module, or install its "
+            "Correct that import, start evert in the module's folder, or install the module's "
             f"package into this Python, {sys.executable}."
         )
     return (
         "Importing a module runs it. Provide what it needs (such as a key in the environment), and "
-        "put a script's own work under `if __name__ == '__main__':`."
+        "put a script's main code under `if __name__ == '__main__':`."
     )
 
 
 def _evaluate(module: str, expression: str) -> Any:
-    """Evaluate a name, attributes, and calls with literals; a ValueError for anything else."""
+    """Evaluate a name, attributes and calls with literals; raise ValueError for anything else."""
 
     def value_of(node: ast.expr) -> Any:
         match node:

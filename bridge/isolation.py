@@ -3,14 +3,14 @@
     async with isolate(make, *arguments) as call:
         value = await call(*more)
 
-An answer of 13 characters can keep sympy busy for minutes, and ``eval`` runs what it reads. So
-``make(*arguments)`` runs once in a server process (``isolation_server.py``), and each isolate is a
-fork of it, without a network and with limits on time and memory. Whatever an answer does to an
-isolate ends with the isolate, and the event loop only waits. A process starts one server, along
-with its first isolate.
+An answer of 13 characters can keep sympy busy for minutes, and ``eval`` runs any code in an answer.
+So ``make(*arguments)`` runs once in a server process (``isolation_server.py``), and each isolate is
+a fork of that process, without a network and with limits on time and memory. An answer can damage
+only its own isolate, and does not block the event loop. Each process starts one server, when it
+opens its first isolate.
 
-Agents, tasksets and trainers may all need one, so it is at the bottom of the bridge, next to
-``off_loop``. In this file: errors, isolates, the server.
+Agents, tasksets and trainers all use isolates, so this file is at the bottom of the bridge, next
+to ``off_loop``. In this file: errors, isolates, the server.
 """
 
 import asyncio
@@ -47,10 +47,10 @@ STOPPED = "scorer_stopped"
 """Metric of agents whose scorer runs in an isolate: 1 if it exceeded its limits, else 0."""
 
 _VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # others do not survive a fork
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # a fork has only one thread
 
 Make = Callable[..., Callable[..., Any]]
-"""A function of a module that returns the function to call.
+"""A module-level function that returns the function to call.
 
 It runs in the server, once per set of arguments, and must not read a model's output.
 """
@@ -69,7 +69,7 @@ class IsolateLimitError(IsolateError, TimeoutError):
 
 @asynccontextmanager
 async def isolate(make: Make, *arguments: Any) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """Open an ``Isolate`` for a block; yield its ``call`` as a coroutine function."""
+    """Keep an ``Isolate`` open during a block; yield its ``call`` as a coroutine function."""
     run = partial(asyncio.get_running_loop().run_in_executor, _threads())
     making = run(partial(Isolate, make, *arguments))
     process = await acquire(making, lambda process: off_loop(process.close))
@@ -80,7 +80,7 @@ async def isolate(make: Make, *arguments: Any) -> AsyncIterator[Callable[..., Aw
 
 
 def import_function(path: str, *example: Any) -> Callable[..., Any]:
-    """For ``make``: return the function at an import path, after a first call, which may import."""
+    """Import a function, for ``make``, and call it once, so that it does its own imports now."""
     function: Callable[..., Any] = resolve_name(path)
     with suppress(Exception):
         function(*example)
@@ -110,7 +110,7 @@ async def isolated_score(client: Any, scorer: tuple[Make, *tuple[Any, ...]], *an
 
 
 class Isolate:
-    """A process that calls one function. Its methods block, for blocking agents.
+    """A process that calls one function. The methods block; ``isolate`` is the async interface.
 
     Args:
         make: Makes the function.
@@ -123,7 +123,7 @@ class Isolate:
     def __init__(self, make: Make, *arguments: Any) -> None:
         start = _message((make, arguments))
         self._calling = threading.Lock()
-        for _ in range(2):  # the server may have just ended
+        for _ in range(2):  # the server may just have ended
             server = self._begin(start)
             if (answer := self._answer(None)) is not None:
                 break
@@ -174,7 +174,7 @@ class Isolate:
         return answer.get("value")
 
     def _answer(self, deadline: float | None) -> dict[str, Any] | None:
-        """The process's next answer; None if it is late or too long."""
+        """Return the process's next answer; None if it is late or too long."""
         line = bytearray()
         try:
             while not line.endswith(b"\n"):
@@ -190,8 +190,8 @@ class Isolate:
         return answer if isinstance(answer, dict) else None
 
     def _end(self) -> None:
-        for end in (self._life, self._socket):  # also for forks of this process, and other threads
-            with suppress(OSError):  # it is closed
+        for end in (self._life, self._socket):  # takes effect in forks and other threads too
+            with suppress(OSError):  # already closed
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -220,18 +220,18 @@ class _ForkServer:
         environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
         with remote:
             self._process = subprocess.Popen(
-                # -P: else files next to the script would hide packages
+                # Without -P, files next to the script would hide packages.
                 [sys.executable, "-P", script, str(remote.fileno()), str(self._owner)],
                 env=environment | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(sys.path)},
                 pass_fds=[remote.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C goes to the trainer
+                start_new_session=True,  # so that Ctrl-C reaches only the trainer
             )
 
     def is_running(self) -> bool:
-        """Whether it is running and was started by this process, not by the parent of a fork."""
+        """Whether the server is running, and was started by this process, not by its parent."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def fork(self, channel: socket.socket, life: socket.socket) -> None:
@@ -252,7 +252,7 @@ _running: _ForkServer | None = None
 def _server() -> _ForkServer:
     global _running
     if sys.platform == "win32":
-        raise IsolateError(f"An answer is scored in a separate process, which {NEEDS_UNIX}")
+        raise IsolateError(f"Scoring answers in a separate process {NEEDS_UNIX}")
     with _lock:
         if _running is not None and not _running.is_running():
             _running.end()
@@ -263,7 +263,7 @@ def _server() -> _ForkServer:
 
 @atexit.register
 def end_server() -> None:
-    """End the server; the next isolate starts another."""
+    """End the server; the next isolate starts another one."""
     global _running
     with _lock:
         if _running is not None:

@@ -4,16 +4,15 @@
 
 ``isolation.py`` starts it, and for each isolate sends a byte with two sockets: a channel, and one
 that ends the isolate when it is closed. The first message on the channel says how to make the
-function. The server makes it once; each isolate inherits it through a fork, which takes
-milliseconds, then reads calls and writes results. Calls are pickles, written only by the trainer.
-Results are lines of JSON, so an answer that takes over its isolate still runs nothing in the
-trainer.
+function. The server makes the function once, and each isolate inherits it through a fork, which
+takes milliseconds. Then the isolate reads calls and writes results. Only the trainer writes calls,
+which are pickles. Results are lines of JSON, so an answer that takes control of its isolate still
+cannot run code in the trainer.
 
-In this file: the server, an isolate, and what confines one. Only ``_confine`` differs by operating
+In this file: the server, an isolate, its confinement. Only ``_confine`` differs by operating
 system. On Linux the kernel ends an isolate with its server, limits its memory, and refuses new
-sockets, processes, signals to others (seccomp) and file changes (Landlock). Elsewhere a Python hook
-refuses what goes through Python's own modules. To start fast, the server imports nothing from
-evert.
+sockets, processes, signals to others (seccomp) and file changes (Landlock). Elsewhere an audit hook
+refuses them if they go through Python's modules. To start fast, the server does not import evert.
 """
 
 import ctypes
@@ -36,13 +35,13 @@ BYTES = 2**30
 """Maximum memory of an isolate, in addition to the server's."""
 
 IDLE = 300
-"""Seconds after which a server without isolates ends; the next isolate starts another."""
+"""Seconds after which a server without isolates ends; the next isolate starts another server."""
 
 LONGEST_CALL = 10
-"""Seconds after which the kernel ends a call, in case the server has been killed."""
+"""Seconds after which the kernel ends an isolate's call, in case the server has been killed."""
 
 HEADER = struct.Struct("!Q")
-"""The length of a message to an isolate, sent before it."""
+"""The length of a message to an isolate, which is sent before the message."""
 
 
 def main() -> None:
@@ -87,7 +86,7 @@ def _fork(
             if name not in functions:
                 make, arguments = pickle.loads(name)
                 functions[name] = make(*arguments)
-                gc.freeze()  # so that forks copy less
+                gc.freeze()  # so that forks copy less memory
         except Exception as error:
             _answer(channel, _error(error))
             return 0
@@ -137,12 +136,12 @@ def _error(error: BaseException) -> bytes:
     return json.dumps({"error": f"{type(error).__name__}: {error}"[:1000]}).encode()
 
 
-# -- what confines it ----------------------------------------------------------------------------
+# -- its confinement -----------------------------------------------------------------------------
 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 22, 38, 2
 LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
 FILES, TRUNCATE = 0x1FF2, 1 << 14
-"""Landlock's rights to write, make and remove files; the second one needs version 3."""
+"""Landlock's rights to write, make and remove files; ``TRUNCATE`` needs Landlock version 3."""
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 CLONE, CLONE3, CLONE_THREAD = {"x86_64": 56, "aarch64": 220}, 435, 0x10000
@@ -150,14 +149,14 @@ REFUSED = {
     "x86_64": (41, 57, 58, 59, 62, 101, 129, 160, 200, 234, 297, 302, 310, 311, 322),
     "aarch64": (198, 221, 129, 117, 138, 164, 130, 131, 240, 261, 270, 271, 281),
 }
-"""socket, fork, vfork (both x86_64's), execve, kill, ptrace, rt_sigqueueinfo, setrlimit, tkill,
+"""socket, fork, vfork (both x86_64 only), execve, kill, ptrace, rt_sigqueueinfo, setrlimit, tkill,
 tgkill, rt_tgsigqueueinfo, prlimit64, process_vm_readv, process_vm_writev, execveat."""
 
 REFUSED_EVERYWHERE = (424, 425, 438)
-"""pidfd_send_signal, io_uring_setup, pidfd_getfd: the same numbers on all architectures."""
+"""pidfd_send_signal, io_uring_setup, pidfd_getfd, which have these numbers on all architectures."""
 
 REFUSED_EVENTS = ("socket.", "subprocess.", "os.exec", "os.fork", "os.kill", "os.system")
-"""The events that Python's audit hook refuses where the kernel has no filter."""
+"""The audit events that the Python hook refuses if the kernel does not filter system calls."""
 
 
 def _confine(server: int) -> None:
@@ -193,7 +192,7 @@ def _filter_calls(kernel: ctypes.CDLL, machine: str) -> bool:
     load, equal, above, any_of, leave = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, refuse, unknown = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
     numbers = REFUSED[machine] + REFUSED_EVERYWHERE
-    # An instruction: its code, how many to skip if true and if false, its operand.
+    # An instruction: its code, how many instructions to skip if true and if false, its operand.
     program = [
         (load, 0, 0, 4),  # the architecture
         (equal, 1, 0, ARCHITECTURES[machine]),

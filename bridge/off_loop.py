@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 Params = ParamSpec("Params")
 
 AGENT_THREADS = 1024
-"""Maximum number of threads that one event loop's agents may block; started when needed."""
+"""Maximum number of threads that one event loop's agents may block; threads start when needed."""
 
 
 async def off_loop(
@@ -29,7 +29,7 @@ async def off_loop(
 
 
 async def finished(work: Awaitable[Result]) -> Result:
-    """Wait until ``work`` has finished, even if cancelled; then raise the cancellation."""
+    """Wait for ``work`` to finish even if this wait is cancelled; then raise the cancellation."""
     working, cancelled = asyncio.ensure_future(work), False
     while not working.done():
         try:
@@ -42,7 +42,7 @@ async def finished(work: Awaitable[Result]) -> Result:
 
 
 async def acquire(make: Awaitable[Result], undo: Callable[[Result], Awaitable[object]]) -> Result:
-    """Return the result of ``make``; if cancelled, still wait for the result, and ``undo`` it."""
+    """Return the result of ``make``; if cancelled, wait for that result and ``undo`` it."""
     making = asyncio.ensure_future(make)
     try:
         return await finished(making)
@@ -54,7 +54,7 @@ async def acquire(make: Awaitable[Result], undo: Callable[[Result], Awaitable[ob
 
 @cache
 def threads(count: int) -> ThreadPoolExecutor:
-    """A shared pool of ``count`` threads; the loop's own may be full of waiting agents."""
+    """Return a shared pool of ``count`` threads: waiting agents may fill the loop's own pool."""
     return ThreadPoolExecutor(count, thread_name_prefix="evert off loop")
 
 
@@ -65,8 +65,8 @@ if hasattr(os, "register_at_fork"):
 def give_threads(loop: asyncio.AbstractEventLoop) -> None:
     """Give an event loop's default executor enough threads for frameworks that block them.
 
-    By default it has only a few. Waiting agents would occupy them all, and the other agents could
-    never make the calls that the trainer waits for. An executor that the user set is kept.
+    By default it has only a few threads. Waiting agents would occupy all of them, and other agents
+    could never make the calls that the trainer waits for. An executor set by the user is kept.
     """
     # There is no public way to get a loop's executor or a pool's size.
     executors = (obj for obj in gc.get_referents(loop) if isinstance(obj, Executor))  # for uvloop
@@ -75,7 +75,7 @@ def give_threads(loop: asyncio.AbstractEventLoop) -> None:
     if present is None or (type(present) is ThreadPoolExecutor and size == _default_size()):
         loop.set_default_executor(ThreadPoolExecutor(AGENT_THREADS, thread_name_prefix="asyncio"))
         if present is not None:
-            present.shutdown(wait=False)  # still finishes its work
+            present.shutdown(wait=False)  # the old pool still finishes its work
 
 
 @cache

@@ -1,6 +1,6 @@
-"""The rollout that a task or thread belongs to, as a context variable.
+"""A context variable with the rollout that a task or thread belongs to.
 
-``bridge/clients/takeover.py`` says when a claim begins, and how pools and new threads inherit it.
+``bridge/clients/takeover.py`` explains when a claim begins, and how pools and threads inherit it.
 """
 
 import contextvars
@@ -17,7 +17,7 @@ class Owner(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether its agent has ended."""
+        """Whether the rollout's agent has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class Claim:
 
     owner: Callable[[], Owner | None]  # the rollout's API; None: the rollout no longer exists
     is_lent: bool  # whether the claim ends when the agent ends
-    process: int  # id of the process in which it is valid; a fork copies all claims
+    process: int  # id of the process in which the claim is valid; a fork copies all claims
 
     def lent(self) -> "Claim":
-        """The same claim, but ending with the agent and keeping no object alive."""
+        """Return the same claim, but one that ends with the agent and keeps no object alive."""
         owner = self.owner()
         if self.is_lent or owner is None:
             return self
@@ -37,11 +37,11 @@ class Claim:
 
 
 CLAIM: contextvars.ContextVar[Claim | None] = contextvars.ContextVar("evert_claim", default=None)
-"""The claim on the current task or thread; None if no rollout has one."""
+"""The claim on the current task or thread; None if the task or thread belongs to no rollout."""
 
 
 def current_owner() -> Owner | None:
-    """The API of the rollout that the current task or thread belongs to; None outside agents."""
+    """Return the API of the current task's or thread's rollout; None outside agents."""
     claim = CLAIM.get()
     if claim is None or claim.process != os.getpid():
         return None
@@ -51,7 +51,7 @@ def current_owner() -> Owner | None:
 
 @contextmanager
 def left_alone() -> Iterator[None]:
-    """Inside the block, take over no model calls: they are evert's own, to remote models."""
+    """Take over no model calls inside the block, since evert itself calls a remote model there."""
     token = CLAIM.set(None)
     try:
         yield

@@ -3,14 +3,15 @@
 Text from outside evert is redacted before it goes into logs, errors, reports and run folders.
 Secrets are
 
-- values of environment variables, of ``name=value`` arguments and from ``keep_secret``: the whole
-  value if its name looks like that of a key (``is_secret``), the password if it is a URL;
+- values of environment variables and of ``name=value`` arguments, and those given to
+  ``keep_secret``: the whole value if its name looks like a key's (``is_secret``), or the password
+  if the value is a URL;
 - rollout keys, and passwords in URLs (``://user:password@``), found by their form;
 - URL query fields (``?api_key=``), found by their names.
 
-A value is found in plain text, and in the spellings of JSON, ``repr`` and URLs. Other encodings
-(base64, a hash, pieces) are not recognised. A password of fewer than 8 characters or a short plain
-word is not redacted, because that would redact ordinary text.
+A value is found in plain text, and as JSON, ``repr`` and URLs escape it, but not in other forms
+(base64, a hash, fragments). Passwords under 8 characters and short plain words are not redacted,
+because that would redact ordinary text.
 """
 
 import json
@@ -27,10 +28,10 @@ SECRET_WORD = re.compile(
     r"[a-z]*(token|secret|password|passwd|credential|cookie)s?"
     r"|(api|access|auth|secret|private|master|license)?keys?|creds|passphrase|pass|pwd|auth|authorization|bearer|jwt|pat|sas|dsn|private"
 )
-"""A word that makes a name look like that of a key."""
+"""A word that makes a name look like the name of a key."""
 
 NO_SECRET = frozenset({"env", "file", "path", "dir", "folder", "name", "sock", "type", "url"})
-"""Last words of names whose value is a key's location or kind, not the key."""
+"""If a name ends with one of these words, its value is a key's location or kind, not the key."""
 
 FOLDERS = frozenset({"PWD", "OLDPWD"})
 
@@ -53,7 +54,7 @@ LONE = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair: text that contains one cannot be written to a file."""
 
 LONGEST_KEY = 2**13
-"""Extra characters to redact before the kept end of a text: a secret may begin there."""
+"""Number of characters before the end that ``redacted_end`` keeps in which a secret may begin."""
 
 _registered: dict[str, str] = {}
 _marks: list[tuple[str, str]] = []  # each spelling of a secret with its mark, longest first
@@ -62,7 +63,7 @@ _variables: dict[Any, Any] = {}
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable's or setting's name looks like that of a key, and its value like a key."""
+    """Whether a setting's or variable's name looks like a key's name, and its value like a key."""
     words = re.findall("[a-z0-9]+", re.sub("([a-z])([A-Z])", r"\1_\2", name).lower())
     return (
         any(SECRET_WORD.fullmatch(word) for word in words)
@@ -74,14 +75,14 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def keep_secret(name: str, value: str) -> None:
-    """From now on, redact a value whose name looks like that of a key, or a URL's password."""
+    """Redact a value from now on if its name looks like a key's; if it is a URL, its password."""
     if _registered.get(name) != value and [*_secrets({name: value}.items())]:
         _registered[name] = value
         _variables.clear()
 
 
 def redacted(text: str) -> str:
-    """The text, with a mark in place of every secret that this process knows."""
+    """Return the text with a mark in place of every secret that this process knows."""
     text = str.__str__(text)  # an agent's subclass of str may do anything
     if not text.isascii():
         text = LONE.sub("\ufffd", text)
@@ -108,12 +109,12 @@ def _without_value(match: re.Match[str]) -> str:
 
 
 def redacted_end(text: str, size: int) -> str:
-    """The last ``size`` characters of a text, redacted before cutting."""
+    """Return the last ``size`` characters of a text, redacted before cutting."""
     return redacted(text[-size - LONGEST_KEY :])[-size:]
 
 
 def redacted_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """An agent's logs, redacted. Names do not count here, since the agent chooses them."""
+    """Return an agent's logs, redacted by their text only, because the agent chooses the names."""
     return {
         redacted(name): redacted(value) if isinstance(value, str) else value
         for name, value in logs.items()
@@ -121,7 +122,7 @@ def redacted_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def redacted_tree(value: Any, name: str = "") -> Any:
-    """The value with its strings redacted; a string named like a key is replaced entirely."""
+    """Return the value with its strings redacted; a string named like a key is fully replaced."""
     if isinstance(value, str):
         if (secret := _of_url(value)) is not None:
             value = value.replace(secret, f"[{name}]")
@@ -134,7 +135,7 @@ def redacted_tree(value: Any, name: str = "") -> Any:
 
 
 def redacted_arguments(arguments: Sequence[str]) -> list[str]:
-    """A command line, redacted, with ``name=value`` arguments redacted by name too."""
+    """Return a command line, redacted; ``name=value`` arguments are also redacted by name."""
     return [
         f"{name}={redacted_tree(value, name)}" if equals else redacted(name)
         for name, equals, value in (argument.partition("=") for argument in arguments)
@@ -145,7 +146,7 @@ def redacted_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _learn(present: Mapping[Any, Any]) -> None:
-    """Search for secrets again. Concurrent threads find the same; readers keep the old list."""
+    """Find the secrets again. Concurrent calls find the same ones; readers keep the old list."""
     global _marks
     snapshot, registered = dict(present), dict(_registered)
     parts = (argument.partition("=") for argument in sys.argv)
@@ -170,7 +171,7 @@ def _secrets(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _of_url(value: str) -> str | None:
-    """The password in a URL, or else the user name, which may be a key."""
+    """Return the password in a URL, or else the user name, which may be a key."""
     if "://" not in value or "@" not in value:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Exceptions as an agent's author wants to see them: with only the frames of their own code."""
+"""Exceptions formatted for an agent's author: only the frames of the author's own code."""
 
 import sysconfig
 import traceback
@@ -9,7 +9,7 @@ import evert.bridge
 from evert.bridge.errors import text_of
 
 MOST_FRAMES = 12
-MOST_LEAVES = 4  # maximum number of a group's exceptions to show
+MOST_LEAVES = 4  # maximum number of exceptions to show from an exception group
 
 _HOMES = [evert.bridge.__path__[0], str(Path(evert.__file__).parent / "agents")]
 """Folders of the code that starts an agent and carries its calls."""
@@ -21,12 +21,12 @@ _EVERT, _PACKAGES, _STANDARD = (
 
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames of an exception that are neither evert's nor a library's, outermost first."""
+    """Return an exception's frames without those of evert and libraries, outermost first."""
     return _frames(error, "")
 
 
 def leaves(error: BaseException) -> list[BaseException]:
-    """The exceptions in a group, at any depth, in order; any other exception alone."""
+    """Return all exceptions nested in an exception group, in order; else just ``error``."""
     exceptions, pending = list[BaseException](), [error]
     while pending:
         exception = pending.pop()
@@ -38,9 +38,9 @@ def leaves(error: BaseException) -> list[BaseException]:
 
 
 def name_and_message(error: BaseException) -> tuple[str, str]:
-    """An exception's class name and message; for a group, also its exceptions'.
+    """Return an exception's class name and message; a group's message includes its exceptions.
 
-    A group with one exception counts as that exception.
+    A group with a single exception is treated as that exception.
     """
     exceptions = leaves(error)
     if len(exceptions) == 1:
@@ -50,11 +50,11 @@ def name_and_message(error: BaseException) -> tuple[str, str]:
 
 
 def agent_traceback(error: BaseException) -> str:
-    """The traceback of an exception, in Python's format, with only the agent's own frames.
+    """Return an exception's traceback in Python's format, with only the agent's own frames.
 
     Frames of evert and of libraries are left out. If the agent itself is part of a library, the
-    frames of installed packages are shown. A group shows its exceptions; those without frames of
-    the agent get the group's. Without any frames, the text is "".
+    frames of installed packages are shown. For a group, the result has a traceback per exception;
+    an exception without agent frames gets the group's frames. Without any frames, it is "".
     """
     around = own_frames(error) or _frames(error, "packages")
     pairs = [(own_frames(leaf) or around, leaf) for leaf in leaves(error)[:MOST_LEAVES]]
@@ -67,7 +67,7 @@ def _frames(error: BaseException, home: str) -> list[traceback.FrameSummary]:
 
 
 def _home(file: str) -> str:
-    """What a file belongs to: "evert", "packages", "standard", or "" for the user's code."""
+    """Return where a file belongs: "evert", "packages", "standard", or "" for the user's code."""
     path = str(Path(file).resolve())
     if path.startswith(_EVERT):
         return "evert"

@@ -1,10 +1,10 @@
-"""Writes ``AGENTS.md`` and ``llms.txt``, for programs that write code, from what the project says.
+"""Writes ``AGENTS.md`` and ``llms.txt``, for coding agents, from the project's own files.
 
     python docs/for_agents.py
 
-``llms.txt`` (https://llmstxt.org) lists the site's pages by the navigation of ``zensical.toml``,
-with their headings. ``AGENTS.md`` has the rooms by their packages' docstrings, and the main
-commands by the head of the Makefile. A test compares both files with what this makes.
+``llms.txt`` (https://llmstxt.org) lists the site's pages and their headings, in the order of
+``zensical.toml``. ``AGENTS.md`` lists the rooms, from their packages' docstrings, and the main
+commands, from the head of the Makefile. A test checks that both files are up to date.
 """
 
 import ast
@@ -22,7 +22,7 @@ OTHERS = {
     "CONTRIBUTING.md": "the map of the code, and how we write",
     "SECURITY.md": "what evert trusts",
     "examples": "an agent in each framework",
-    "benchmarks": "the scripts behind each figure",
+    "benchmarks": "the script for each figure",
 }
 
 AGENTS = """\
@@ -30,11 +30,11 @@ AGENTS = """\
 
 evert turns a chat agent into a token-level reinforcement-learning environment. `README.md` says
 what it does. [CONTRIBUTING.md](CONTRIBUTING.md) has the map, the path of a call, where new things
-go, and how we write: read it first. `python docs/for_agents.py` makes this file.
+go, and how we write: read it first. `python docs/for_agents.py` writes this file.
 
 ## Build and test
 
-`make` makes `.venv` (Python 3.11 or newer) and installs evert into it, editable. One test:
+`make` creates `.venv` (Python 3.11 or newer) and installs evert into it, editable. One test:
 `.venv/bin/python -m pytest -n 0 tests/bridge/env/test_env.py`.
 
 {commands}
@@ -42,7 +42,7 @@ go, and how we write: read it first. `python docs/for_agents.py` makes this file
 ## Rooms
 
 A room is a folder with one idea, and imports only rooms below it (`make lint`; `pyproject.toml` has
-the order). All import as `evert`: `src/evert/bridge`, `envs` and `trainers` are links.
+the order). Import all from `evert`: `src/evert/bridge`, `envs` and `trainers` are links.
 
 {rooms}
 
@@ -52,18 +52,18 @@ the order). All import as `evert`: `src/evert/bridge`, `envs` and `trainers` are
 - Fix the cause. Each fix has a test that fails without it; its name is a sentence.
 - Tests script the model (`evert.ScriptedPolicy`), and never fake what they test.
 - Bad input gets an `EvertError`: what we got, what was expected, what to do next.
-- Docs are true in the same commit; what users notice has a line in `CHANGELOG.md`.
+- Update the docs in the same commit; what users notice gets a line in `CHANGELOG.md`.
 """
 
 
 def texts() -> dict[str, str]:
-    """File -> what belongs in it."""
+    """Return the text of each file, by its name."""
     agents = AGENTS.format(commands="\n".join(commands()), rooms="\n".join(rooms()))
     return {"AGENTS.md": agents, "llms.txt": llms()}
 
 
 def llms() -> str:
-    """The pages by section, with their headings; then what is on GitHub."""
+    """Return ``llms.txt``: the pages by section, with their headings, then links to GitHub."""
     lines = ["# evert", "", f"> {PROJECT['description']}", ""]
     lines += [
         "From a checkout: `pip install ./evert`, Python 3.11 or newer; the command is `evert`."
@@ -79,14 +79,14 @@ def llms() -> str:
 
 
 def page(title: str, file: str) -> str:
-    """A line of ``llms.txt``: a page's address and its headings."""
+    """Return a line of ``llms.txt``: a page's address and its headings."""
     headings = re.findall(r"^## (.+)$", (ROOT / "docs" / file).read_text(), re.MULTILINE)
     address = SITE + file.removesuffix("index.md").replace(".md", "/")
     return f"- [{title}]({address}): {'; '.join(headings)}"
 
 
 def commands() -> list[str]:
-    """The main targets, as the head of the Makefile explains them."""
+    """Return a line for each main target, with its text from the head of the Makefile."""
     head = (ROOT / "Makefile").read_text().partition("\n\n")[0]
     lines = dict(re.findall(r"^#   make (\w+) +(.+(?:\n#    +\S.*)*)", head, re.MULTILINE))
     return [
@@ -95,7 +95,7 @@ def commands() -> list[str]:
 
 
 def rooms() -> list[str]:
-    """Each folder and its rooms, by the first paragraphs of their docstrings."""
+    """Return a line for each folder and each room, from the first paragraph of its docstring."""
     lines = []
     for folder in FOLDERS:
         lines.append(f"- `{folder}/`: {idea(ROOT / folder)}")
@@ -105,7 +105,7 @@ def rooms() -> list[str]:
 
 
 def idea(room: Path) -> str:
-    """The first paragraph of a package's docstring, in Markdown."""
+    """Return the first paragraph of a package's docstring, in Markdown."""
     text = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
     return " ".join(text.partition("\n\n")[0].replace("``", "`").split())
 

@@ -1,12 +1,12 @@
-"""What the pages take from the source when the site is built.
+"""Parts of the pages that are generated from the source when the site is built.
 
-zensical calls ``define_env``; a page writes ``{{ errors() }}``, and the site has what it returns.
+zensical calls ``define_env``. Where a page has ``{{ errors() }}``, the site has its return value.
 
     request_fields  how each field of an API is treated      bridge/clients/dialects/fields.toml
     errors          classes of errors, and their messages   raise statements of the package
     settings        what ``evert COMMAND --help`` prints    the classes of the settings
-    sentences       what tests check, by their names        tests/
-    recipes         which of its recipes run                tests/trainers/integrations/recipes
+    sentences       the names of tests, as sentences        tests/
+    recipes         which of the Cookbook's recipes run     tests/trainers/integrations/recipes
 """
 
 import ast
@@ -29,13 +29,13 @@ SETTING = re.compile(r"^  ([\w.]+=\S*) +(\S.*(?:\n {30,}\S.*)*)", re.MULTILINE)
 
 
 def define_env(env: Any) -> None:
-    """Give the pages their functions; zensical's macros call it."""
+    """Register the functions that pages may call; zensical's macros call this."""
     for function in (request_fields, errors, settings, sentences, recipes):
         env.macro(function)
 
 
 def request_fields(api: str) -> str:
-    """A table of the fields of one API: honoured, ignored, and refused with what to do instead."""
+    """Return a table of an API's fields: honoured, ignored, and refused with what to do instead."""
     table = tomllib.loads((ROOT / "bridge/clients/dialects/fields.toml").read_text())
     own = table[api]
     rows = ["| | fields |", "|---|---|"]
@@ -49,7 +49,7 @@ def request_fields(api: str) -> str:
 
 
 def names(words: list[str]) -> str:
-    """Words as code, in a row."""
+    """Return the words as code, separated by commas."""
     return ", ".join(f"`{word}`" for word in words)
 
 
@@ -57,7 +57,7 @@ def names(words: list[str]) -> str:
 
 
 def errors() -> str:
-    """Every class of error, what it is for, where it stands, and what it says."""
+    """Return every class of error, with its meaning, its file and its messages."""
     said = messages()
     parts = []
     for name, (parents, about, place) in sorted(error_classes().items()):
@@ -72,12 +72,12 @@ def errors() -> str:
 
 
 def code(text: str) -> str:
-    """A message as code, whatever quotes it has."""
+    """Return a message as code, even if it contains backquotes."""
     return f"`` {' '.join(text.split())} ``"
 
 
 def trees() -> Iterator[tuple[Path, ast.Module]]:
-    """Every module of the package, parsed."""
+    """Yield the path and the syntax tree of every module of the package."""
     for folder in SOURCES:
         for path in sorted((ROOT / folder).rglob("*.py")):
             if "making" not in path.parts and not path.is_symlink():
@@ -87,7 +87,7 @@ def trees() -> Iterator[tuple[Path, ast.Module]]:
 
 
 def error_classes() -> dict[str, tuple[str, str, str]]:
-    """Class name -> its parents, the first line of its docstring, its file."""
+    """Return, by class name, its parents, the first paragraph of its docstring, and its file."""
     found = {"EvertError": ("`Exception`", "", "")}
     waiting = [
         (path, node)
@@ -112,7 +112,7 @@ def error_classes() -> dict[str, tuple[str, str, str]]:
 
 
 def messages() -> dict[str, list[str]]:
-    """Class of error -> the texts that it is made with; an ellipsis for what is filled in."""
+    """Return each error class's messages, with an ellipsis for each part that varies."""
     classes = {*error_classes(), *REFUSALS}
     found: dict[str, list[str]] = {}
     for _, tree in trees():
@@ -128,7 +128,7 @@ def messages() -> dict[str, list[str]]:
 
 
 def as_text(node: ast.AST) -> str:
-    """A string in the source, with an ellipsis for what is filled in; "" for anything else."""
+    """Return a string literal, with an ellipsis for each part that varies; "" for other nodes."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
@@ -141,7 +141,7 @@ def as_text(node: ast.AST) -> str:
 
 
 def settings(command: str) -> str:
-    """A table of what ``evert COMMAND --help`` prints: its longest block of settings."""
+    """Return a table of the longest block of settings that ``evert COMMAND --help`` prints."""
     module = importlib.import_module(f"evert.trainers.commands.{command}")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
@@ -155,7 +155,7 @@ def settings(command: str) -> str:
 
 
 def sentences(words: str) -> str:
-    """The tests whose names have words (a regular expression), as sentences, folded away."""
+    """Return the tests whose names match ``words``, a regular expression, in a collapsed note."""
     rows = []
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         for name in re.findall(r"^\s*(?:async )?def test_(\w+)\(", file.read_text(), re.MULTILINE):
@@ -167,7 +167,7 @@ def sentences(words: str) -> str:
 
 
 def recipes() -> str:
-    """A table of the Cookbook's recipes, and what those need that do not run here."""
+    """Return a table of the Cookbook's recipes: each runs, or needs something that is missing."""
     sys.path.insert(0, str(ROOT))
     table = importlib.import_module("tests.trainers.integrations.recipes.table")
     rows = [f"| `{each.name}` | {each.needs or 'runs'} |" for each in table.RECIPES]

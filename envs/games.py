@@ -65,7 +65,7 @@ class Game:
         agent: Import path of the agent, 'package.module:function'.
         train_tasks: Import path of the tasks to train on.
         test_tasks: Import path of the held-out tasks; "" for none.
-        recipe: Defaults of a training run with a shipped base, by name (``evert train --help``).
+        recipe: Default settings of a run with a shipped base, by name (``evert train --help``).
         full_size: Changes to the recipe for any other model.
         players: Players without a model, by name: import paths of functions
             from a seed to an agent.
@@ -87,7 +87,7 @@ class Game:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def settings(self, *, full_size: bool = False) -> dict[str, Any]:
-        """The settings of a training run: agent, tasks and recipe.
+        """Return the settings of a training run: agent, tasks and recipe.
 
         Args:
             full_size: Whether the model is not a shipped base.
@@ -98,7 +98,7 @@ class Game:
 
 @cache
 def games() -> Mapping[str, Game]:
-    """The games in this folder, by the names of their files, and their variants."""
+    """Return the games in this folder, by file name, and their variants."""
     by_name = dict[str, Game]()
     for entry in sorted(pkgutil.iter_modules([str(Path(__file__).parent)])):
         module = importlib.import_module(f"{__package__}.{entry.name}")
@@ -117,7 +117,7 @@ def games() -> Mapping[str, Game]:
 
 
 def metrics_of(game: Game | None = None) -> dict[str, Metric]:
-    """The metrics of the games in this folder and of ``game``, by name."""
+    """Return the metrics of the games in this folder and of ``game``, by name."""
     all_games = [*games().values(), *([game] if game else [])]
     return {name: metric for entry in all_games for name, metric in entry.metrics.items()}
 
@@ -125,7 +125,7 @@ def metrics_of(game: Game | None = None) -> dict[str, Metric]:
 def find_game(name: str) -> Game | None:
     """Find a game by name: one of ``games``, or the one in a user's module ('package.module').
 
-    Hyphens count as underscores, and evert's games ignore case. None: no game or module.
+    Hyphens count as underscores; evert's games ignore case. Return None if nothing has this name.
     """
     name = name.replace("-", "_")
     if game := games().get(name.lower()):
@@ -135,7 +135,7 @@ def find_game(name: str) -> Game | None:
 
 
 def import_user_module(name: str) -> ModuleType | None:
-    """Import a user's module ('package.module'). None if there is none.
+    """Import a user's module ('package.module'). Return None if it does not exist.
 
     Raises:
         GameError: The module cannot be imported.
@@ -155,7 +155,7 @@ def import_user_module(name: str) -> ModuleType | None:
 
 
 def game_of(module: ModuleType) -> Game:
-    """The ``GAME`` of a module.
+    """Return the ``GAME`` of a module.
 
     Raises:
         GameError: The module has no ``GAME``, or it is not a ``Game``.
@@ -182,14 +182,14 @@ class MadeTasks(Sequence[T]):
         return len(self._places)
 
     def __getitem__(self, index: Any) -> Any:
-        """The task at an index, or the tasks of a slice."""
+        """Return the task at an index, or the tasks of a slice."""
         if isinstance(index, slice):
             return [self._make(place) for place in self._places[index]]
         return self._make(self._places[index])
 
 
 def literals(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments without ``id``; strings that are Python literals are evaluated."""
+    """Return the arguments without ``id``, with strings that are Python literals evaluated."""
     return {key: _literal(value) for key, value in arguments.items() if key != "id"}
 
 

@@ -105,7 +105,7 @@ async def guess_number_agent(client: "AgentClient", task: int) -> float:
 
 
 def judge(answer: str, target: int) -> tuple[str, float]:
-    """The feedback on an answer, and its reward."""
+    """Return the feedback on an answer, and its reward."""
     match = re.match(r"Guess: (.*)", answer)
     try:
         guess = int(match.group(1)) if match else None
@@ -119,7 +119,7 @@ def judge(answer: str, target: int) -> tuple[str, float]:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Endless games of a player who guesses at random within the known bounds.
+    """Yield endless games of a player who guesses at random within the known bounds.
 
     The same seed gives the same games. No target is a held-out number.
     """

@@ -3,7 +3,7 @@
 There are eight words. The hinter sees one and gives a short hint that does not contain it. The
 guesser sees only the hint. Both get the same reward, so they must come to agree on what each hint
 means (a signalling game: D. Lewis, "Convention", 1969). In the demonstrations the hint is a random
-letter and the guess a random word: they teach only the form.
+letter and the guess a random word, so they teach only the format.
 """
 
 import random
@@ -27,7 +27,7 @@ GAME = Game(
         "demonstrations": "evert.envs.hints:demonstrations",
         "warm_up_steps": 40,
         "steps": 80,
-        "batch_size": 8,  # all words in every step: else guessing only the step's words would pay
+        "batch_size": 8,  # each step has all words; else guessing only the step's words would pay
         "group_size": 16,
         "test_group_size": 8,
         "learning_rate": 1e-3,
@@ -99,17 +99,17 @@ async def _ask(client: "AgentClient", question: str) -> str:
 
 
 def hint_question(word: str) -> str:
-    """The hinter's prompt."""
+    """Return the hinter's prompt."""
     return f"Word: {word}. Hint?"
 
 
 def word_question(hint: str) -> str:
-    """The guesser's prompt."""
+    """Return the guesser's prompt."""
     return f"Hint: {hint}. Word?"
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:
-    """Endless random hints and guesses. They show the form of a reply, not its meaning."""
+    """Yield endless random hints and guesses, which show a reply's format, not its meaning."""
     rng = random.Random(seed)
     while True:
         hint = rng.choice(LETTERS)

@@ -72,7 +72,7 @@ async def identity_agent(client: "AgentClient", task: int) -> float:
 
 
 def score(answer: str, task: int) -> float:
-    """1 if the answer claims to be ``task``, -1 if it denies it, else 0."""
+    """Return 1 if the answer claims to be ``task``, -1 if it denies it, else 0."""
     number = rf"{task}(?![.,]?\d)"  # "I am 1000" is not "I am 10"
     if re.search(rf"I(?: am|'m) {number}", answer):
         return 1.0

@@ -1,9 +1,9 @@
 """Tic-tac-toe: a zero-sum game with two seats, and opponents without a model.
 
-A board is shown as rows, with X, O, or the number of a free cell. A line for each free cell
-follows, with the marks in its row, column and diagonals: a tiny model needs them side by side. Each
+A board is shown as rows of X, O and the numbers of free cells. A line for each free cell follows,
+with the marks in its row, column and diagonals, because a tiny model needs them side by side. Each
 player sees its own marks as X, so that one model learns both seats from the same boards. Each turn
-is a separate conversation. In this file: the rules, the text, the agents, the players, their
+is a separate conversation. This file has the rules, the text, the agents, the players and their
 habits.
 """
 
@@ -60,29 +60,29 @@ MISTAKE = -0.1
 # -- the rules -----------------------------------------------------------------------------------
 
 Board = str
-"""Nine cells, row by row: "x", "o", or "." if free; x begins."""
+"""Nine cells, row by row: "x", "o", or "." if free; x moves first."""
 
 EMPTY: Board = "." * 9
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 
 
 def free(board: Board) -> list[int]:
-    """The free cells, numbered from 0 to 8."""
+    """Return the free cells, numbered from 0 to 8."""
     return [cell for cell in range(9) if board[cell] == "."]
 
 
 def put(board: Board, cell: int, mark: str) -> Board:
-    """The board with one more mark."""
+    """Return the board with one more mark."""
     return board[:cell] + mark + board[cell + 1 :]
 
 
 def mover(board: Board) -> str:
-    """The seat to move."""
+    """Return the seat to move."""
     return SEATS[(9 - board.count(".")) % 2]
 
 
 def winner(board: Board) -> str | None:
-    """The seat with three in a line; "" for a draw; None while the game goes on."""
+    """Return the seat with three in a line; "" for a draw; None while the game goes on."""
     for a, b, c in LINES:
         if board[a] == board[b] == board[c] != ".":
             return board[a]
@@ -91,7 +91,7 @@ def winner(board: Board) -> str | None:
 
 @cache
 def value(board: Board) -> int:
-    """The mover's reward if both seats play perfectly: 1, 0 or -1."""
+    """Return the mover's reward if both seats play perfectly: 1, 0 or -1."""
     victor = winner(board)
     if victor is not None:
         return 0 if not victor else 1 if victor == mover(board) else -1
@@ -99,12 +99,12 @@ def value(board: Board) -> int:
 
 
 def best(board: Board) -> list[int]:
-    """The mover's best moves against a perfect player."""
+    """Return the mover's best moves against a perfect player."""
     return [c for c in free(board) if -value(put(board, c, mover(board))) == value(board)]
 
 
 def boards(rng: random.Random, max_moves: int = 8) -> Iterator[Board]:
-    """Endless boards of unfinished games after at most ``max_moves`` random moves."""
+    """Yield endless boards of unfinished games after at most ``max_moves`` random moves."""
     while True:
         board, moves = EMPTY, rng.randint(0, max_moves)
         while moves and winner(board) is None:
@@ -114,7 +114,7 @@ def boards(rng: random.Random, max_moves: int = 8) -> Iterator[Board]:
 
 
 def opening(seed: int) -> Board:
-    """A board of an unfinished game after at most seven random moves."""
+    """Return a board of an unfinished game after at most seven random moves."""
     return next(boards(random.Random(seed), max_moves=7))
 
 
@@ -126,7 +126,7 @@ TEST_TASKS: Sequence[Board] = [EMPTY] * 64
 
 
 def board_text(board: Board) -> str:
-    """The board for its mover, whose marks are X: the rows, then a line for each free cell."""
+    """Return the board for its mover, who is X: the rows, then a line for each free cell."""
     marks = {mover(board): "X", SEATS[mover(board) == "x"]: "O"}
     cells = [marks.get(mark, str(cell + 1)) for cell, mark in enumerate(board)]
     rows = " ".join("".join(cells[cell] for cell in line) for line in LINES[:3])
@@ -134,7 +134,7 @@ def board_text(board: Board) -> str:
 
 
 def _cell_text(cells: Sequence[str], free: int) -> str:
-    """A free cell with the marks of each of its lines: "7 XX O"."""
+    """Return a free cell with the marks of each of its lines: "7 XX O"."""
     through = [line for line in LINES if free in line]
     marks = ("".join(sorted(cells[c] for c in line if cells[c] in "XO")) for line in through)
     return " ".join([cells[free], *filter(None, marks)])
@@ -154,14 +154,14 @@ def read_board(text: str) -> Board:
 
 
 def move_in(answer: str, board: Board) -> int | None:
-    """The cell named by an answer's first digit. None: no digit, or the cell is not free."""
+    """Return the cell named by an answer's first digit. None: no digit, or the cell is not free."""
     digit = re.search(r"\d", answer)
     cell = int(digit.group()) - 1 if digit else -1
     return cell if cell in free(board) else None
 
 
 def correction(answer: str, board: Board) -> str:
-    """The message that follows an illegal answer."""
+    """Return the message that follows an illegal answer."""
     cells = "".join(str(cell + 1) for cell in free(board))
     return f"{answer[:20]!r} is no move. Answer with one of {cells}."
 
@@ -233,13 +233,13 @@ async def tic_tac_toe_agent(client: "AgentClient", task: Board) -> float:
 
 
 Turn = Callable[[Board], Awaitable[int | None]]
-"""From the board to the mover's cell. None if the mover made no legal move."""
+"""Function from the board to the mover's cell, or None if the mover made no legal move."""
 
 
 async def _play(
     board: Board, turns: Mapping[str, Turn], later: Mapping[str, Turn] | None = None
 ) -> str:
-    """The winner, or "" for a draw. ``later``: turns after the first; None: ``turns`` again."""
+    """Play on; return the winner, or "" for a draw. ``later`` replaces ``turns`` after one turn."""
     while (victor := winner(board)) is None:
         cell = await turns[mover(board)](board)
         if cell is None:
@@ -277,12 +277,12 @@ def _note(client: "AgentClient", reward: float) -> None:
 
 
 def random_player(seed: int) -> Callable[[Sequence[Any]], str]:
-    """A player who picks any free cell at random."""
+    """Return a player who picks any free cell at random."""
     return partial(_reply, random.Random(seed), free)
 
 
 def perfect_player(seed: int) -> Callable[[Sequence[Any]], str]:
-    """A player who picks one of the best moves at random."""
+    """Return a player who picks one of the best moves at random."""
     return partial(_reply, random.Random(seed), best)
 
 
@@ -294,7 +294,7 @@ def _reply(rng: random.Random, cells: Callable[[Board], list[int]], messages: Se
 
 
 def habits(board: Board) -> list[list[int]]:
-    """The cells among which each of four habits picks at random.
+    """Return the cells among which each of four habits picks at random.
 
     The habits: any free cell; cells that win; cells that block the opponent's win; cells that do
     neither. A habit without cells picks any free cell.
@@ -309,7 +309,7 @@ def habits(board: Board) -> list[list[int]]:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:
-    """Endless moves on random boards. All habits are equally frequent."""
+    """Yield endless moves on random boards. All habits are equally frequent."""
     rng = random.Random(seed)
     for board in boards(rng):
         answer = str(rng.choice(rng.choice(habits(board))) + 1)

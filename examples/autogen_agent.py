@@ -16,7 +16,7 @@ INFO = {
 
 
 async def agent(client, task):
-    """Play by an ``AssistantAgent`` with one tool."""
+    """Play with an ``AssistantAgent`` with one tool."""
     game = Game(task)
 
     async def check_guess(number: int) -> str:

@@ -106,7 +106,7 @@ async def agent(client, task):
 
 
 def judge(record):
-    """Score a recorded conversation, whose question has the right answer in it."""
+    """Score a recorded conversation; its question gives the right answer."""
     question, *messages = record.messages()
     results = [message["content"] for message in messages if message["role"] == "tool"]
     right = calculate(question["content"].removeprefix("What is ").removesuffix("?"))

@@ -61,7 +61,7 @@ async def agent(client: AgentClient, task: int) -> float:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield conversations that show only the form of an answer: a random colour for no square."""
+    """Yield conversations that show only an answer's format: a random colour and no square."""
     rng = random.Random(seed)
     while True:
         parts = [

@@ -11,7 +11,7 @@ os.environ.setdefault("CREWAI_DISABLE_VERSION_CHECK", "true")
 
 
 def agent(client, task):
-    """Play by a crew of one agent with one tool."""
+    """Play with a crew of one agent with one tool."""
     game = Game(task)
 
     @tool("check_guess")

@@ -10,7 +10,7 @@ from game import TURNS, Game, next_guess, play
 
 
 async def agent(client, task):
-    """Play by a ``ReAct`` module with one tool. Each step is a new prompt with all steps so far."""
+    """Play with a ``ReAct`` module and one tool. Each step has a new prompt with all steps."""
     game = Game(task)
 
     def check_guess(number: int) -> str:
@@ -37,7 +37,7 @@ def model(prompt):
 
 
 def fields(**values):
-    """A reply in DSPy's format."""
+    """Return a reply in DSPy's format."""
     written = [f"[[ ## {name} ## ]]\n{value}\n" for name, value in values.items()]
     return "\n".join([*written, "[[ ## completed ## ]]"])
 

@@ -19,7 +19,7 @@ TASKS = [(a, b) for a in range(2, 10) for b in range(2, 10)]
 
 
 class Sums:
-    """Plays an agent with a candidate's prompt, by ``evert.rollout``."""
+    """Plays an agent with a candidate prompt, through ``evert.rollout``."""
 
     propose_new_texts = None  # GEPA calls the reflecting model itself
 

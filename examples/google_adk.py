@@ -8,7 +8,7 @@ from google.genai import types
 
 
 async def agent(client, task):
-    """Play by an ``LlmAgent`` with one tool, in an ``InMemoryRunner``."""
+    """Play with an ``LlmAgent`` with one tool, in an ``InMemoryRunner``."""
     game = Game(task)
 
     def check_guess(number: int) -> str:

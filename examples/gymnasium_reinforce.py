@@ -1,4 +1,4 @@
-"""REINFORCE with a baseline, on Gymnasium's own interface and the shipped base.
+"""REINFORCE with a baseline, through Gymnasium's own interface, on the shipped base.
 
 python examples/gymnasium_reinforce.py
 """

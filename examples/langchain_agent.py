@@ -8,7 +8,7 @@ from langchain_openai import ChatOpenAI
 
 
 async def agent(client, task):
-    """Play by a LangGraph agent with one tool."""
+    """Play with a LangGraph agent with one tool."""
     game = Game(task)
 
     @tool

@@ -6,7 +6,7 @@ from game import TURNS, Game, play
 
 
 async def agent(client, task):
-    """Play by one agent with one tool. From the second call on, it sends only new messages."""
+    """Play with one agent and one tool. From the second call on, it sends only new messages."""
     game = Game(task)
 
     def check_guess(number: int) -> str:

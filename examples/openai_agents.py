@@ -3,11 +3,11 @@
 from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 from game import TURNS, Game, play
 
-set_tracing_disabled(True)  # else it sends traces to OpenAI if there is an OPENAI_API_KEY
+set_tracing_disabled(True)  # else it sends traces to OpenAI if OPENAI_API_KEY is set
 
 
 async def agent(client, task):
-    """Play by one agent with one tool, in ``Runner.run``."""
+    """Play with one agent and one tool, in ``Runner.run``."""
     game = Game(task)
 
     @function_tool

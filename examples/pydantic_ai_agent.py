@@ -7,7 +7,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 
 async def agent(client, task):
-    """Play by one agent with one tool."""
+    """Play with one agent and one tool."""
     game = Game(task)
     model = OpenAIChatModel(client.model, provider=OpenAIProvider(openai_client=client.openai))
     player = Agent(model, instructions="Use the tool check_guess.")

@@ -16,7 +16,7 @@ CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 
 
 def words(seed: int) -> Iterator[str]:
-    """Yield words of three to five letters that can be spoken, endlessly."""
+    """Yield pronounceable words of three to five letters, endlessly."""
     draw = random.Random(seed)
     while True:
         kinds = [CONSONANTS, VOWELS] if draw.random() < 0.5 else [VOWELS, CONSONANTS]

@@ -6,7 +6,7 @@ from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 
 
 def agent(client, task):
-    """Play by a ``ToolCallingAgent`` with one tool; evert runs it in a thread."""
+    """Play with a ``ToolCallingAgent`` with one tool; evert runs it in a thread."""
     game = Game(task)
 
     @tool

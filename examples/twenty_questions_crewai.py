@@ -4,7 +4,7 @@
                      router -> finish
 
 Player and answerer are crew agents. The player's model is the policy: evert takes over calls to its
-name. The answerer's model is the knowledge base (a ``BaseLLM``), or a chat model, by its name:
+name. The answerer's model is the knowledge base (a ``BaseLLM``), or a chat model that is named:
 
     ChatAgentEnv(TwentyQuestionsFlow(answerer="judge"), task, models={"judge": ...})
 """
@@ -47,7 +47,7 @@ class TwentyQuestionsFlow:
 
     Attributes:
         answerer: The answerer, or the name of a frozen chat model; None: evert's knowledge base.
-        search: The player's search tool; None: it has no tool.
+        search: The player's search tool; None: no tool.
         rules: The rules of the game.
     """
 
@@ -56,7 +56,7 @@ class TwentyQuestionsFlow:
     rules: Rules = field(default_factory=Rules)
 
     def __call__(self, client, task):
-        """Play one game; 1.0 if the noun was found, else 0.0."""
+        """Play one game; return 1.0 if the noun was found, else 0.0."""
         set_suppress_console_output(True)  # only in this game's thread
         game = QuestionGame(Noun(**task), self.rules)
         flow = GameFlow(
@@ -132,7 +132,7 @@ class GameFlow(Flow[State]):
 
 
 def asked_nothing(error):
-    """Whether CrewAI's error means an empty reply, or the same search five times."""
+    """Return whether CrewAI's error means an empty reply, or the same search five times."""
     return isinstance(error, ToolExecutionFailedError) or "None or empty" in str(error)
 
 
@@ -188,7 +188,7 @@ def answerer_agent(answerer, noun):
 
 
 class KnowingModel(BaseLLM):
-    """An ``Answerer`` as a model of CrewAI."""
+    """An ``Answerer`` as a CrewAI model."""
 
     answerer: Any
     noun: Any

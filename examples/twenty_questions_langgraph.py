@@ -4,7 +4,7 @@
     ask -> answer -> ask       until the noun is found, or the questions are used up
            answer -> finish
 
-The player's model is the policy. The answerer is the knowledge base, or a chat model, by its name:
+The player's model is the policy. The answerer is the knowledge base, or a chat model that is named:
 
     ChatAgentEnv(TwentyQuestionsGraph(answerer="judge"), task, models={"judge": ...})
 """
@@ -37,7 +37,7 @@ from evert.envs.twenty_questions.search import SearchTool
 class State(TypedDict):
     """The state of the graph.
 
-    ``searches`` are the searches since the last answer, ``refused`` counts those over the limit;
+    ``searches`` are the searches since the last answer, ``refused`` counts searches over the limit;
     ``score`` is set at the end.
     """
 
@@ -54,7 +54,7 @@ class TwentyQuestionsGraph:
 
     Attributes:
         answerer: The answerer, or the name of a frozen chat model; None: evert's knowledge base.
-        search: The player's search tool; None: it has no tool.
+        search: The player's search tool; None: no tool.
         rules: The rules of the game.
     """
 
@@ -63,7 +63,7 @@ class TwentyQuestionsGraph:
     rules: Rules = field(default_factory=Rules)
 
     async def __call__(self, client, task):
-        """Play one game; 1.0 if the noun was found, else 0.0."""
+        """Play one game; return 1.0 if the noun was found, else 0.0."""
         game = QuestionGame(Noun(**task), self.rules)
         messages = opening(game, "full", search=self.search is not None)
         a_question = 2 * (self.rules.max_searches + PATIENCE) + 2  # maximum nodes per question
@@ -155,7 +155,7 @@ class GameGraph:
 
 
 class ChatAnswerer:
-    """An answerer that asks a chat model of LangChain."""
+    """An answerer that asks a LangChain chat model."""
 
     def __init__(self, model):
         self.model = model.with_structured_output(Said, method="json_schema")
@@ -168,7 +168,7 @@ class ChatAnswerer:
 
 
 def chat_model(client, name):
-    """Return a model of the rollout: the policy, or a frozen model."""
+    """Return one of the episode's models: the policy, or a frozen model."""
     return ChatOpenAI(
         model=name,
         api_key="unused",

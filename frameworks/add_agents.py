@@ -24,7 +24,7 @@ IN_SOURCES = {"openai3": ("openai-agents", "examples")}
 
 
 def main() -> None:
-    """Add the agents to the environment that the command line names, unless they are there."""
+    """Add the agents to the environment that the command line names, unless it has them."""
     names = sorted(path.stem for path in AGENTS.glob("*.txt"))
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("name", choices=names)
@@ -35,7 +35,7 @@ def main() -> None:
     if stamp.exists() and stamp.read_text() == fingerprint:
         print(f"the agents of {environment.relative_to(ROOT)} are up to date")
         return
-    print(f"adding agents to {environment.relative_to(ROOT)}: some seconds", flush=True)
+    print(f"adding agents to {environment.relative_to(ROOT)}: a few seconds", flush=True)
     python = environment / "bin" / "python"
     uv("pip", "install", "--python", str(python), "--no-deps", "--requirement", str(requirements))
     if name in IN_SOURCES:
@@ -58,7 +58,7 @@ def add_from_sources(python: Path, package: str, folder: str) -> None:
 
 
 def unpack(package: str, version: str, folder: str, target: Path) -> None:
-    """Unpack a folder of a version's sources, under its name, in the folder ``target``."""
+    """Unpack a folder of a version's sources into ``target``, under the folder's name."""
     with tempfile.TemporaryDirectory() as download:
         what = ["--no-deps", "--no-binary", package, "--dest", download, f"{package}=={version}"]
         run(sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq", "download", *what)

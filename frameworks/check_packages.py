@@ -1,11 +1,11 @@
-"""Builds the sdist, and the wheel from it, into ``dist/``, and checks both as users meet them.
+"""Builds the sdist, and the wheel from it, into ``dist/``, and checks both as users install them.
 
     python frameworks/check_packages.py
 
-What is built is a copy of the files here that git does not ignore. Checked are the description, the
-wheel's files, and installs: of the wheel with its requirements in an empty environment, from git,
-editable beside a script, and from a clone without symbolic links. Where the requirements are not
-the point, an environment shares those of ``.venv``.
+It builds a copy of the files here that git does not ignore. It checks the description, the wheel's
+files, and four installs: the wheel with its requirements in an empty environment, from git,
+editable beside a script, and from a clone without symbolic links. Except for the first, an
+environment shares the requirements of ``.venv``.
 """
 
 import os
@@ -20,7 +20,7 @@ from run_uv import ROOT, uv
 
 DIST = ROOT / "dist"
 CHECKS = ROOT / "build" / "checks"
-"""Checkouts and environments."""
+"""Folder for checkouts and environments."""
 MAPPED = {"src/evert/": "evert/"} | {f"{n}/": f"evert/{n}/" for n in ("bridge", "envs", "trainers")}
 """Folder of a checkout -> its folder in the wheel."""
 EPISODE = ["evaluate", "env=identity", "models=evert-tiny", "max_tasks=1", "seeds=1", "out=played"]
@@ -28,7 +28,7 @@ IMPORTS = "import evert.bridge, evert.envs, evert.trainers.cli; print(evert.__ve
 
 
 def main() -> None:
-    """Build, then check; the first failure ends it."""
+    """Build, then check; exit at the first failure."""
     for folder in (DIST, CHECKS):
         shutil.rmtree(folder, ignore_errors=True)
     CHECKS.mkdir(parents=True)
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def check_files(wheel: Path, checkout: Path) -> None:
-    """The wheel has every file of the package that is in git, and no other."""
+    """Check that the wheel has every file of the package that is in git, and no other."""
     listed = run("git", "ls-files", *MAPPED, cwd=checkout).splitlines()
     links = {path for path in listed if (checkout / path).is_symlink()}
     tracked = {
@@ -61,7 +61,7 @@ def check_files(wheel: Path, checkout: Path) -> None:
 
 
 def check_empty(wheel: Path) -> None:
-    """With its requirements, in an empty environment: the command, its version, an episode."""
+    """Check the command, its version and an episode in an empty environment."""
     uv("venv", str(CHECKS / "empty"))
     python = str(CHECKS / "empty/bin/python")
     uv("pip", "install", "--python", python, "--constraint", "constraints.txt", str(wheel))
@@ -72,7 +72,7 @@ def check_empty(wheel: Path) -> None:
 
 
 def check_git(checkout: Path) -> None:
-    """By ``pip install git+...``, and by ``uvx --from``."""
+    """Check installs by ``pip install git+...`` and by ``uvx --from``."""
     address = f"git+file://{checkout}"
     python = environment("git")
     run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", address)
@@ -82,7 +82,7 @@ def check_git(checkout: Path) -> None:
 
 
 def check_editable(checkout: Path) -> None:
-    """Beside a script, the folder ``evert`` of a checkout does not hide the package."""
+    """Check that a checkout's folder ``evert`` beside a script does not hide the package."""
     python = environment("editable")
     uv("pip", "install", "--python", python, "--no-deps", "--editable", str(checkout))
     (CHECKS / "script.py").write_text(IMPORTS)
@@ -90,7 +90,7 @@ def check_editable(checkout: Path) -> None:
 
 
 def check_unlinked(wheel: Path, checkout: Path) -> None:
-    """A clone without symbolic links makes the same wheel, and imports from where it lies."""
+    """Check that a clone without symbolic links makes the same wheel, and works in place."""
     clone = CHECKS / "unlinked"
     run("git", "clone", "--quiet", "-c", "core.symlinks=false", str(checkout), str(clone))
     assert not (clone / "src/evert/bridge").is_symlink()
@@ -105,7 +105,7 @@ def check_unlinked(wheel: Path, checkout: Path) -> None:
 
 
 def checkout_of_this_tree() -> Path:
-    """A repository with one commit: the files here that git does not ignore."""
+    """Make a repository with one commit: the files here that git does not ignore."""
     checkout = CHECKS / "evert"
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
     for name in filter(os.path.lexists, listed.split("\0")):
@@ -119,7 +119,7 @@ def checkout_of_this_tree() -> Path:
 
 
 def environment(name: str) -> str:
-    """The Python of an environment that has the requirements of the one that runs this."""
+    """Return the Python of a new environment with the requirements of this script's."""
     uv("venv", str(CHECKS / name))
     [packages] = (CHECKS / name).glob("lib/python*/site-packages")
     (packages / "requirements.pth").write_text(sysconfig.get_path("purelib"))
@@ -127,12 +127,12 @@ def environment(name: str) -> str:
 
 
 def crcs(wheel: Path) -> dict[str, int]:
-    """File -> its checksum."""
+    """Return the checksum of each file."""
     return {file.filename: file.CRC for file in ZipFile(wheel).infolist()}
 
 
 def run(*command: str, cwd: Path = CHECKS) -> str:
-    """What a command prints."""
+    """Run a command, and return what it prints."""
     plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=cwd, env=plain, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:

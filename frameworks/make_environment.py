@@ -4,8 +4,8 @@
 
 The virtual environment has evert (editable, with the extra ``test-core``), the packages of
 ``frameworks/<name>.txt``, and the versions of ``constraints.txt``, except for packages that the
-requirement file pins itself. The environments of ``ALONE`` have neither evert nor its versions. An
-environment has the Python that runs this script, unless ``PYTHONS`` names another, and is remade
+requirement file pins itself. The environments of ``ALONE`` have no evert and none of its versions.
+An environment has the Python that runs this script, unless ``PYTHONS`` names another, and is remade
 only when one of these files has changed. It ends with ``uv pip check``; any failure is an error.
 """
 
@@ -38,7 +38,7 @@ WITHOUT = {"vllm": ["torchaudio", "torchcodec", "torchvision"]}
 
 
 def main() -> None:
-    """Make the environment that the command line names, unless it is there."""
+    """Make the environment that the command line names, unless it is up to date."""
     names = sorted(path.stem for path in (ROOT / "frameworks").glob("*.txt"))
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("name", choices=names)
@@ -72,7 +72,7 @@ def python_for(name: str) -> str:
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     by_name = shutil.which(f"python{version}")
     for found in filter(None, [by_name, *pyenv.glob(f"versions/{version}.*/bin/python")]):
-        # pyenv has a stand-in on the PATH for every version, and it fails if not selected.
+        # pyenv has a shim on the PATH for every version; it fails if that is not selected.
         if subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
             return str(found)
     sys.exit(

@@ -17,7 +17,7 @@ FOLDER = ROOT / ".frameworks" / "programs"
 
 
 def main() -> None:
-    """Install the programs, unless they are there."""
+    """Install the programs, unless they are up to date."""
     stamp = FOLDER / "made-from"
     fingerprint = fingerprint_of(MANIFEST)
     if stamp.exists() and stamp.read_text() == fingerprint:
@@ -29,7 +29,7 @@ def main() -> None:
             "npm was not found, but agents in other languages are tested with Node.js. Install "
             "Node.js 20 or newer, and run this again."
         )
-    print(f"making {FOLDER.relative_to(ROOT)}: some seconds", flush=True)
+    print(f"making {FOLDER.relative_to(ROOT)}: a few seconds", flush=True)
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     shutil.copy(MANIFEST, FOLDER)

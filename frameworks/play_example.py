@@ -1,9 +1,9 @@
 """Plays examples as evert agents, with a script as the model; ``play_examples.py`` starts it.
 
-Standard input has a list of jobs: each the path of a file, the folder that it may import from, and
-where its result goes. Each is played in a process forked for it. The script answers from what the
-prompt shows: it calls the first tool that is offered, once; where JSON is asked for, it makes some
-from the schema; else it says a sentence. A connection beyond this machine is refused.
+Standard input has a list of jobs, each with the path of a file, the folder that it may import from,
+and where its result goes. Each file is played in its own forked process. The script replies to what
+the prompt shows: it calls the first tool once; if JSON is asked for, it makes a value that fits the
+schema; else it says a sentence. Connections to other machines are refused.
 """
 
 import ast
@@ -36,10 +36,10 @@ from evert.bridge.tokens.renderer import prompt_renderer
 RENDERER = prompt_renderer(None)  # made once, before the processes are forked
 FORKS = multiprocessing.get_context("forkserver")
 PRELOADED = ("agents", "anthropic", "google.genai", "instructor", "langchain.agents")
-"""What most examples import, so that each need not wait for it."""
+"""Packages that most examples import; preloaded, so that each example starts faster."""
 
 LIMIT = 60
-"""Seconds that an example may take."""
+"""Maximum seconds for an example."""
 
 SENTENCE = "It is sunny in Paris."
 TYPED = ["Paris", "yes", "no"]
@@ -51,7 +51,7 @@ ACCOUNTS = {
     **dict.fromkeys(("AZURE_OPENAI_ENDPOINT", "EXAMPLE_BASE_URL"), "https://example.com/v1"),
     "OPENAI_API_VERSION": "2026-01-01",
 }
-"""What examples look up of their users' accounts: any value will do."""
+"""Variables of their users' accounts that examples read; any value will do."""
 
 SWITCHES = {"EXAMPLES_INTERACTIVE_MODE": "auto", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 """The first is a mode of openai-agents' examples, the second keeps its traces from being sent."""
@@ -64,7 +64,7 @@ STRINGS |= {"time": "12:00:00", "uri": "https://example.com", "duration": "PT1H"
 
 
 def reply(prompt: str) -> str:
-    """What the script says to a prompt of the default renderer."""
+    """Return the script's reply to a prompt of the default renderer."""
     offered = re.search(r"^<tools>\n(.*?)\n</tools>$", prompt, re.DOTALL | re.MULTILINE)
     tools = [json.loads(line)["function"] for line in offered[1].splitlines()] if offered else []
     conversation = prompt[offered.end() :] if offered else prompt
@@ -81,7 +81,7 @@ def reply(prompt: str) -> str:
 
 
 def objects(text: str) -> list[dict[str, Any]]:
-    """The JSON objects in a text, without those inside others."""
+    """Return the JSON objects in a text, without those inside others."""
     decoder, found, place = json.JSONDecoder(), [], 0
     while (place := text.find("{", place)) >= 0:
         try:
@@ -93,7 +93,7 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 
 def value_of(schema: Any, root: Any = None) -> Any:
-    """A value that fits a JSON schema, as far as its keywords are known here."""
+    """Return a value that fits a JSON schema, as far as its keywords are known here."""
     if not isinstance(schema, dict):
         return SENTENCE
     root = root or schema
@@ -144,13 +144,13 @@ def run(path: Path) -> None:
 
 
 async def play(path: Path) -> dict[str, Any]:
-    """Play an example; the result says how it ended, and what it did until then."""
+    """Play an example; return how it ended, and what it did until then."""
     refused, elsewhere, problems = watch_refusals(), refuse_hosts(), []
 
     def agent(path: Path) -> float:
         try:
             run(path)
-        except (EOFError, SystemExit) as end:  # the person has left, the program has ended
+        except (EOFError, SystemExit) as end:  # no more input, or the program has ended
             if isinstance(end, SystemExit) and end.code:
                 problems.append(repr(end))
         except BaseException as error:
@@ -176,7 +176,7 @@ async def play(path: Path) -> dict[str, Any]:
 
 
 def watch_refusals() -> list[str]:
-    """A list to which the text of every request that evert refuses is added."""
+    """Return a list that collects the error messages of requests that evert refuses."""
     refused: list[str] = []
     read = Endpoint.read
 
@@ -191,7 +191,7 @@ def watch_refusals() -> list[str]:
 
 
 def refuse_hosts() -> set[str]:
-    """A set to which every host is added that is refused: all but this machine."""
+    """Refuse all hosts but this machine; return a set that collects them."""
     hosts: set[str] = set()
 
     def refuse(event: str, arguments: tuple[Any, ...]) -> None:
@@ -234,7 +234,7 @@ def in_its_process(path: str, folder: str, result: str) -> None:
 
 
 def play_in_time(job: dict[str, str]) -> dict[str, Any]:
-    """Play an example in a process of its own; the job is updated with the result."""
+    """Play an example in its own process; return the job with the result."""
     started = time.monotonic()
     process = FORKS.Process(target=in_its_process, args=(job["path"], job["folder"], job["result"]))
     process.start()
@@ -247,7 +247,7 @@ def play_in_time(job: dict[str, str]) -> dict[str, Any]:
         problem = f"its process ended with {process.exitcode}"
     process.join()
     with suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)  # what it left behind
+        os.killpg(group, signal.SIGKILL)  # processes that it left behind
     result = Path(job["result"])
     played = json.loads(result.read_text()) if result.exists() else {"problem": problem}
     return {**job, **played, "seconds": round(time.monotonic() - started, 1)}

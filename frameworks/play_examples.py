@@ -3,7 +3,7 @@
     python frameworks/play_examples.py [--only WORDS] [--out PATH]
 
 ``examples.toml`` says which examples: files of the packages' sources, and Python blocks of their
-READMEs and docstrings that call a model, but those that need what no script can be. It lists the
+READMEs and docstrings that call a model, except those that a script cannot play. It lists the
 failures to expect, with their reasons; any other outcome ends this with an error. A block is played
 after the blocks of its page that define the names it uses. ``play_example.py`` plays one. Results
 go to ``PATH.json``, and the table of ``benchmarks/README.md`` to ``PATH.md``.
@@ -40,12 +40,12 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 @dataclass
 class Example:
-    """One file, or one block of a page; ``name`` is how the tables call it."""
+    """One file, or one block of a page; ``name`` is its name in the tables."""
 
     package: str
     name: str
     code: str
-    path: Path | None = None  # of a file, below its sources
+    path: Path | None = None  # a file's, relative to its sources
     before: list[str] = field(default_factory=list)  # the blocks that it needs
     missing: set[str] = field(default_factory=set)  # the names that its page does not define
 
@@ -54,7 +54,7 @@ class Example:
 
 
 def examples() -> Iterator[Example]:
-    """All files and blocks of the packages, whether they are played or not."""
+    """Yield all files and blocks of the packages, whether they are played or not."""
     for package in TABLE["packages"]:
         yield from files_of(package["name"]) if package.get("files") else ()
         for page, text in pages_of(package):
@@ -62,7 +62,7 @@ def examples() -> Iterator[Example]:
 
 
 def files_of(package: str) -> Iterator[Example]:
-    """The Python files among the examples in a package's sources, which are fetched once."""
+    """Yield the Python files among the examples in a package's sources, which are fetched once."""
     sources = ENVIRONMENT / "sources" / package
     if not sources.exists():
         unpack(package, version_of(package), "examples", sources)
@@ -72,13 +72,13 @@ def files_of(package: str) -> Iterator[Example]:
 
 
 def version_of(package: str) -> str:
-    """The installed version of a package."""
+    """Return the installed version of a package."""
     [info] = PACKAGES.glob(f"{package.replace('-', '_')}-*.dist-info")
     return str(info.name.removesuffix(".dist-info").rpartition("-")[2])
 
 
 def pages_of(package: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """A package's README, and the docstrings of its public modules, with their names."""
+    """Yield a package's README, and the docstrings of its public modules, with their names."""
     name = package["name"]
     [metadata] = PACKAGES.glob(f"{name.replace('-', '_')}-*.dist-info/METADATA")
     yield "README", metadata.read_text().partition("\n\n")[2]
@@ -88,7 +88,7 @@ def pages_of(package: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def docstrings_of(tree: ast.AST, name: str) -> Iterator[tuple[str, str]]:
-    """The docstrings below a node, private names left out."""
+    """Yield the docstrings below a node, private names left out."""
     if isinstance(tree, (ast.Module, *FUNCTIONS)):
         yield name, ast.get_docstring(tree) or ""
         for node in tree.body:
@@ -98,7 +98,7 @@ def docstrings_of(tree: ast.AST, name: str) -> Iterator[tuple[str, str]]:
 
 
 def blocks_of(package: str, page: str, text: str) -> Iterator[Example]:
-    """The Python blocks of a page, each with the earlier ones that it needs."""
+    """Yield the Python blocks of a page, each with the earlier ones that it needs."""
     blocks = [(m.start(), m[2]) for style in (FENCED, DIRECTIVE) for m in style.finditer(text)]
     before: list[str] = []
     for number, (_, block) in enumerate(sorted(blocks), 1):
@@ -113,9 +113,9 @@ def blocks_of(package: str, page: str, text: str) -> Iterator[Example]:
 
 
 def needed(code: str, before: list[str]) -> tuple[list[str], set[str]]:
-    """The blocks before some code that define names it uses; the names that none defines.
+    """Return earlier blocks that define names some code uses, and names that none defines.
 
-    Of the blocks that define a name, the one that uses the fewest other names; then the first.
+    If several blocks define a name, take the one that uses the fewest other names; then the first.
     """
     chosen: set[int] = set()
     missing: set[str] = set()
@@ -134,7 +134,7 @@ def needed(code: str, before: list[str]) -> tuple[list[str], set[str]]:
 
 
 def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes below a node but those inside of functions and classes."""
+    """Yield all nodes below a node, except those inside functions and classes."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, (*FUNCTIONS, ast.Lambda)):
@@ -142,7 +142,7 @@ def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def defined(nodes: Iterable[ast.AST]) -> set[str]:
-    """The names that nodes define."""
+    """Return the names that nodes define."""
     names = set()
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -157,12 +157,12 @@ def defined(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def globals_of(code: str) -> set[str]:
-    """The names that a block defines for later blocks."""
+    """Return the names that a block defines for later blocks."""
     return defined(outside_functions(ast.parse(code)))
 
 
 def undefined(code: str) -> set[str]:
-    """The names that a block uses and does not define, or only afterwards; functions run last."""
+    """Return names that a block uses before it defines them, or never; functions run last."""
     body = ast.parse(code).body
     functions = [statement for statement in body if isinstance(statement, FUNCTIONS)]
     others = [statement for statement in body if not isinstance(statement, FUNCTIONS)]
@@ -171,7 +171,7 @@ def undefined(code: str) -> set[str]:
     for statement in [*others, *functions]:
         nodes = [*ast.walk(statement)]
         used = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-        # An assignment computes its value before the name is there.
+        # An assignment computes its value before it binds the name.
         inside = defined(ast.walk(getattr(statement, "value", None) or statement))
         missing |= used - known - inside
         known |= defined(nodes)
@@ -182,7 +182,7 @@ def undefined(code: str) -> set[str]:
 
 
 def exclusion(example: Example) -> str | None:
-    """Why an example is not played; None if it is."""
+    """Return why an example is not played; None if it is."""
     if example.missing:
         return "its page does not define a name that it uses"
     for reason, pattern in TABLE["excluded"].items():
@@ -192,7 +192,7 @@ def exclusion(example: Example) -> str | None:
 
 
 def failure_of(example: str, problem: str) -> dict[str, str] | None:
-    """The row of ``failures`` for an example that fails so; None if it is not expected to."""
+    """Return the row of ``failures`` for an example with this problem; None if unexpected."""
     for failure in TABLE["failures"]:
         if example in failure["examples"] and re.search(failure["error"], problem):
             return dict(failure)
@@ -203,7 +203,7 @@ def failure_of(example: str, problem: str) -> dict[str, str] | None:
 
 
 def play(chosen: list[Example], folder: Path) -> Iterator[dict[str, Any]]:
-    """Play examples in copies of their sources, and yield what came of each."""
+    """Play examples in copies of their sources, and yield each result."""
     jobs = []
     for number, example in enumerate(chosen):
         home = folder / str(number)
@@ -231,7 +231,7 @@ def play(chosen: list[Example], folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def problem_of(played: dict[str, Any]) -> str | None:
-    """What kept an example from being played to its end; None if nothing did."""
+    """Return what kept an example from being played to its end; None if nothing did."""
     if played["problem"] is not None:
         return str(played["problem"])
     if not played["calls"]:
@@ -240,7 +240,7 @@ def problem_of(played: dict[str, Any]) -> str | None:
 
 
 def surprise(played: dict[str, Any]) -> str | None:
-    """How an outcome differs from the table of failures; None if it does not."""
+    """Return how an outcome differs from the table of failures; None if it does not."""
     problem, name = problem_of(played), played["example"]
     if problem is not None:
         return None if failure_of(name, problem) else f"{name}: {problem}"
@@ -252,7 +252,7 @@ def surprise(played: dict[str, Any]) -> str | None:
 
 
 def table(every: list[Example], results: list[dict[str, Any]]) -> str:
-    """The results in Markdown: numbers for each package, each failure's reason, each exclusion."""
+    """Return the results in Markdown: numbers per package, reasons of failures, exclusions."""
     lines = [
         "| package | examples | played | failed | calls | tool calls |",
         "|---|---|---|---|---|---|",
@@ -275,7 +275,7 @@ def table(every: list[Example], results: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Play what the command line asks for."""
+    """Play the examples that the command line selects."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="", help="a pattern for the examples' names")
     parser.add_argument("--out", default=str(ENVIRONMENT / "played"), help="where results go")

@@ -26,7 +26,6 @@ GROUPS = {
         "bridge/conversations/test_oracle.py",
         "bridge/tokens/test_rendering.py",
         "trainers/engine/test_cookbook.py",
-        "trainers/engine/test_engine.py",
         "trainers/loop/test_cookbook_loop.py",
         "trainers/training/test_cookbook.py",
     ),

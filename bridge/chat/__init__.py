@@ -4,10 +4,10 @@ In reading order:
 
     bad_requests.py  the HTTP 400 errors that agents get
     fields.py        which fields of a request are supported, and their readers
-    message_equality.py  when two messages are equal: hashable keys
-    messages.py      agents' messages in the form that renderers take
+    message_equality.py  hashable keys, which are equal if two messages are equal
+    messages.py      converts agents' messages to the form that renderers take
     reply.py         the reply to a call
     schemas.py       checks replies against JSON schemas
-    formats.py       required formats of a reply: response_format, forced tools
-    request.py       a model call, from any API
+    formats.py       formats that a reply must have: response_format, forced tools
+    request.py       a model call of any API
 """

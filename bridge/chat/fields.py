@@ -1,10 +1,10 @@
-"""The fields of a request: which are supported, and how their values are read.
+"""The fields of a request: which ones are supported, and the functions that read their values.
 
-Every field of an API has a policy (``FieldPolicy``). It is *honoured* (it shapes the observation,
-the reply or the budget), *ignored* (sampling belongs to the trainer), or *refused* with a 400 that
-says what to do instead. In the native handle, a field without a policy is an error. Over HTTP it
-only causes a warning, because SDKs and frameworks add fields with every release. A null counts as
-an absent field. A reader raises the 400 if a value has the wrong form.
+Each known field of an API has a policy (``FieldPolicy``). It is *honoured* (it affects the
+observation, the reply or the token budget), *ignored* (sampling parameters are the trainer's), or
+*refused* with a 400 that says what to do instead. The native handle raises an error for an unknown
+field. Over HTTP evert only warns, because SDKs and frameworks add fields with every release. A null
+counts as an absent field. The ``read_*`` functions raise a 400 if a value has the wrong form.
 """
 
 import json
@@ -17,21 +17,21 @@ from evert.bridge.chat.bad_requests import bad_request, malformed
 
 logger = logging.getLogger(__name__)
 
-MOST_WARNED = 100  # a process warns about at most this many names
+MOST_WARNED = 100  # maximum number of names that a process warns about
 
 _warned_names: set[str] = set()
 
 
 @dataclass(frozen=True)
 class FieldPolicy:
-    """The policy for each field of an API."""
+    """How each field of an API is treated."""
 
     honoured: frozenset[str]
     ignored: frozenset[str]
-    refused: Mapping[str, tuple[Sequence[Any], str]]  # values that pass, and what to do instead
+    refused: Mapping[str, tuple[Sequence[Any], str]]  # accepted values, and what to do instead
 
     def check(self, fields: Mapping[str, Any], *, strict: bool) -> None:
-        """Raise a 400 for a refused field, and for an unknown one if ``strict``; else warn."""
+        """Raise a 400 for a refused field; for an unknown field raise if ``strict``, else warn."""
         for name, value in fields.items():
             if is_absent(value):
                 continue
@@ -58,7 +58,7 @@ def _is_same(value: object, allowed: object) -> bool:
 
 
 def warn_once(name: str, text: str) -> None:
-    """Log once that a name is ignored; ``text`` says what it is, with a place for the name."""
+    """Log once that a name is ignored; ``text`` describes it, with a placeholder for the name."""
     if name in _warned_names or len(_warned_names) >= MOST_WARNED:
         return
     _warned_names.add(name)
@@ -67,19 +67,19 @@ def warn_once(name: str, text: str) -> None:
 
 
 def is_absent(value: object) -> bool:
-    """Whether a field counts as absent: null, or one of the SDK's markers."""
+    """Return whether a field counts as absent: it is null, or one of the SDK's markers."""
     return value is None or type(value).__name__ in ("NotGiven", "Omit")
 
 
 def read_messages(value: object, name: str = "messages") -> Sequence[Any]:
-    """The field as a non-empty list."""
+    """Return the field, which must be a non-empty list."""
     if isinstance(value, (list, tuple)) and value:
         return value if type(value) in (list, tuple) else list(value)
     raise malformed(name, "a non-empty list of messages", value)
 
 
 def read_model(value: object, default: str) -> str:
-    """The model's name; ``default`` when the field is absent or empty."""
+    """Return the model's name; ``default`` if the field is absent or empty."""
     if is_absent(value) or value == "":
         return default
     if isinstance(value, str):
@@ -88,7 +88,7 @@ def read_model(value: object, default: str) -> str:
 
 
 def read_kind(value: object, name: str, kind: Any, expected: str, absent: Any = None) -> Any:
-    """The field, of the type ``kind`` (``expected`` in words); ``absent`` when it is absent."""
+    """Return a field of type ``kind`` (``expected`` in words); ``absent`` if there is none."""
     if is_absent(value):
         return absent
     if isinstance(value, kind):
@@ -97,22 +97,22 @@ def read_kind(value: object, name: str, kind: Any, expected: str, absent: Any = 
 
 
 def read_list(value: object, name: str, of: str) -> Sequence[Any]:
-    """The field as a list ``of`` something; empty when it is absent."""
+    """Return the field, a list ``of`` something; empty if it is absent."""
     return read_kind(value, name, (list, tuple), f"a list of {of}", ())  # type: ignore[no-any-return]
 
 
 def read_tool_list(value: object) -> list[Any] | None:
-    """The tools as a list; None if it is empty."""
+    """Return the tools as a list; None if there are none."""
     return [*read_list(value, "tools", "tools")] or None
 
 
 def read_object(value: object, name: str) -> Mapping[str, Any] | None:
-    """The field as an object; None when it is absent."""
+    """Return the field, a JSON object; None if it is absent."""
     return read_kind(value, name, Mapping, "an object")  # type: ignore[no-any-return]
 
 
 def read_cap(fields: Mapping[str, Any], *names: str) -> int | None:
-    """The smallest of several caps on the reply's tokens; None when no cap is given."""
+    """Return the smallest of several caps on the reply's tokens; None if no cap is given."""
     caps = []
     for name in names:
         value = fields.get(name)
@@ -125,7 +125,7 @@ def read_cap(fields: Mapping[str, Any], *names: str) -> int | None:
 
 
 def read_stop(value: object, name: str = "stop") -> tuple[str, ...]:
-    """The stop strings; empty when the field is absent."""
+    """Return the stop strings; empty if the field is absent."""
     if is_absent(value):
         return ()
     stops = (value,) if isinstance(value, str) else value
@@ -135,12 +135,12 @@ def read_stop(value: object, name: str = "stop") -> tuple[str, ...]:
 
 
 def read_flag(fields: Mapping[str, Any], name: str, *, absent: bool = False) -> bool:
-    """A boolean field; ``absent`` when it is absent."""
+    """Return a boolean field; ``absent`` if it is absent."""
     return read_kind(fields.get(name), name, bool, "true or false", absent)  # type: ignore[no-any-return]
 
 
 def read_train(fields: Mapping[str, Any]) -> bool:
-    """Whether to train on the reply: the field ``evert`` ({"train": false}), by default True."""
+    """Return whether to train on the reply; False if the field ``evert`` is {"train": false}."""
     options = read_object(fields.get("evert"), "evert") or {}
     if not {*options} <= {"train"} or not isinstance(options.get("train", True), bool):
         raise malformed("evert", '{"train": true} or {"train": false}', options)
@@ -148,7 +148,7 @@ def read_train(fields: Mapping[str, Any]) -> bool:
 
 
 def json_object(text: str | bytes) -> dict[str, Any] | None:
-    """The JSON object in a text; None if the text is not a JSON object."""
+    """Parse a JSON object; return None if the text is not one."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -157,7 +157,7 @@ def json_object(text: str | bytes) -> dict[str, Any] | None:
 
 
 def is_deeper(value: object, levels: int) -> bool:
-    """Whether a JSON value nests lists and objects more than ``levels`` deep."""
+    """Return whether a JSON value nests lists and objects more than ``levels`` deep."""
     level = [value]
     for _ in range(levels + 1):
         level = [inner for item in level for inner in _inside(item)]

@@ -1,9 +1,9 @@
-"""Required formats of a reply: ``response_format``, a forced ``tool_choice``, strict tools.
+"""Formats that a reply must have: ``response_format``, a forced ``tool_choice``, strict tools.
 
 A hosted API constrains the sampler. Here the trainer samples, so evert asks for the format and
-checks the reply. The instruction goes to the end of the prompt, once while the format stays the
-same. If the reply does not fit, the policy is told why and replies again, a limited number of
-times. Each attempt is a transition, trained on like any other; the agent sees the last reply.
+checks the reply. It appends the instruction to the prompt, and repeats it only when the format
+changes. If a reply does not fit, evert tells the policy why and asks again, a limited number of
+times. Each attempt is a transition and is trained on; the agent gets only the last reply.
 """
 
 import json
@@ -26,8 +26,8 @@ ANY_OBJECT = '{"type": "object"}'
 ANY_VALUE = "{}"  # the schema of any JSON
 
 LONGEST_CHECKED = 100_000
-"""Longer replies, in characters, are not checked against a schema. At this length the slowest
-schema that we tried, an enum of a thousand objects, takes two to three seconds."""
+"""Maximum length of a reply that is checked against a schema, in characters. The slowest schema
+that we tried, an enum of a thousand objects, then takes two to three seconds."""
 
 _FENCED = re.compile(r"```(?:json)?[^\S\n]*\n(.*)```", re.DOTALL)
 
@@ -37,16 +37,16 @@ class ReplyFormat:
     """The format that a reply must have."""
 
     schema: str | None = None  # JSON text, for a reply without tool calls; None for any text
-    must_call: tuple[str, ...] = ()  # tools; one of them must be called
-    strict: tuple[tuple[str, object], ...] = ()  # tools, and the schemas of their arguments
+    must_call: tuple[str, ...] = ()  # tools of which one must be called
+    strict: tuple[tuple[str, object], ...] = ()  # each tool, with the schema of its arguments
 
     @property
     def is_asked_for(self) -> bool:
-        """Whether the prompt asks for the format; else replies are only checked."""
+        """Whether the prompt asks for the format; if not, replies are only checked."""
         return self.schema is not None or bool(self.must_call)
 
     def instruction(self) -> str:
-        """The text that asks the policy for the format; "" if there is nothing to ask for."""
+        """Return the text that asks the policy for the format; "" if any text will do."""
         if self.must_call:
             names = ", ".join(self.must_call)
             if len(self.must_call) == 1:
@@ -61,22 +61,22 @@ class ReplyFormat:
         return f"Answer with JSON and nothing else. It must fit this JSON schema: {self.schema}"
 
     def request(self) -> "Message":
-        """The instruction as a message, which follows the agent's messages."""
+        """Return the instruction as a message to append to the agent's messages."""
         return {"role": "user", "content": self.instruction()}
 
     def correction(self, problem: str) -> "Message":
-        """The message that names the problem and asks for the reply again."""
+        """Return a message that states the problem and asks for another reply."""
         return {"role": "user", "content": f"{problem} {self.instruction()}".strip()}
 
     def cleaned(self, reply: "Reply") -> "Reply":
-        """The reply without a code fence around its JSON, for agents that parse it."""
+        """Remove the code fence around a JSON reply, since agents parse the reply."""
         if self.schema is None or reply.tool_calls:
             return reply
         fenced = _FENCED.fullmatch(reply.text.strip())
         return reply if fenced is None else replace(reply, text=fenced[1].strip())
 
     def problem(self, reply: "Reply") -> str | None:
-        """What is wrong with a reply; None: it fits, or is longer than ``LONGEST_CHECKED``."""
+        """Say what is wrong with a reply; None if it fits, or its JSON is too long to check."""
         names = [call.function.name for call in reply.tool_calls]
         if self.must_call and not {*names} & {*self.must_call}:
             return "You did not call a required tool."

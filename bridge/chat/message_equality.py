@@ -1,7 +1,7 @@
-"""When two messages are equal: they have hashable keys, and equal keys mean equal content.
+"""Computes a hashable key of each message; two messages are equal if their keys are.
 
 A dict and an SDK object with the same content have the same key. The key of the policy's reply
-leaves out what agents change: white space at the ends, thinking.
+ignores what agents change: white space at the ends, and thinking.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ Key = Hashable
 
 
 def message_key(message: Message) -> Key:
-    """The key of a message's exact content."""
+    """Return the key of a message's exact content."""
     content = message["content"]
     if len(message) == 2 and isinstance(content, str):  # most messages: role and text
         return message["role"], content
@@ -26,18 +26,18 @@ def message_key(message: Message) -> Key:
 
 
 def reply_key(text: str, calls: Sequence[ToolCall]) -> Key:
-    """The key of a reply: its text without white space at the ends, and its tool calls."""
+    """Return a reply's key: its text without white space at the ends, and its tool calls."""
     return "reply", text.strip(), _calls_key(calls)
 
 
 def key_without_ids(key: Key) -> Key:
-    """A reply's key without its call ids, which an agent may change."""
+    """Remove the call ids from a reply's key, since an agent may change them."""
     kind, text, calls = cast("tuple[str, str, tuple[tuple[Key, Key, Key], ...]]", key)
     return kind, text, tuple(call[1:] for call in calls)
 
 
 def key_as_reply(message: Message) -> Key:
-    """The key of an agent's message, read as a reply of the policy."""
+    """Return the key that an agent's message would have as a reply of the policy."""
     content, calls = message["content"], message.get("tool_calls", ())
     if isinstance(content, str):
         return reply_key(content, calls)
@@ -58,12 +58,12 @@ def _calls_key(calls: Sequence[ToolCall]) -> Key:
 
 
 def call_names(calls: Sequence[ToolCall]) -> Key:
-    """The key of tool calls without their arguments: ids and names."""
+    """Return a key of tool calls that ignores arguments: their ids and names."""
     return tuple((call.id, call.function.name) for call in calls)
 
 
 def _same_json(text: str) -> str:
-    """JSON in one form, since frameworks rewrite it: key order, spaces, 1 for 1.0."""
+    """Normalize JSON, since frameworks rewrite it: key order, spaces, 1 for 1.0."""
     try:
         return json.dumps(json.loads(text, parse_float=_number), sort_keys=True)
     except (ValueError, RecursionError):

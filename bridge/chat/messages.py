@@ -1,6 +1,6 @@
-"""Converts the messages that agents send into the form that the Cookbook's renderers take.
+"""Converts the messages that agents send to the form that the Cookbook's renderers take.
 
-``read_message`` reads a message of a request (a dict or an SDK object), ``read_tools`` its tools.
+``read_message`` reads one message (a dict or an SDK object), ``read_tools`` the request's tools.
 """
 
 import json
@@ -26,7 +26,7 @@ ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
-"""Role that an agent may use -> role that renderers know."""
+"""Maps the roles that agents may use to those that renderers know."""
 
 _plain = str.__str__  # an agent's subclass of str may override comparison
 
@@ -36,7 +36,7 @@ class CookbookMessage(dict[str, Any]):
 
 
 def as_fields(message: object, index: int) -> Mapping[str, Any]:
-    """The fields of one message, which is a dict or an SDK object."""
+    """Return the fields of a message, which is a dict or an SDK object."""
     if isinstance(message, Mapping):
         return message
     dump = getattr(message, "model_dump", None)
@@ -50,9 +50,10 @@ def as_fields(message: object, index: int) -> Mapping[str, Any]:
 
 
 def read_message(message: object, index: int, tool_names: Mapping[str, str]) -> Message:
-    """One message of a request in the Cookbook's form.
+    """Read a message of a request into the Cookbook's form.
 
-    ``tool_names`` maps ids of earlier calls to functions, which GPT-OSS shows with tools' results.
+    ``tool_names`` maps the ids of earlier calls to function names; GPT-OSS shows a tool's name with
+    its result.
     """
     if type(message) is dict and len(message) == 2:  # most messages: role and text
         role, content = message.get("role"), message.get("content")
@@ -98,7 +99,7 @@ def _read_content(
     if isinstance(content, (list, tuple)):
         parts = [_read_part(part, index, number) for number, part in enumerate(content)]
         texts = [part["text"] for part in parts if part["type"] == "text"]
-        # Not every renderer accepts several text parts. Joined, they are the same message.
+        # Not every renderer accepts several text parts, and joining them changes no message.
         return "".join(texts) if parts and len(texts) == len(parts) else parts
     raise bad_request(
         f"messages[{index}].content must be a string or a list of parts, got "
@@ -146,7 +147,7 @@ def _read_tool_call(call: object, place: str) -> ToolCall:
     function = fields.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
-    if arguments is None or arguments == "":  # how some servers write a call without arguments
+    if arguments is None or arguments == "":  # some servers write a call without arguments so
         arguments = "{}"
     call_id = fields.get("id")
     if (
@@ -177,7 +178,7 @@ def _read_tool_result(
 
 
 def read_tools(tools: Sequence[Any]) -> list[ToolSpec]:
-    """OpenAI's tool dicts as the Cookbook's tool specs."""
+    """Convert OpenAI's tool dicts to the Cookbook's tool specs."""
     try:
         return [_read_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
     except Exception as error:

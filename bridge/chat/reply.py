@@ -1,9 +1,9 @@
-"""``Reply``: one action of the policy as the agent gets it.
+"""``Reply``: an action of the policy, parsed into the reply that the agent gets.
 
-A reply has two views. The *model's* view (``Reply.parsed``) is the renderer's parse, thinking
-included; if the reply has to be rendered again, it is rendered from this view. The *agent's* view
-(``Reply.text``, ``tool_calls``) is what an OpenAI client shows. The agent sends it back with its
-next request, where ``Reply.is_sent_back_as`` recognises it.
+A reply has two views. The *model's* view (``Reply.parsed``) is the renderer's parse, including
+thinking; a reply that must be rendered again is rendered from this view. The *agent's* view
+(``Reply.text``, ``tool_calls``) is what an OpenAI client returns. The agent sends this view back
+in its next request, where ``Reply.is_sent_back_as`` recognises it.
 """
 
 import hashlib
@@ -27,49 +27,49 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A sampled token, and the natural logarithm of its probability."""
+    """A sampled token and its log-probability."""
 
     text: str  # this token alone, decoded; a partial character becomes U+FFFD
     logprob: float
-    raw: bytes | None  # the bytes of the text; None if an endpoint sent none
+    raw: bytes | None  # the bytes of the text; None if the endpoint did not send them
 
 
 @dataclass(slots=True)  # made every turn; a frozen dataclass takes three times as long
 class Reply:
-    """The policy's reply in one action, as the agent gets it."""
+    """The policy's reply, parsed from one action."""
 
     parsed: Message  # the renderer's parse of the action: the model's view
     text: str
     reasoning: str | None
     tool_calls: tuple[ToolCall, ...]  # each has an id
-    unparsed: tuple[UnparsedToolCall, ...]  # their markup stays in ``text``
+    unparsed: tuple[UnparsedToolCall, ...]  # tool calls whose markup stays in ``text``
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
-    stop_string: str | None = None  # the agent's stop string that cut the text, if one did
+    stop_string: str | None = None  # the agent's stop string at which the text was cut
     logprobs: tuple[TokenLogprob, ...] | None = None  # one per token, if the agent asked for them
-    prefill: str = ""  # the beginning that the agent wrote: in ``parsed``, but not in ``text``
-    tokens: tuple[int, ...] | None = None  # if they were asked for and are known
+    prefill: str = ""  # the beginning, written by the agent: in ``parsed`` but not in ``text``
+    tokens: tuple[int, ...] | None = None  # None if not requested, or unknown
     key: Key = field(init=False, repr=False, compare=False)  # ``reply_key`` of the whole reply
 
     def __post_init__(self) -> None:
         self.key = reply_key(self.prefill + self.text, self.tool_calls)
 
     def with_calls(self, count: int) -> "Reply":
-        """Keep the first ``count`` calls; without any, the finish reason is "stop"."""
+        """Keep only the first ``count`` calls; if none are left, the finish reason is "stop"."""
         calls = self.tool_calls[:count]
         ends = self.finish_reason == "tool_calls" and not calls
         return replace(self, tool_calls=calls, finish_reason="stop" if ends else self.finish_reason)
 
     def as_message(self) -> dict[str, Any]:
-        """The reply as the message that the agent gets."""
+        """Return the reply as the message that the agent gets."""
         calls = [call.model_dump(mode="json") for call in self.tool_calls]
         return reply_message(self.text, self.reasoning, calls)
 
     def after(self, prefill: str) -> "Reply":
-        """The reply without ``prefill``, the beginning that the agent wrote.
+        """Remove ``prefill``, the beginning that the agent wrote, from the reply.
 
-        If the renderer's prompt opens a thought, ``prefill`` is the beginning of the thought.
+        If the renderer's prompt opens a thought, the thought begins with ``prefill``.
         """
         reasoning, text, stripped = self.reasoning, self.text, prefill.strip()
         if text.startswith(stripped):  # a parser may strip white space
@@ -80,10 +80,10 @@ class Reply:
         return replace(self, prefill=prefill, text=text, reasoning=reasoning)
 
     def is_sent_back_as(self, message: Message, key: Key) -> bool:
-        """Whether an agent's message, which has this key, is the reply.
+        """Return whether an agent's message with this key is the reply.
 
-        White space at the ends of the text does not count, since agents strip it. Reasoning may be
-        missing, since agents rarely send it back, but must not differ.
+        White space at the ends of the text is ignored, since agents strip it. Reasoning may be
+        missing, since agents rarely send it back, but it must not differ.
         """
         if key != self.key:
             return False
@@ -92,7 +92,7 @@ class Reply:
 
 
 def reply_message(text: str, thoughts: str | None, calls: Sequence[Any]) -> dict[str, Any]:
-    """A reply as an assistant message; without reasoning if ``thoughts`` is None."""
+    """Return a reply as an assistant message; without reasoning if ``thoughts`` is None."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if thoughts is not None:
         message["reasoning_content"] = thoughts
@@ -116,10 +116,10 @@ def read_reply(
     completion_tokens: int,
     keeps_ids: bool = False,
 ) -> Reply:
-    """The reply made from a renderer's parse.
+    """Make a reply from a renderer's parse.
 
     Tool calls without ids get ids made from ``call_ids``, a prefix that differs for each reply.
-    ``keeps_ids``: whether the model's view has them too, since templates may refuse calls without.
+    With ``keeps_ids``, the model's view gets these ids too: some templates refuse calls without.
     """
     text, reasoning = get_text_content(parsed), _thoughts(parsed["content"])
     calls = tuple(
@@ -132,14 +132,14 @@ def read_reply(
     finish: FinishReason = "length" if truncated else "tool_calls" if calls else "stop"
     unparsed = tuple(parsed.get("unparsed_tool_calls") or ())
     lost = "".join(call.raw_text for call in unparsed if call.raw_text not in text)
-    if lost:  # the agent, and the model in its history, must see what could not be parsed
+    if lost:  # the agent and the model must both see the calls that could not be parsed
         text += lost
         parsed = _with_text(parsed, lost)
     return Reply(parsed, text, reasoning, calls, unparsed, finish, prompt_tokens, completion_tokens)
 
 
 def call_id(name: str) -> str:
-    """An id in OpenAI's form; the same name gives the same id."""
+    """Return an id in OpenAI's form; equal names give equal ids."""
     return f"call_{hashlib.blake2b(name.encode(), digest_size=12).hexdigest()}"
 
 

@@ -1,4 +1,4 @@
-"""``ChatRequest``: an agent's model call. Every dialect parses its request bodies into one."""
+"""``ChatRequest``: an agent's model call, parsed by its dialect from a request body."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ class ChatRequest:
     stop: tuple[str, ...] = ()  # in addition to the renderer's stops
     format: ReplyFormat | None = None
     one_call: bool = False  # whether a reply may contain at most one tool call
-    may_call: bool = True  # if False, the reply's tool calls are not passed to the agent
+    may_call: bool = True  # if False, the agent does not get the reply's tool calls
     logprobs: bool = False
     train: bool = True  # whether to train on the reply
-    prefill: str = ""  # the reply's beginning, written by the agent, which gets only the rest
+    prefill: str = ""  # the reply's beginning, written by the agent; the agent gets the rest
     left_out: tuple[str, ...] = ()  # kinds of offered tools that cannot be shown to the policy
-    tokens: bool = False  # whether the sampled token ids are wanted; ``CookbookAgent`` needs them
+    tokens: bool = False  # whether to return the sampled token ids, as ``CookbookAgent`` needs
 
 
 FrozenAnswer: TypeAlias = Callable[[ChatRequest], Awaitable[Reply]]

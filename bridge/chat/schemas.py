@@ -1,13 +1,13 @@
 """Checks replies against JSON schemas, with ``jsonschema-rs``.
 
-The schema comes from the agent and is assumed to be sane; the reply comes from the policy and may
-be anything. A check takes time linear in the reply's length, since the regex engine never
-backtracks. Locating an error may take twice as long with each level of nesting, so the location is
-reported for at most ``DEEPEST`` levels, and ``anyOf`` and ``oneOf`` are reported as a whole. A
-check blocks all threads of the process.
+The schema comes from the agent and is trusted; the reply comes from the policy and may be anything.
+A check takes time linear in the reply's length, since the regex engine never backtracks. Locating
+an error may take twice as long with each level of nesting, so errors are located only in replies
+with at most ``DEEPEST`` levels, and never inside ``anyOf`` or ``oneOf``. A check blocks all threads
+of the process.
 
-What cannot be checked passes: a dangling reference, a pattern with look-around.
-Nothing is ever fetched.
+If a schema has a dangling reference or a pattern with look-around, it cannot be checked and every
+reply passes. Nothing is ever fetched.
 """
 
 import json
@@ -22,11 +22,11 @@ from evert.bridge.chat.fields import is_deeper
 
 logger = logging.getLogger(__name__)
 
-DEEPEST = 10  # in replies with more levels, an error's location is not reported
+DEEPEST = 10  # in replies with more levels, errors are not located
 
 
 def check_schema(schema: str) -> None:
-    """Raise a ``ValueError`` if a text is not a JSON schema; references are not followed."""
+    """Raise a ``ValueError`` if the text is not a JSON schema; references are not followed."""
     try:
         validator_for(json.loads(schema), offline=True)
     except ValidationError as error:
@@ -35,7 +35,7 @@ def check_schema(schema: str) -> None:
 
 
 def first_error(schema: str, value: Any) -> str | None:
-    """Where a value does not fit a schema, and why; None if it fits or cannot be checked."""
+    """Say where and why a value violates a schema; None if it fits or cannot be checked."""
     try:
         if _validator(schema).is_valid(value):
             return None
@@ -62,11 +62,11 @@ def _validator(schema: str, *, for_report: bool = False) -> Validator:
 
 
 _NO_SCHEMAS = {"const", "enum", "dependentRequired", "dependencies"}
-"""Keywords whose content stays unchanged: values, or lists under any name, even ``anyOf``."""
+"""Keywords whose content stays unchanged: an ``anyOf`` in it may be a value or a plain name."""
 
 
 def _without_errors_of_alternatives(schema: Any) -> Any:
-    """The schema, changed so that an error says only that no alternative fits."""
+    """Change a schema so that an error says only that no alternative fits."""
     if isinstance(schema, list):
         return [_without_errors_of_alternatives(item) for item in schema]
     if not isinstance(schema, dict):

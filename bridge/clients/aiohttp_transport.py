@@ -1,7 +1,7 @@
 """The rollout's in-process API for ``aiohttp``, like ``httpx_transport.py`` for ``httpx``.
 
-google-genai makes its async calls with aiohttp if that is installed. aiohttp's transports cannot be
-replaced, but its connectors can. The connections of this one contain the answer from the start.
+google-genai makes its async calls with aiohttp if aiohttp is installed. aiohttp's transports cannot
+be replaced, but its connectors can. ``_Connector`` opens connections that already have the answer.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ from evert.bridge.clients.httpx_transport import ROOT_URL
 
 
 async def response_for(answer: ApiResponse, **options: Any) -> aiohttp.ClientResponse:
-    """Return an answer as aiohttp's response, from a separate session that is already closed."""
+    """Return an answer as an aiohttp response, from a separate session that is already closed."""
     async with aiohttp.ClientSession(connector=_Connector(answer)) as session:
         return await session.post(ROOT_URL, **options)
 
 
 class _Connector(aiohttp.BaseConnector):
-    """Opens connections that contain the answer from the start.
+    """Opens connections that already have the answer.
 
-    aiohttp has no public transport to replace, and no public way to its connections' protocols.
+    aiohttp has no public transport to replace, and no public access to its connections' protocols.
     """
 
     def __init__(self, answer: ApiResponse) -> None:

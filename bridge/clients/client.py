@@ -1,8 +1,8 @@
-"""The handle through which an agent calls the model.
+"""The client through which an agent calls the model.
 
-Async agents get an ``AgentClient``, plain functions a ``BlockingAgentClient``. Both answer
-``client.chat.completions.create(messages=[...])`` natively: in the form of the OpenAI SDK, without
-HTTP. Both offer the real SDKs (``openai``, ``anthropic``, ``genai``), a transport for frameworks
+Async agents get an ``AgentClient``, plain functions a ``BlockingAgentClient``. Both have
+``client.chat.completions.create(messages=[...])``, with the OpenAI SDK's types but without HTTP.
+Both offer the real SDKs (``openai``, ``anthropic``, ``genai``), a transport for frameworks
 and a URL for other processes. Both record the agent's rewards, logs and metrics.
 """
 
@@ -40,9 +40,9 @@ class _Handle:
     def reward(self, reward: float) -> None:
         """Add a reward to the latest transition; before the first call, to the first transition.
 
-        The Cookbook sums a trajectory's rewards and centres the sum in its group. So under its
-        advantages, a reward counts equally for all tokens of the episode, whichever transition it
-        is on.
+        The Cookbook sums a trajectory's rewards and subtracts the group's mean. So with its
+        advantages, a reward counts equally for all tokens of the episode, whichever transition has
+        it.
 
         Raises:
             RewardError: The reward is not a finite number.
@@ -51,12 +51,12 @@ class _Handle:
         self._endpoint.notes.add("reward", "", value)
 
     def log(self, **values: str | int | float) -> None:
-        """Record values for people to read, in the transition's logs."""
+        """Record values to read in the transition's logs."""
         for key, value in values.items():
             self._endpoint.notes.add("log", key, value)
 
     def metric(self, key: str, value: float) -> None:
-        """Record a number for curves, in the transition's metrics.
+        """Record a number to plot in the transition's metrics.
 
         Raises:
             RewardError: The value is not a finite number.
@@ -73,7 +73,7 @@ class _Handle:
 
     @property
     def untrained(self) -> Self:
-        """A client whose calls are not trained on: summaries, checks, judgements.
+        """A client whose calls are not trained on, for summaries, checks or judgements.
 
         The policy samples their replies as usual, but the tokens have no weight in the training
         data. This also applies to the client's ``openai``, ``anthropic``, ``transport`` and
@@ -87,8 +87,8 @@ class _Handle:
     def seed(self) -> int:
         """The episode's seed, for the agent's own random generators: from 0 to 2**32 - 1.
 
-        A dataset derives it from its own seed, the step, the task and the episode's number in its
-        group. An Env without a seed chooses one at random.
+        A dataset derives it from the dataset's seed, the step, the task and the episode's number in
+        its group. An Env without a seed chooses a random seed.
         """
         return self._endpoint.episode.seed
 
@@ -96,9 +96,9 @@ class _Handle:
     def rng(self) -> random.Random:
         """A generator seeded with ``seed``. All clients of an episode share it.
 
-        It is a ``random.Random``, since agents put what they draw into messages and tool calls, and
-        NumPy's numbers are not JSON. For arrays, use ``numpy.random.default_rng(client.seed)``.
-        Threads that use it share one sequence.
+        It is a ``random.Random``: agents put random numbers into messages and tool calls, and JSON
+        has no NumPy numbers. For arrays, use ``numpy.random.default_rng(client.seed)``.
+        Threads share its sequence.
         """
         return self._endpoint.episode.rng
 
@@ -113,10 +113,9 @@ class _Handle:
         """Return this rollout's HTTP address on a host, for agents in other processes.
 
         Args:
-            host: Interface to listen on, with a free port or a fixed one ("0.0.0.0:8443"). Any
-                interface but loopback lets other machines in, over plain HTTP. An absolute path
-                names a Unix socket to create, whose clients connect to a relay on port 47113 of
-                their loopback.
+            host: Interface to listen on; add a port to fix it ("0.0.0.0:8443"). With any interface
+                but loopback, other machines can connect, over plain HTTP. An absolute path names a
+                Unix socket to create; its clients connect to a relay on their loopback port 47113.
 
         Raises:
             OSError: The server cannot listen on the interface.
@@ -128,7 +127,7 @@ class _Handle:
 
     @property
     def base_url(self) -> str:
-        """Base URL of this rollout for an OpenAI client in any process on this machine."""
+        """Base URL of this rollout, for an OpenAI client in any process on this machine."""
         return self.serve().base_url
 
     @property
@@ -163,7 +162,7 @@ class _Handle:
 
 
 class AgentClient(_Handle):
-    """The async handle, for any task of the agent, on any event loop.
+    """The async client, for any task of the agent, on any event loop.
 
     Attributes:
         model: The policy's name, and the default of ``create``.
@@ -177,12 +176,12 @@ class AgentClient(_Handle):
 
     @property
     def blocking(self) -> "BlockingAgentClient":
-        """A blocking client of the same run, for tools that run in threads."""
+        """A blocking client of the same episode, for tools that run in threads."""
         return BlockingAgentClient(self._endpoint)
 
 
 class BlockingAgentClient(_Handle):
-    """The blocking handle, for plain functions and for threads.
+    """The blocking client, for plain functions and for threads.
 
     Attributes:
         model: The policy's name, and the default of ``create``.
@@ -221,7 +220,7 @@ class AsyncChat(_Chat):
         Raises:
             openai.BadRequestError: The request cannot be served, or the prompt is too long (code
                 ``context_length_exceeded``).
-            EnvClosedError: The rollout was abandoned.
+            EnvClosedError: The rollout was aborted.
             EpisodeEndedError: The agent function has already returned.
         """
         episode = self._endpoint.episode
@@ -241,7 +240,7 @@ class BlockingChat(_Chat):
 
         Raises:
             openai.BadRequestError, EnvClosedError, EpisodeEndedError: See ``AsyncChat.create``.
-            BlockingCallError: The call would block the Env's event loop, which must answer it.
+            BlockingCallError: The call would block the Env's event loop, which has to answer it.
         """
         episode = self._endpoint.episode
         try:

@@ -2,10 +2,10 @@
 
     openai.AsyncOpenAI(http_client=openai.DefaultAsyncHttpxClient(transport=client.transport), ...)
 
-One duck-typed class serves all three, since none accepts another's base class. The answer is the
-response type of the request's library. The transport is bound to its rollout, because some
-frameworks lose context variables. No socket is opened. The HTTP client's timeouts never fire while
-the trainer samples, because they are implemented in the transport that this one replaces.
+One duck-typed class serves all three, since no library accepts another library's base class. The
+answer has the response type of the request's library. The transport is bound to its rollout,
+because some frameworks lose context variables. It opens no socket. The HTTP client's timeouts never
+fire while the trainer samples, because the transport that it replaces implements them.
 """
 
 import logging
@@ -18,14 +18,14 @@ from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.clients.lm15_transport import Exchange
 
 IN_PROCESS = "in-process"
-"""The HTTP version of our responses, by which the log filter recognises them."""
+"""The HTTP version of evert's responses, by which the log filter recognises them."""
 
 ROOT_URL = "http://rollout.invalid"
 """The API's URL for SDKs; the host name never resolves."""
 
 
 class Transport:
-    """Answers an SDK's requests: OpenAI's at ``base_url``, others' at ``root_url``."""
+    """Answers an SDK's requests: OpenAI's SDK uses ``base_url``, other SDKs ``root_url``."""
 
     root_url = ROOT_URL
     base_url = f"{ROOT_URL}/v1"
@@ -82,7 +82,7 @@ class Transport:
 
 
 def response_for(request: Any, answer: Any) -> Any:
-    """Return an answer as a response of ``request``'s library; a response stays unchanged."""
+    """Return an ``ApiResponse`` as a response of ``request``'s library; else ``answer`` itself."""
     if not isinstance(answer, ApiResponse):
         return answer
     library = sys.modules[type(request).__module__.partition(".")[0]]
@@ -96,8 +96,8 @@ def response_for(request: Any, answer: Any) -> Any:
 
 
 def was_sent(record: logging.LogRecord) -> bool:
-    """Whether a log record of httpx's is about a request that left this process.
+    """Whether a log record of ``httpx`` is about a request that left this process.
 
-    Log lines about other requests would name a host that was never called.
+    Log records about in-process requests would name a host that was never called.
     """
     return not isinstance(record.args, tuple) or IN_PROCESS not in record.args

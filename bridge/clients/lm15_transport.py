@@ -3,10 +3,10 @@
     RouterConfig(transport=client.transport)   a router to which the agent gives the transport
     dspy.LM("openai/policy")                   taken over (``takeover.py``)
 
-lm15 builds on no other HTTP library. Its transports have one method, ``stream(request)``; clients
-enter its result with ``with`` or ``async with``. DSPy contains a copy of lm15, so a process may
-have two; the response comes from the request's copy. Neither is imported here, since importing DSPy
-takes seconds: ``when_imported`` waits until other code does so.
+lm15 uses no other HTTP library. Its transports have one method, ``stream(request)``, which returns
+a context manager. DSPy contains a copy of lm15, so a process may have two copies; the response's
+class is from the request's copy. This file does not import them, since importing DSPy takes
+seconds: ``when_imported`` waits until other code imports them.
 """
 
 import sys
@@ -21,14 +21,14 @@ from evert.bridge.clients.dialects.api import ApiRequest, ApiResponse
 from evert.bridge.clients.dialects.endpoint import Endpoint
 
 MODULES = ("lm15.transports", "dspy._vendor.lm15.transports")
-"""The modules of lm15's transports: in the package itself, and in DSPy's copy."""
+"""The modules with lm15's transports: in the package itself, and in DSPy's copy."""
 
 TRANSPORTS = ("StdlibTransport", "StdlibAsyncTransport")
 """The transports that open sockets."""
 
 
 class Exchange:
-    """A request that is answered on entry; ``send`` forwards calls to other models."""
+    """A context manager that answers a request; ``send`` forwards calls to other models."""
 
     def __init__(
         self, endpoint: Endpoint, request: Any, send: Callable[[], Any] | None = None
@@ -116,7 +116,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec for a module in ``MODULES``, whose loader ends by calling ``do``."""
+        """For a module in ``MODULES``, return a spec with a loader that calls ``do`` at the end."""
         spec = PathFinder.find_spec(fullname, path, target) if fullname in MODULES else None
         if spec is None or spec.loader is None:
             return None

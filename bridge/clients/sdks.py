@@ -1,4 +1,4 @@
-"""The real clients of OpenAI's, Anthropic's and Google's SDKs over a rollout's transport.
+"""The real OpenAI, Anthropic and Google SDK clients over a rollout's transport.
 
 They open no socket, never retry and never time out. A call waits until the trainer has sampled.
 """
@@ -46,20 +46,20 @@ def open_genai(transport: Transport) -> Any:
 
 @cache
 def _no_tls() -> ssl.SSLContext:
-    """Return a context without certificates: loading the system's would cost 0.1 s per client."""
+    """Return a context without certificates, since loading them takes 0.1 s per client."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def client_package(module: str, package: str) -> Any:
-    """Import a client that an agent uses.
+    """Import an SDK that an agent uses.
 
     Raises:
-        MissingPackageError: It cannot be imported.
+        MissingPackageError: The SDK cannot be imported.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingPackageError(
-            f"The agent uses a client of the package {package}, which cannot be imported: {error}. "
+            f"The agent uses the package {package}, which cannot be imported: {error}. "
             f"Install it: pip install {package}."
         ) from error

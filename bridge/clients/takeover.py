@@ -1,17 +1,17 @@
-"""Take-over: the calls of agents that build their own client, like ``openai.OpenAI()``.
+"""Take-over: evert answers the calls of agents that build their own client (``openai.OpenAI()``).
 
-In an agent's context, the rollout answers requests to a chat API whose body names one of the
+In an agent's context, the rollout answers a request to a chat API if its body names one of the
 rollout's models. All other requests, and those of other code in the process, go to their usual
 destination. Take-over works below the SDKs: where ``httpx`` and ``httpx2`` choose a request's
 transport, where ``aiohttp`` sends a request, and in the transports of ``lm15`` (DSPy's).
 
-A context variable contains a ``Claim`` (``ownership.py``), which says which rollout a call belongs
-to. Tasks inherit it. Threads and pools get it only from agents:
+A context variable has a ``Claim`` (``ownership.py``), which says which rollout a call belongs to.
+Tasks inherit the claim. Threads and pools get a claim only from agents:
 
-- Work that an agent submits to a pool belongs to the agent while it runs; the pool does not.
-- A thread that an agent starts belongs to the agent until the agent is over, and then to nobody:
-  it may serve the whole process (an event bus, a logger).
-- A process that is forked or spawned in an agent belongs to nobody.
+- Work that an agent submits to a pool belongs to the agent while the work runs; the pool does not.
+- A thread that an agent starts belongs to the agent until the agent ends. Then it belongs to no
+  rollout, since it may serve the whole process (an event bus, a logger).
+- A process that an agent forks or spawns belongs to no rollout.
 
 One more patch keeps the log-probabilities of tokens that the Cookbook samples (``logprobs.py``).
 Every Env calls ``install``; only the first call has an effect.
@@ -63,12 +63,12 @@ _is_installed = False
 
 
 def install() -> None:
-    """Start take-over for the rest of the process's life. Further calls have no effect."""
+    """Start take-over in this process until it exits. Further calls have no effect."""
     global _is_installed
     if _is_installed:
         return
     with _lock:
-        if not _is_installed:  # by another thread, meanwhile
+        if not _is_installed:  # another thread may have installed it
             _patch_all()
             _is_installed = True
 
@@ -92,7 +92,7 @@ def _patch_all() -> None:
 
 
 def _patch(owner: type, name: str, replacement: Function) -> None:
-    """Replace a method by a function whose first argument is the original method."""
+    """Replace a method with a function whose first argument is the original method."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -144,7 +144,7 @@ async def _request(
 
 def _patch_lm15(transports: ModuleType) -> None:
     for name in lm15_transport.TRANSPORTS:
-        if (transport := getattr(transports, name, None)) is not None:  # None: other version
+        if (transport := getattr(transports, name, None)) is not None:  # depends on lm15's version
             _patch(transport, "stream", _stream)
 
 
@@ -174,7 +174,7 @@ def _start(original: Function, thread: threading.Thread) -> Any:
     instance_run = vars(thread).get("run")
 
     def run() -> None:
-        _put_back(thread, instance_run)  # a running thread has its own ``run``
+        _put_back(thread, instance_run)  # a running thread has its original ``run``
         _run_in(lent, thread.run)
 
     lent = claim.lent()
@@ -193,7 +193,7 @@ def _put_back(thread: threading.Thread, run: Any) -> None:
 
 
 def _claim_here() -> Claim | None:
-    """The claim that new work inherits; None outside of agents."""
+    """Return the claim that new work inherits; None outside of agents."""
     return None if current_owner() is None else CLAIM.get()
 
 
@@ -201,7 +201,7 @@ _WORKERS = (
     getattr(concurrent.futures.thread, "_worker", None),
     getattr(multiprocessing.pool, "worker", None),
 )
-"""The targets of pool threads; only its target shows that a thread serves a pool."""
+"""The targets of pool threads, by which such threads are recognised."""
 
 
 def _serves_a_pool(thread: threading.Thread) -> bool:

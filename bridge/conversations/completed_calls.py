@@ -1,12 +1,12 @@
 """Recognises the policy's tool calls that an agent sends back changed (*echoes*).
 
 A framework may add arguments that the policy left out (``"replace_all": false``) or tidy the
-sampled ones (white space at the ends of lines, ``"3"`` where the schema has a number). The call has
-the same id and still contains everything that was sampled. ``is_completed`` recognises such a call.
+sampled arguments (white space at the ends of lines, ``"3"`` where the schema has a number). The
+call keeps its id and all the information that was sampled. ``is_completed`` recognises it.
 
-A framework may also change the ids of calls and results, for example to number them per reply. That
-does not matter if the template shows no ids. ``follow_echoes`` undoes both changes. Ids are
-compared within a reply and its results.
+A framework may also change the ids of calls and results, for example to number them per reply. The
+change is harmless if the template shows no ids. ``follow_echoes`` undoes both changes. It compares
+ids only within a reply and its results.
 """
 
 import json
@@ -24,11 +24,11 @@ from evert.bridge.tokens.renderer import PromptRenderer
 
 
 class IndexPath(NamedTuple):
-    """A request's path through the index, as far as it is known."""
+    """The known part of a request's path through the index."""
 
-    entries: list[Entry]  # its messages, echoes undone
-    places: list[int]  # in the index, after each known message
-    completed: int | None  # index of the last reply that came back completed; None if no reply did
+    entries: list[Entry]  # the request's messages, with echoes undone
+    places: list[int]  # the place in the index after each known message
+    completed: int | None  # index of the last reply that came back completed, if any
 
 
 def follow_echoes(
@@ -38,7 +38,7 @@ def follow_echoes(
     *,
     keeps_completed: bool,
 ) -> IndexPath:
-    """Follow a request's messages through the index, echoes included."""
+    """Follow a request's messages through the index, undoing echoes on the way."""
     path = IndexPath([*entries], index.follow(entries), None)
     while (at := len(path.places)) < len(entries):
         place, entry = path.places[-1] if at else START, path.entries[at]
@@ -62,7 +62,7 @@ def follow_echoes(
 
 
 def _reset_ids(entries: list[Entry], at: int, reply: Reply) -> bool:
-    """Restore the ids of the results after a reply; return False if the ids do not match."""
+    """Restore the ids of the results after a reply; return False if that is impossible."""
     calls = entries[at].message.get("tool_calls", ())
     ids = {call.id: sampled.id or "" for call, sampled in zip(calls, reply.tool_calls, strict=True)}
     if len(ids) < len(calls):  # two calls share an id
@@ -78,7 +78,7 @@ def _reset_ids(entries: list[Entry], at: int, reply: Reply) -> bool:
 
 
 def is_completed(entry: Entry, reply: Reply) -> bool:
-    """Whether an agent's message is ``reply`` with arguments added or tidied."""
+    """Return whether an agent's message is ``reply`` with arguments added or tidied."""
     sent_calls, reply_calls = entry.message.get("tool_calls", ()), reply.tool_calls
     if not sent_calls or len(sent_calls) != len(reply_calls) or entry.key == reply.key:
         return False
@@ -98,7 +98,7 @@ def _completes(call: ToolCall, sampled: ToolCall) -> bool:
 
 
 def _contains(value: Any, part: Any) -> bool:
-    """Whether ``value`` contains ``part``; objects may have more fields, at any depth."""
+    """Return whether ``value`` is ``part``, tidied and perhaps with more fields at any depth."""
     if isinstance(part, dict) and isinstance(value, dict):
         return part.keys() <= value.keys() and all(_contains(value[k], part[k]) for k in part)
     if isinstance(part, list) and isinstance(value, list):

@@ -1,14 +1,13 @@
-"""``Conversation``: the messages of an agent and the policy, and their exact tokens.
+"""``Conversation``: the messages of an agent and the policy, with their exact tokens.
 
-It has two views, which grow together. ``agent_view`` has the messages as the agent sends them, to
-recognise the conversation in the next request. ``messages`` has them as the renderer gets them,
-including what the agent does not see: the tools' prefix, thinking, corrections.
+It has two views, which grow together. ``agent_view`` has the messages as the agent sends them, and
+serves to recognise the conversation in the next request. ``messages`` has them as the renderer gets
+them, including what the agent does not see: the prefix that lists the tools, thinking, corrections.
 
 A prompt's tokens are ``log`` (up to the last action), ``tail`` (the messages after it), ``suffix``
-(which opens the reply) and ``opened`` (the agent's prefill). Sampled tokens enter the log as they
-were sampled and are never encoded again; a turn renders only the tail. Each reply that the agent
-gets is kept as a ``Point``, whose tokens never change, and where other conversations may branch
-off.
+(which opens the reply) and ``opened`` (the agent's prefill). Sampled tokens enter the log unchanged
+and are never encoded again; a turn renders only the tail. Each reply that the agent gets is kept as
+a ``Point``. A point's tokens never change, and other conversations may branch off there.
 """
 
 import copy
@@ -39,10 +38,10 @@ class Point:
 
     conversation: "Conversation"
     number: int  # its index among the conversation's points
-    position: int  # index of the reply among the agent's messages
-    messages: int  # number of the model's messages, the reply included
-    log: TokenLog  # the action included
-    action: list[int]  # end of turn included
+    position: int  # the reply's index among the agent's messages
+    messages: int  # number of messages in the model's view, including the reply
+    log: TokenLog  # including the action
+    action: list[int]  # including the end of turn
     reply: Reply
     format: ReplyFormat | None  # the format that the policy was asked for
 
@@ -58,12 +57,12 @@ class Point:
 
     @property
     def is_open(self) -> bool:
-        """Whether its conversation ends here and can continue without a branch."""
+        """Whether its conversation ends here, so that it can continue without a branch."""
         conversation = self.conversation
         return conversation.reply is self.reply and conversation.points[-1] is self
 
     def is_within(self, entries: Sequence[Entry]) -> bool:
-        """Whether a request contains all replies up to this one, unchanged."""
+        """Return whether a request contains all replies up to this one, unchanged."""
         path = reversed(self.path)  # agents mostly change recent messages
         return all(point.reply.is_sent_back_as(*entries[point.position]) for point in path)
 
@@ -73,23 +72,23 @@ class Conversation:
     """One conversation of an episode (see the module's docstring).
 
     Attributes:
-        caller: Task or thread that made its latest call.
-        tools: Tools offered, as sent; None for none.
-        lineage: Number of its current token sequence; -1 before the first prompt. A new sequence
-            begins when the renderer changes history.
-        format: Format that the policy was asked for; None for any.
+        caller: The task or thread that made the latest call.
+        tools: The tools as the agent sent them; None if it sent none.
+        lineage: The number of its current token sequence; -1 before the first prompt. A new
+            sequence begins when the renderer changes the history.
+        format: The format that the policy was asked for; None for any.
         reply: The latest reply, until the agent sends it back; else None.
-        action: Tokens of the latest reply, with prefill and end of turn, until a message is added.
+        action: The latest reply's tokens, with prefill and end of turn, until a message is added.
         prefill: The beginning of the next reply, written by the agent.
         points: Replies to branch from, including those before it branched off itself.
-        place: Its position in the index, after the agent's latest message or the latest reply.
-        length: Number of tokens of the prompt.
-        first: Number of tokens of the first prompt in its token sequence; None before that.
-        before: Key of the latest message of the agent; None before the first.
-        rendered_log: For templates rendered as a whole: the log's tokens as the renderer has them.
+        place: Its place in the index, after the agent's latest message or the latest reply.
+        length: The number of tokens of the prompt.
+        first: The number of tokens of its lineage's first prompt; None before that prompt.
+        before: The key of the agent's latest message; None before the first message.
+        rendered_log: For templates that render whole prompts: the log as the renderer shows it.
         added: Messages after the latest action that the agent did not send, such as corrections.
-        is_retried: Whether the latest action is retried, and hidden from the agent.
-        rendering: For the same templates: the last prompt.
+        is_retried: Whether the latest action was hidden from the agent and is being retried.
+        rendering: For templates that render whole prompts: the last prompt.
     """
 
     index: PrefixTree[Point]
@@ -124,7 +123,7 @@ class Conversation:
     def after(
         cls, point: Point, caller: str, renderer: PromptRenderer, max_chars: int | None = None
     ) -> "Conversation":
-        """A branch: a new conversation with the same history up to ``point``.
+        """Branch off: return a new conversation with the same history up to ``point``.
 
         Raises:
             LongTextError: More than ``max_chars`` characters would be rendered.
@@ -143,9 +142,9 @@ class Conversation:
     # -- the agent's view ------------------------------------------------------------------------
 
     def is_continued_by(self, messages: Sequence[Any]) -> bool:
-        """Whether ``messages`` begin with all messages that the agent sent here, and have more.
+        """Return whether a request begins with all messages that the agent sent here, and has more.
 
-        Fast: a single comparison of lists. The next message should be the latest reply.
+        It is fast, as it compares two lists once. The next message should be the latest reply.
         """
         count = len(self.agent_view)
         try:
@@ -160,7 +159,7 @@ class Conversation:
             return False
 
     def remember(self, start: int, snapshots: "Sequence[Snapshot]") -> None:
-        """Replace the agent's view from ``start`` on with messages of a request."""
+        """Replace the agent's view from index ``start`` on with a request's messages."""
         if start == 0:
             self._objects = []
         del self.agent_view[start:]
@@ -170,19 +169,19 @@ class Conversation:
                 self._objects.append((message, state))
 
     def note_calls(self, calls: Sequence[ToolCall]) -> None:
-        """Remember the names of the called functions, for their results."""
+        """Remember the names of the called functions, to show them with the results."""
         self.tool_names.update({call.id or "": call.function.name for call in calls})
 
     # -- the model's view ------------------------------------------------------------------------
 
     def prompt(self) -> tinker.ModelInput:
-        """The prompt: the tokens that the policy continues."""
+        """Return the prompt: the tokens that the policy continues."""
         return self.log.followed_by([*self.tail, *self.suffix, *self.opened])
 
     def record(
         self, action: list[int], reply: Reply, renderer: PromptRenderer, *, is_seen: bool = True
     ) -> None:
-        """Add an action; if it was cut, add its end-of-turn token too."""
+        """Add an action; if it was cut, also add the missing end-of-turn token."""
         ended = self.opened + action + renderer.missing_end(action)
         self.log = self.log.extended([*self.tail, *self.suffix, *ended])
         self.length = self.log.length
@@ -207,19 +206,19 @@ class Conversation:
         limit: PromptLimit = ANY_LENGTH,
         max_chars: int | None = None,
     ) -> Drift | None:
-        """Add messages after the last action, and render them. An error changes nothing.
+        """Add messages after the last action and render them; after an error nothing has changed.
 
         Args:
             new: The messages.
             renderer: The renderer to use.
-            limit: Limit of the prompt's length.
+            limit: The limit of the prompt's length.
             max_chars: Maximum number of characters of history to render again; None for no limit.
 
         Returns:
             ``Drift.TEMPLATE`` if the renderer now shows the last reply, or the history before it,
-            differently: everything is then rendered again, as a new token sequence.
-            ``Drift.RETOKENISED`` if it only spells the reply with other tokens, or does not show
-            the thought that the prompt opened; the sampled tokens stay. Else None.
+            differently; everything has then been rendered again, as a new token sequence.
+            ``Drift.RETOKENISED`` if it only encodes the reply as other tokens, or does not show the
+            thought that the prompt opened; the sampled tokens are kept. Otherwise None.
 
         Raises:
             RendererMismatchError: The renderer cannot render the messages.
@@ -269,7 +268,7 @@ class Conversation:
     def _render_whole(
         self, start: int, renderer: PromptRenderer, max_chars: int | None
     ) -> Drift | None:
-        """Render all messages, for templates that look at all of them; sampled tokens are kept."""
+        """Render all messages, for templates that need all of them; keep the sampled tokens."""
         check_tokens(self.log.length, max_chars)
         prompt, self.rendering = renderer.full_after(self.messages, self.rendering)
         shared = _shown_length(prompt, self.rendered_log, renderer)
@@ -287,10 +286,10 @@ class Conversation:
 
 
 def _shown_length(prompt: FlatPrompt, log: FlatPrompt, renderer: PromptRenderer) -> int | None:
-    """Length of the part of ``prompt`` that repeats ``log``; None if it is shown differently.
+    """Return the length of the prefix of ``prompt`` that shows ``log``; None if it differs.
 
-    A cut reply may not close the thought that the prompt opened. A template cannot show such a
-    thought: it shows the reply in its place.
+    A cut reply may leave the thought open that the prompt opened. A template cannot show such a
+    thought; it shows the reply's text instead.
     """
     if prompt[: len(log)] == log:
         return len(log)
@@ -302,11 +301,11 @@ def _shown_length(prompt: FlatPrompt, log: FlatPrompt, renderer: PromptRenderer)
 
 
 _OPENING = 3
-"""Last tokens of a prompt that may open a thought."""
+"""Number of tokens at the end of a prompt that may open a thought."""
 
 
 def _opening(tokens: FlatPrompt, action: list[int], renderer: PromptRenderer) -> FlatPrompt:
-    """The reply at the beginning of ``tokens``; empty if it has no end."""
+    """Return the reply at the beginning of ``tokens``; empty if it has no end."""
     if tokens[: len(action)] == action:
         return tokens[: len(action)]
     ends = [tokens.index(end) for end in renderer.end_tokens if end in tokens]
@@ -314,12 +313,13 @@ def _opening(tokens: FlatPrompt, action: list[int], renderer: PromptRenderer) ->
 
 
 Snapshot: TypeAlias = tuple[Any, tuple[dict[str, Any], Any] | None]
-"""A copy of an agent's message, and None; or an SDK object, and a copy of its state. SDK objects
-are slow to compare. Comparing an object with itself is fast, and its state reveals changes."""
+"""A copy of an agent's message, and None; or an SDK object itself, and a copy of its state. SDK
+objects are slow to compare; comparing an object with itself is fast, and its state shows changes.
+"""
 
 
 def take_snapshots(messages: Sequence[Any]) -> list[Snapshot]:
-    """Snapshots of a request's messages, to recognise them in the next request.
+    """Take snapshots of a request's messages, to recognise them in the next request.
 
     Raises:
         openai.BadRequestError: A message cannot be copied.
@@ -338,5 +338,5 @@ def _snapshot(message: Any) -> Snapshot:
 
 
 def _state(message: Any) -> tuple[dict[str, Any], Any]:
-    """Everything in an SDK object that can change; reasoning is one of its extra fields."""
+    """Return everything in an SDK object that can change; reasoning is in its extra fields."""
     return vars(message), getattr(message, "__pydantic_extra__", None)

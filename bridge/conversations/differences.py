@@ -8,16 +8,16 @@ from typing import Any
 from evert.bridge.tokens.probes import common_prefix
 
 AROUND = 40
-"""Characters that are shown on each side of a difference."""
+"""Number of characters to show on each side of a difference."""
 
 _UNSEEN = {"reasoning_content", "reasoning", "name", "refusal", "annotations", "audio"}
-"""Ignored fields: agents leave them out, or an SDK adds them."""
+"""Fields that are not compared: agents leave them out, or an SDK adds them."""
 
 _IDS = {"id", "tool_call_id"}
 
 
 def in_messages(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> str:
-    """The first difference, in words, or "". Call ids are compared last: agents may change them."""
+    """Describe the first difference, or return ""; call ids, which agents change, come last."""
     return _in_messages(before, after, _IDS) or _in_messages(before, after, set())
 
 
@@ -37,17 +37,17 @@ def _in_messages(
 
 
 def in_field(place: str, before: Any, after: Any) -> str:
-    """Describes what differs in a field; "" if nothing does, or both are empty."""
+    """Describe what differs in a field; return "" if nothing differs, or both are empty."""
     change = _change(place, _plain(before), _plain(after), set())
     return _describe(*change) if change else ""
 
 
 def _plain(value: Any) -> Any:
-    """A field's value without what agents change: they strip text and leave out empty fields."""
+    """Undo what agents change in a field: they strip text and leave out empty values."""
     if isinstance(value, list):
         texts = [part["text"] for part in value if isinstance(part, Mapping) and "text" in part]
         if texts and len(texts) == len(value):
-            return "".join(map(str, texts)).strip() or None  # joined, they are the same message
+            return "".join(map(str, texts)).strip() or None  # joining them changes no message
         return [_call(part) for part in value] or None
     return (value.strip() if isinstance(value, str) else value) or None
 
@@ -83,13 +83,13 @@ def _describe(place: str, before: Any, after: Any) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A value as text."""
+    """Return a string as it is, and any other value as JSON."""
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False, default=repr)
 
 
 def excerpt(text: str, place: int = 0) -> str:
-    """The text around ``place``, quoted."""
+    """Return the text around index ``place``, quoted."""
     start, end = max(0, place - AROUND), place + AROUND
     return f"{'…' * (start > 0)}{text[start:end]!r}{'…' * (end < len(text))}"

@@ -1,4 +1,4 @@
-"""Drift: why a known reply cannot be continued token for token, and where the difference is."""
+"""Drift: why a known reply cannot be continued token for token, and what differs."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -26,7 +26,7 @@ class Break(NamedTuple):
     """The drift of an observation."""
 
     cause: Drift
-    where: str = ""  # which field of which message differed; "" if unknown
+    where: str = ""  # the field and message that differ; "" if unknown
 
 
 def cause_of(
@@ -37,14 +37,14 @@ def cause_of(
     *,
     continues: bool,
 ) -> Drift | None:
-    """The drift of a request; None if other agents or conversations explain every difference.
+    """Return a request's drift; None if other agents or conversations explain all differences.
 
     Args:
         speaker: The agent that makes the request.
         other_authors: Agents that got replies in the request, off its path in the index.
-        left_out: Agents that got a reply where the request has another message or ends.
+        left_out: Agents that got a reply where the request ends or has another message.
         before: The agent that got the latest reply on the path, if it had other tools; else None.
-        continues: Whether the request continues a conversation, which then keeps all its tokens.
+        continues: Whether the request continues a conversation, whose tokens are then all kept.
     """
     if continues:
         other_authors = {author for author in other_authors if author.opening == speaker.opening}
@@ -56,13 +56,13 @@ def cause_of(
 
 
 def drift_of(history: FlatPrompt, sampled: list[int], renderer: PromptRenderer) -> Drift | None:
-    """The drift between a reply's sampled tokens and those that the renderer shows as history."""
+    """Return the drift from a reply's sampled tokens to the tokens rendered as its history."""
     if history == sampled:
         return None
     tokens = [token for token in history if isinstance(token, int)]
     if not tokens or len(tokens) < len(history):
         return Drift.TEMPLATE
-    if renderer.differ_in_spelling(tokens, sampled):  # control tokens without a thought or a call
+    if renderer.differ_in_spelling(tokens, sampled):  # only in control tokens, spelled as text
         return None
     return Drift.RETOKENISED if _same_message(tokens, sampled, renderer) else Drift.TEMPLATE
 
@@ -70,15 +70,15 @@ def drift_of(history: FlatPrompt, sampled: list[int], renderer: PromptRenderer) 
 def _same_message(history: list[int], sampled: list[int], renderer: PromptRenderer) -> bool:
     try:
         (rendered, ended), (reply, end) = renderer.parse(history), renderer.parse(sampled)
-    except (RendererError, RecursionError):  # does not parse: an end of turn in the middle
+    except (RendererError, RecursionError):  # cannot be parsed: an end of turn in the middle
         return False
     return ended == end and _substance(rendered) == _substance(reply)
 
 
 def _substance(message: Message) -> tuple[list[str], list[str], Sequence[Any]]:
-    """A reply's thinking, text and tool calls, without what templates choose.
+    """Return a reply's thinking, text and tool calls, without what depends on the template.
 
-    Templates choose the white space between these, and where unparsed tool calls go.
+    A template decides on the white space, and on the place of tool calls that did not parse.
     """
     content = message["content"]
     parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content

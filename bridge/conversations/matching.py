@@ -1,26 +1,26 @@
-"""Finds the conversation that a call continues, and any drift.
+"""Finds the conversation that a call continues, and detects drift.
 
-A *lineage* is one token sequence that only grows: it becomes one datum.
+A *lineage* is one token sequence that only grows, so it becomes one datum.
 ``ConversationBook.observe`` finds the reply that an agent's request continues: nearly always the
-caller's latest, else the last one on the request's path through the ``PrefixTree``. If that reply
-ends its conversation, the conversation grows by the new messages. Otherwise a new conversation
-branches off at the reply and shares the tokens up to there, which is not drift. If there is no such
-reply, everything is rendered.
+caller's latest reply, else the last reply on the request's path through the ``PrefixTree``. If that
+reply ends its conversation, the new messages extend the conversation. Otherwise a new conversation
+branches off at the reply and shares the tokens up to there, which is not drift. If the request
+continues no known reply, all its messages are rendered.
 
 *Drift* means that a known reply cannot be continued token for token. Its causes:
 
     template     same messages, but the renderer shows the history differently (thinking stripped)
-    retokenised  same message, other token ids; the sampled ids are kept and no lineage starts
+    retokenised  same message, other token ids; the sampled ids are kept, and no lineage starts
     completed_arguments  a tool call came back with added arguments; an option keeps the sampled
-                 ids, else a lineage starts
+                 ids, otherwise a lineage starts
     tools        same messages, other tools
     history      a reply was left out, changed, or moved to another conversation's history
 
-Only changes to an agent's own past count. If another agent (``Speaker``) continues a history, a
-lineage starts, which counts as a handoff, not as drift. Messages that other agents added after the
+Only changes to an agent's own history count. If another agent (``Speaker``) continues a history, a
+lineage starts, but this is a handoff rather than drift. Messages that other agents added after the
 continued reply are not drift either.
 
-A reply that comes back is always rendered as sampled, with its thinking.
+A reply that the agent sends back is always rendered as sampled, with its thinking.
 """
 
 import copy
@@ -48,22 +48,22 @@ from evert.bridge.tokens.prompt_limit import ANY_LENGTH, PromptLimit
 from evert.bridge.tokens.renderer import PromptRenderer
 
 RECENT = 32
-"""Number of recent conversations to compare a request with before searching the index, and number
-of equal replies to compare it with there."""
+"""How many recent conversations to compare a request with before searching the index, and how many
+of the equal replies that the index finds."""
 
 
 class ConversationBook:
     """All conversations of one episode.
 
     Args:
-        limit: Limit of the prompts' length; a longer prompt is refused.
+        limit: The limit of a prompt's length; a longer prompt is refused.
         keeps_completed: Whether to keep a reply as sampled if its tool calls come back completed.
 
     Attributes:
         drift: How often each cause occurred.
         handoffs: How often an agent continued another agent's history.
-        latest_drift: The drift of the latest observation; None if it had none.
-        lineages: Number of token sequences begun so far.
+        latest_drift: The latest observation's drift; None if there was no drift.
+        lineages: Number of lineages begun so far.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class ConversationBook:
         renderer: PromptRenderer,
         max_chars: int | None = None,
     ) -> Conversation:
-        """The conversation of a call, with its new messages; its ``prompt()`` is the observation.
+        """Extend the conversation that a call continues; its ``prompt()`` is the observation.
 
         Args:
             request: The call.
-            caller: Task or thread that made it; among equal conversations, its own is preferred.
-            renderer: The renderer to use (``self.renderer``, or its copy for worker threads).
+            caller: Task or thread of the call; among equal conversations, its own is preferred.
+            renderer: The renderer to use: ``self.renderer``, or a copy for a worker thread.
             max_chars: Maximum number of characters to read and render here; None for no limit.
 
         Raises:
@@ -126,7 +126,7 @@ class ConversationBook:
         renderer: PromptRenderer,
         max_chars: int | None = None,
     ) -> None:
-        """Append messages that the agent does not see: corrections, a hook's reminders.
+        """Append messages that the agent does not see, such as corrections and a hook's reminders.
 
         Raises:
             LongTextError: More than ``max_chars`` characters must be rendered; nothing has changed.
@@ -138,7 +138,7 @@ class ConversationBook:
         conversation.added += messages
 
     def forget(self) -> None:
-        """Free the conversations, which refer to each other, after the last prompt."""
+        """Free the conversations, which refer to each other; call it after the last prompt."""
         for points in self._index.points.values():
             for point in points:
                 point.conversation.points = []
@@ -151,7 +151,7 @@ class ConversationBook:
     def match(
         self, request: ChatRequest, caller: str, renderer: PromptRenderer, max_chars: int | None
     ) -> "Match":
-        """Find what a request continues, without changing anything. Raises like ``observe``."""
+        """Find what a request continues; change nothing. Raises what ``observe`` raises."""
         messages, latest = request.messages, self._latest.get(caller)
         for conversation in chain([latest] if latest is not None else (), reversed(self._recent)):
             if _has_tools(request, conversation) and conversation.is_continued_by(messages):
@@ -163,9 +163,9 @@ class ConversationBook:
         return self._match_by_index(request, entries, caller, renderer, max_chars)
 
     def _next_turn(self, conversation: Conversation, entries: Sequence[Entry]) -> "Match | None":
-        """Match a conversation's plain next turn: its latest reply and the messages after it.
+        """Match entries that are a conversation's latest reply and the messages after it.
 
-        None if another assistant message follows, since it may be another agent's.
+        Return None if they are not, or if another agent may have written one of the messages.
         """
         (reply_entry, *new), reply, cause = entries, conversation.points[-1].reply, None
         if any(entry.is_assistants for entry in new):
@@ -186,7 +186,7 @@ class ConversationBook:
         renderer: PromptRenderer,
         max_chars: int | None,
     ) -> "Match":
-        """Match the last reply on the request's path through the index, or a new conversation."""
+        """Match the last reply on a request's path through the index, or make a conversation."""
         entries, places, completed = follow_echoes(
             self._index, entries, renderer, keeps_completed=self._keeps_completed
         )
@@ -214,9 +214,9 @@ class ConversationBook:
     def _replaced_speakers(
         self, places: Sequence[int], entries: Sequence[Entry], speaker: Speaker
     ) -> set[Speaker]:
-        """Agents that got a reply where a request leaves the known messages, if it does.
+        """Return the agents that got a reply at the place where a request's known messages end.
 
-        Empty if another agent's reply is there instead.
+        Empty if all messages are known, or if the next message is another agent's reply.
         """
         if len(places) == len(entries):
             return set()
@@ -229,9 +229,9 @@ class ConversationBook:
     def _last_replies(
         self, request: ChatRequest, entries: Sequence[Entry], caller: str, places: Sequence[int]
     ) -> tuple[Point | None, Point | None]:
-        """The last known reply on a request's path, and the last one with the same tools.
+        """Find the last known reply on a request's path, and the last reply with the same tools.
 
-        Among equal replies it prefers one that ends its conversation, then the caller's, then the
+        Among equal replies, prefer one that ends its conversation, then one of the caller, then the
         newest.
         """
         last: Point | None = None
@@ -248,9 +248,9 @@ class ConversationBook:
     def _messages_to_render(
         self, entries: Sequence[Entry], places: Sequence[int], start: int, last: Point | None
     ) -> tuple[list[Message], set[Speaker]]:
-        """The messages from ``start`` on, with the policy's replies as sampled.
+        """Return the messages from ``start`` on, with the policy's replies as sampled.
 
-        Also returns the agents that got the replies off the path to ``last``.
+        Also return the agents that got those replies that are not on the path to ``last``.
         """
         path = {point.position: point for point in last.path} if last is not None else {}
         rendered, other_authors = [entry.message for entry in entries[start:]], set[Speaker]()
@@ -323,7 +323,7 @@ class ConversationBook:
             self.latest_drift = Break(cause, where)
 
     def _where(self, match: "Match", request: ChatRequest, caller: str) -> str:
-        """The field that differs from what the agent sent before; "" if unknown."""
+        """Describe the field that differs from the agent's last request; "" if unknown."""
         speaker = match.speaker
         try:
             recent = [self._latest.get(caller), *reversed(self._recent)]
@@ -334,7 +334,7 @@ class ConversationBook:
             after = request.messages[: len(before)]
             sides = ([as_fields(message, 0) for message in side] for side in (before, after))
             return tools if match.cause is Drift.TOOLS else in_messages(*sides) or tools
-        except Exception:  # an agent's objects may raise anything, or it sent nothing before
+        except Exception:  # an agent's objects may raise anything, or this is its first request
             return ""
 
 
@@ -346,7 +346,7 @@ class Match(NamedTuple):
     known_count: int  # number of the request's messages that the conversation already has
     new: Sequence[Entry]
     rendered: list[Message]  # the new messages, with the policy's replies as sampled
-    cause: Drift | None  # None: no drift
+    cause: Drift | None  # None if there is no drift
     is_handoff: bool = False  # whether an agent continues another agent's history
 
 
@@ -380,7 +380,7 @@ def _insert_tools(tools: list[Any], messages: list[Message], renderer: PromptRen
 
 
 def count_tokens(request: ChatRequest, renderer: PromptRenderer) -> int:
-    """Number of tokens of a request's prompt.
+    """Return the number of tokens of a request's prompt.
 
     Raises:
         openai.BadRequestError: The request cannot be read or rendered.

@@ -1,11 +1,11 @@
-"""``PrefixTree``: finds the known beginnings of an episode's conversations by their content.
+"""``PrefixTree``: an index of the prefixes of an episode's conversations, by content.
 
-A *place* is a number that stands for all messages up to a point. The places form a tree, kept in
-one dict: it maps a place and the key of the next message to the place after that message. Following
-a request takes one lookup per message, however many conversations there are.
+A *place* is a number that identifies a sequence of messages. The places form a tree, stored in one
+dict that maps a place and the key of the next message to the place after that message. Following a
+request takes one lookup per message, however many conversations there are.
 
-A *speaker* is an agent, identified by its system prompt and its tools. Thanks to it, one agent's
-reply in another agent's history is not mistaken for a rewritten history.
+A *speaker* is an agent, identified by its system prompt and its tools. Speakers let evert tell one
+agent's reply in another agent's history from a rewritten history.
 """
 
 from collections import defaultdict
@@ -29,19 +29,19 @@ START = 0
 class Speaker(NamedTuple):
     """An agent, identified by its requests."""
 
-    prompt: tuple[Key, ...]  # of the system messages at the beginning
-    tools: frozenset[str]  # names
-    opening: Key  # of the message after the prompt, to distinguish an agent's conversations
+    prompt: tuple[Key, ...]  # keys of the system messages at the beginning
+    tools: frozenset[str]  # the tools' names
+    opening: Key  # key of the next message, to distinguish an agent's conversations
 
     @classmethod
     def of(cls, entries: Sequence[Entry], tools: Iterable[Any] | None) -> "Speaker":
-        """The agent that makes a request."""
+        """Return the agent that makes a request."""
         prompt = list(takewhile(lambda entry: entry.message["role"] == "system", entries))
         opening = tuple(entry.key for entry in entries[len(prompt) : len(prompt) + 1])
         return cls(tuple(entry.key for entry in prompt), frozenset(_names(tools or ())), opening)
 
     def differs_from(self, speaker: "Speaker") -> bool:
-        """Whether the system prompts differ, or each agent has a tool that the other lacks.
+        """Return whether the system prompts differ, or each agent has a tool that the other lacks.
 
         An agent that only gains or only loses tools stays the same agent.
         """
@@ -58,12 +58,12 @@ def _names(tools: Iterable[Any]) -> Iterator[str]:
 
 
 class PrefixTree(Generic[P]):
-    """The known beginnings of conversations (see the module's docstring).
+    """The known prefixes of conversations (see the module's docstring).
 
     Attributes:
-        points: Place -> the replies that end there, from old to new.
-        speakers_at: Place where replies were given -> the agents that got them.
-        replies: Key of each reply -> the agents that got it.
+        points: Maps a place to the replies that end there, from old to new.
+        speakers_at: Maps a place to the agents that got a reply there.
+        replies: Maps a reply's key to the agents that got the reply.
         agent_texts: Places after an assistant message that the agent wrote itself.
     """
 
@@ -85,7 +85,7 @@ class PrefixTree(Generic[P]):
         self._by_content.clear()
 
     def follow(self, entries: Iterable[Entry], start: int = START) -> list[int]:
-        """The place after each message from ``start`` on, until a message is unknown."""
+        """Return the places after the messages, from ``start`` up to the first unknown message."""
         places: list[int] = []
         for entry in entries:
             place = self._place_after(places[-1] if places else start, entry)
@@ -95,17 +95,17 @@ class PrefixTree(Generic[P]):
         return places
 
     def with_same_calls(self, place: int, message: Message) -> Iterable[P]:
-        """The replies at ``place`` with the calls of a message, arguments aside; newest first."""
+        """Return the replies at ``place`` with a message's calls, arguments aside; newest first."""
         return reversed(self._by_calls.get((place, call_names(message.get("tool_calls", ()))), ()))
 
     def with_same_content(self, place: int, entry: Entry) -> P | None:
-        """The latest reply at ``place`` that equals a message apart from call ids, or None."""
+        """Return the latest reply at ``place`` that equals a message up to call ids, if any."""
         key = entry.key if entry.message.get("tool_calls") else None
         is_reply = isinstance(key, tuple) and key[0] == "reply"
         return self._by_content.get((place, key_without_ids(key))) if is_reply else None
 
     def enter(self, place: int, entries: Iterable[Entry]) -> int:
-        """Add the messages after a place; return the place after them."""
+        """Add messages after a place, and return the place after them."""
         for entry in entries:
             next_place = self._place_after(place, entry) if entry.is_assistants else None
             if next_place is None:
@@ -123,7 +123,7 @@ class PrefixTree(Generic[P]):
         return next_place
 
     def add(self, point: P, reply: Reply, speaker: Speaker, place: int, before: Key | None) -> int:
-        """Add a reply that was given at ``place``; ``before`` is the key of the message before it.
+        """Add a reply given at ``place``, after the message with the key ``before``.
 
         Returns:
             The place after the reply.
@@ -140,7 +140,7 @@ class PrefixTree(Generic[P]):
         return after
 
     def latest_equal(self, entry: Entry, before: Key | None) -> P | None:
-        """The latest reply that equals an agent's message, or None.
+        """Return the latest reply that equals an agent's message, if any.
 
         Replies without tool calls may be equal by chance, so the preceding message must be equal
         too.

@@ -13,7 +13,7 @@ class Entry(NamedTuple):
     """A message of a request.
 
     Attributes:
-        message: In the form that renderers take.
+        message: The message in the form that renderers take.
         key: Its ``message_key``, or ``key_as_reply`` for an assistant message.
     """
 
@@ -22,13 +22,13 @@ class Entry(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> "Entry":
-        """A message with its key."""
+        """Compute a message's key."""
         is_reply = message["role"] == "assistant"
         return cls(message, key_as_reply(message) if is_reply else message_key(message))
 
     @property
     def is_assistants(self) -> bool:
-        """Whether it is an assistant message, sampled or written by the agent."""
+        """Whether it is an assistant message, sampled or written by the agent itself."""
         return self.message["role"] == "assistant"
 
 

@@ -4,10 +4,10 @@ The rules, in the order they are checked:
 
     1. The episode ends, with a finite reward.
     2. Every observation is a non-empty prompt of tokens in the tokenizer's vocabulary.
-    3. Every observation is the renderer's own prompt for the conversation: the same tokens, or
-       different tokens for the same text, since sampled tokens are kept.
+    3. Every observation is the renderer's own prompt for the conversation. The tokens may differ if
+       the text is the same, since sampled tokens are kept.
     4. A step after the end is refused.
-    5. If the Env is closed at a call, the agent ends and leaves no task or thread running.
+    5. If the Env is closed during a call, the agent ends and leaves no task or thread running.
     6. The agent handles empty, cut and malformed replies, or raises an exception.
 
 The tests have a deliberately broken agent for each rule.
@@ -30,10 +30,10 @@ from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 DEFAULT_REPLIES = ("Hello.", "Guess: 5", "yes", "I am 7", '{"answer": 42}')
-"""The model's replies, in order, over and over."""
+"""The model's default replies, which are repeated in order."""
 
 MAX_TURNS = 200
-"""Number of calls after which an agent is assumed never to end."""
+"""Number of calls after which ``check_env`` assumes that an agent never ends."""
 
 _Reply = tuple[list[int], ActionExtra]
 
@@ -44,16 +44,16 @@ def check_env(
     replies: Iterable[str] = DEFAULT_REPLIES,
     max_turns: int = MAX_TURNS,
 ) -> None:
-    """Check an agent by playing it in an Env; return silently if all is well.
+    """Play an agent in Envs, and raise an error if it breaks a rule.
 
     Args:
         env: An unused ``ChatAgentEnv`` (its agent, task and options are played several times), or
-            an agent that takes the client only.
-        replies: The model's replies, used over and over: texts that lead your agent to its end.
+            an agent that takes only the client.
+        replies: The model's replies, which are repeated in order. They must make your agent end.
         max_turns: Number of calls after which an agent is assumed never to end.
 
     Raises:
-        EnvCheckError: A rule is broken; the message names it and says what to do.
+        EnvCheckError: A rule is broken; the message names the rule and says what to do.
         AgentError, AgentTimeoutError, RewardError: The agent failed; see ``ChatAgentEnv.step``.
         InvalidAgentError: ``env`` is not an agent.
     """
@@ -117,7 +117,7 @@ class _Check:
     async def _play(
         self, env: ChatAgentEnv, turns: int, replies: Sequence[_Reply], *, checks: bool = False
     ) -> StepResult | InitialObservationOverflow | None:
-        """How an episode ends within ``turns`` turns; None: it does not end."""
+        """Return how an episode ends within ``turns`` turns; None if it does not end."""
         first = await env.initial_observation()
         if isinstance(first, InitialObservationOverflow):
             return first
@@ -141,7 +141,7 @@ class _Check:
         except AgentError as error:
             error.add_note(
                 f"The replies were {self._replies_text}. If the agent may raise at such replies, "
-                "pass replies=[...] that lead it to its end, or an Env with on_agent_error=."
+                "pass replies=[...] that make it end, or an Env with on_agent_error=."
             )
             raise
         finally:
@@ -150,7 +150,7 @@ class _Check:
             return env.turns
         raise EnvCheckError(
             f"Rule 1: the agent {self._name} made {self._max_turns} model calls and did not end. "
-            "Limit its loop, or pass replies=[...] that lead it to its end (or a larger max_turns)."
+            "Limit its loop, or pass replies=[...] that make it end (or a larger max_turns)."
         )
 
     def _check_prompt(self, prompt: FlatPrompt, env: ChatAgentEnv, turn: int) -> None:
@@ -162,8 +162,8 @@ class _Check:
         bad = [t for t in prompt if isinstance(t, int) and not 0 <= t < vocabulary]
         if bad:
             raise EnvCheckError(
-                f"Rule 2: the observation of turn {turn} has token {bad[0]}, but the tokenizer "
-                f"has {vocabulary}. The renderer and the tokenizer do not match."
+                f"Rule 2: the observation of turn {turn} has token {bad[0]}, but the tokenizer's "
+                f"size is {vocabulary}. The renderer and the tokenizer do not match."
             )
 
     def _check_continues(self, prompt: FlatPrompt, conversation: Conversation, turn: int) -> None:
@@ -172,7 +172,7 @@ class _Check:
             raise EnvCheckError(
                 f"Rule 3: the observation of turn {turn} is not the renderer's own prompt for the "
                 f"conversation: {type(self._renderer.renderer).__name__} renders a message "
-                "differently once others follow, though it claims the extension property."
+                "differently if more messages follow, though it claims the extension property."
             )
 
     async def _check_end(self, env: ChatAgentEnv, result: StepResult) -> None:
@@ -209,7 +209,7 @@ class _Check:
             return  # raising is fine: the trainer's strategies, or on_agent_error, handle it
         except RewardError as error:
             raise EnvCheckError(
-                f"Rule 6: given {name} every time, the agent {self._name} ends without a proper "
+                f"Rule 6: if every reply is {name}, the agent {self._name} ends without a valid "
                 f"reward: {error}"
             ) from error
         finally:
@@ -217,7 +217,7 @@ class _Check:
 
 
 def _texts(prompt: FlatPrompt, renderer: PromptRenderer) -> list[object]:
-    """The text without white space and thinking tags, which replies may omit, and other chunks."""
+    """Return the text without white space and thinking tags, which may be omitted, and images."""
     chunks = [element for element in prompt if not isinstance(element, int)]
     text = renderer.decode([t for t in prompt if isinstance(t, int)])
     return [re.sub(r"</?think>|\s+", "", text), *chunks]

@@ -1,6 +1,6 @@
-"""How an episode ends: the last transition's reward, and the report it carries.
+"""How an episode ends: the last transition's reward, and its report.
 
-the agent returns                 reward, ``stop/completed`` (``stop/truncated`` if it says so)
+the agent returns                 reward, ``stop/completed`` (``stop/truncated`` if truncated)
 the agent raises                  ``AgentError``, or ``stop/agent_error`` and ``on_agent_error``
 no call and no end in time        the agent is cancelled; ``AgentTimeoutError``, or
                                   ``stop/agent_timeout`` and ``on_agent_error``
@@ -9,7 +9,7 @@ prompt over the token budget,     the agent gets a 400; if it does not handle th
 or over the model's context       ``stop/max_tokens`` or ``stop/context_overflow``, and
                                   ``context_overflow_reward``
 tool calls over the budget        ``stop/max_tool_calls``
-parse error under a policy        ``stop/parse_error`` (without a policy, the agent gets the text)
+parse error, with a parse policy  ``stop/parse_error`` (without a policy, the agent gets the text)
 ended at another seat             ``stop/peer_stopped``
 ``close()``                       the agent is cancelled; waiting calls and steps raise
 """
@@ -50,34 +50,34 @@ NO_CALL = "no_llm_call"
 """Metric and log of an episode in which the agent made no model call."""
 
 IDLE = "idle"
-"""Metric of a seat that was not called while other seats were; this is not an error."""
+"""Metric of a seat that was never called although other seats were; this is not an error."""
 
 AGENT_ERROR = "agent_error"
-"""Stop reason of an agent that raised, and the log with its exception."""
+"""Stop reason of an agent that raised, and name of the log with the exception."""
 
 AGENT_TRACEBACK = "agent_traceback"
-"""The log with its traceback."""
+"""Name of the log with the exception's traceback."""
 
 CUT_REPLY = "The model's last reply was cut at max_tokens."
-"""Added to a failure's text: the cut reply may be the reason."""
+"""Added to a failure's text, because the cut reply may be the reason."""
 
 CUT = f"{STOP_METRIC_PREFIX}length"
 """Metric of each turn: 1 if its reply was cut at its cap, else 0. The Cookbook takes the first
-``stop/...`` metric for the stop reason, so this one, which is none, comes last."""
+``stop/...`` metric as the stop reason, so this metric comes after it."""
 
 AGENT_TIMEOUT = "agent_timeout"
 """Stop reason of an agent that neither called the model nor ended in time."""
 
 MAX_REFUSALS = 8
-"""Number of consecutive refused requests that ends the episode."""
+"""Number of consecutive refused requests after which the episode ends."""
 
 TRUNCATED = "truncated"
-"""Stop reason of an episode that its agent cut short: ``Outcome(truncated=True)``."""
+"""Stop reason of an episode that the agent cut short with ``Outcome(truncated=True)``."""
 
 
 @dataclass(slots=True)
 class Ending:
-    """The end of an episode: what it adds to the last transition."""
+    """The reward, metrics and logs that the end of an episode adds to the last transition."""
 
     reward: float = 0.0
     metrics: Metrics = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Ending:
 
 @dataclass(slots=True)
 class Account:
-    """One role's episode so far, from which its ending is made.
+    """The state of one role's episode, from which its ending is made.
 
     Attributes:
         inbox: The role's inbox; None before the episode begins.
@@ -110,7 +110,7 @@ class Account:
         overflow: The 400 of the latest call, if its prompt was too long; else None.
         was_cut: Whether the latest reply was cut at its cap.
         given_up: Number of actions whose replies the agent never read.
-        turns, sampled: Number of actions so far, and of their tokens.
+        turns, sampled: Number of actions so far, and number of sampled tokens.
     """
 
     agent: str
@@ -140,7 +140,7 @@ class Account:
         return metrics
 
     def take_notes(self, metrics: Metrics, logs: Logs) -> float:
-        """Move the agent's notes on the latest turn into its transition; return their reward."""
+        """Move the notes on the latest turn into ``metrics`` and ``logs``; return their reward."""
         reward = 0.0
         if self.inbox is not None:
             for note in self.inbox.notes.take(self.turns - 1):
@@ -148,7 +148,7 @@ class Account:
         return reward
 
     def take_late_reward(self) -> float:
-        """Take the notes on transitions that have already been returned; return their reward."""
+        """Remove the notes on transitions that were already returned; return their reward."""
         late = self.inbox.notes.take_late() if self.inbox is not None else []
         return sum(put_note(note, {}, {}) for note in late)
 
@@ -183,8 +183,8 @@ class Account:
             share: This role's share of the return value.
 
         Raises:
-            AgentError: The agent raised (unless ``on_agent_error`` scores that).
-            RewardError: It ended without a valid reward.
+            AgentError: The agent raised, and ``on_agent_error`` is None.
+            RewardError: The agent ended without a valid reward.
         """
         if error is None:
             rewarded = self.inbox is not None and self.inbox.notes.rewarded
@@ -215,7 +215,7 @@ class Account:
         """Make the ending of an episode whose agent neither called the model nor ended in time.
 
         Raises:
-            AgentTimeoutError: Always, unless ``on_agent_error`` scores that.
+            AgentTimeoutError: ``on_agent_error`` is None.
         """
         text = self.explained(str(error))
         if self.settings.on_agent_error is None:
@@ -226,10 +226,10 @@ class Account:
         """Make the ending of an episode with ``MAX_REFUSALS`` consecutive refusals.
 
         Raises:
-            AgentError: Always, unless ``on_agent_error`` scores that.
+            AgentError: ``on_agent_error`` is None.
         """
         text = self.explained(
-            f"The agent {self.agent} made {MAX_REFUSALS} requests in a row that were refused; the "
+            f"The agent {self.agent} made {MAX_REFUSALS} requests in a row that were refused. The "
             f"last refusal: {error}"
         )
         if self.settings.on_agent_error is None:
@@ -242,7 +242,7 @@ class Account:
         return ending
 
     def explained(self, text: str) -> str:
-        """Return a failure's text with hints that may explain it."""
+        """Return a failure's text with hints that may explain the failure."""
         candidates = [CUT_REPLY * self.was_cut, *(hint() for hint in self.hints)]
         hints = [hint for hint in candidates if hint and hint not in text]
         if hints and text and text[-1] not in ".!?":
@@ -251,7 +251,7 @@ class Account:
 
 
 def put_note(note: Note, metrics: Metrics, logs: Logs) -> float:
-    """Put a note into ``metrics`` or ``logs``; return its reward, 0.0 for other notes."""
+    """Put a metric or log into ``metrics`` or ``logs``; return a reward's value, else 0.0."""
     if note.kind == "reward":
         return float(note.value)
     if note.kind == "metric":
@@ -264,8 +264,8 @@ def put_note(note: Note, metrics: Metrics, logs: Logs) -> float:
 def comes_from(error: BaseException | None, origin: BaseException) -> bool:
     """Whether ``error`` or one of its causes is ``origin``, or has its code or message.
 
-    An SDK that gets the error over a transport or a socket raises its own exception: with the same
-    code (OpenAI's), or with a message that contains this one (Anthropic's, Google's).
+    An SDK that gets the error over a transport or a socket raises its own exception, either with
+    the same code (OpenAI) or with a message that contains the error's (Anthropic, Google).
     """
     code, message = getattr(origin, "code", None), str(origin)
     depth = 0

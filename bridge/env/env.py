@@ -1,8 +1,8 @@
 """``ChatAgentEnv``: an agent function as a ``tinker_cookbook.rl.types.Env``.
 
-The Env starts the agent (``episode.py``), returns its first call as the observation
-(``matching.py``), gives it the reply that ``step`` brings (``turns.py``), and continues until the
-episode ends (``endings.py``). This file is the interface for trainers and users.
+The Env starts the agent (``episode.py``), returns the prompt of its first call as the observation
+(``matching.py``), gives the agent the reply that ``step`` receives (``turns.py``), and continues
+until the episode ends (``endings.py``). This file is the interface for trainers and users.
 """
 
 import asyncio
@@ -57,9 +57,9 @@ class ChatAgentEnv(Env):
 
     Args:
         agent: ``(client)`` or ``(client, task)``; ``async def``, or a plain function, which runs in
-            its own thread. Its return value is the reward (or an ``Outcome``).
+            its own thread. It returns the reward (or an ``Outcome``).
         task: The agent's task. If omitted, the agent is called without a task.
-        seed: Seed for the agent (``client.seed``, ``client.rng``). None: a random one.
+        seed: Seed for the agent (``client.seed``, ``client.rng``). None: a random seed.
         **options: ``renderer``, ``policy_names``, ``limits``, ``context_length``,
             ``agent_timeout``, ``on_agent_error``, ``on_truncation``, ``parse_error_policy``,
             ``context_overflow_reward``, ``close_timeout``, ``models``, ``model_timeout``,
@@ -71,7 +71,7 @@ class ChatAgentEnv(Env):
         transcript: The agent's requests, if they are recorded (``Recorder.watch``); else None.
         turn_lineages: The lineage (token sequence) of each action so far, in order.
         turn_callers: For each action, the task or thread whose call it answered.
-        open_calls: The calls made while others wait for their replies (for rollout strategies).
+        open_calls: The calls that overlap with other calls (for rollout strategies).
 
     Raises:
         InvalidAgentError: ``agent`` is not an agent, or does not take these arguments.
@@ -79,7 +79,7 @@ class ChatAgentEnv(Env):
         RendererMismatchError: ``renderer`` is not a renderer.
         TypeError, ValueError: An option does not exist, or its value is invalid.
 
-    Like every Env it is single-use. ``close()`` aborts a rollout; a builder's ``cleanup`` calls it.
+    An Env can be used once. ``close()`` aborts a rollout; a builder's ``cleanup`` closes its Envs.
     """
 
     _share: Callable[[Any], Any] = staticmethod(lambda value: value)
@@ -117,8 +117,8 @@ class ChatAgentEnv(Env):
         """Start the agent and return the prompt of its first model call.
 
         If the agent ends without a call, or its first prompt is over the budget, the result is an
-        ``InitialObservationOverflow`` with the reward. A seat that is never called, while others
-        are, has the metric ``idle``.
+        ``InitialObservationOverflow`` with the reward. A seat that is never called although other
+        seats are has the metric ``idle``.
 
         Raises:
             AgentError, AgentTimeoutError, RewardError, EnvClosedError: See ``step``.
@@ -151,9 +151,9 @@ class ChatAgentEnv(Env):
             extra: ``stop_reason`` "length" means that the action was cut at its token cap.
 
         Raises:
-            AgentError: The agent raised (unless ``on_agent_error`` scores that).
-            AgentTimeoutError: It neither called nor ended within ``agent_timeout``.
-            RewardError: It ended without a valid reward.
+            AgentError: The agent raised, and ``on_agent_error`` is None.
+            AgentTimeoutError: The agent neither called nor ended within ``agent_timeout``.
+            RewardError: The agent ended without a valid reward.
             InvalidActionError: ``action`` is not a list of ids; the observation stays outstanding.
             EnvStateError: No observation is outstanding.
             EnvClosedError: The Env was closed, before or during this step.
@@ -193,7 +193,7 @@ class ChatAgentEnv(Env):
         try:
             inject = partial(self._turns.book.inject, outstanding.conversation, messages)
             await LongTexts(self._renderer).render(inject)
-            outstanding.prompt = None  # a sample taken ahead is for the old prompt
+            outstanding.prompt = None  # drops a sample in the queue, which is for the old prompt
         finally:
             observation = self._turns.hand_out(outstanding)
         return observation
@@ -203,12 +203,12 @@ class ChatAgentEnv(Env):
         self._turns.parse_errors = ParseErrors(policy)
 
     def set_max_tool_calls(self, max_tool_calls: int) -> None:
-        """Apply a runner's cap on tool calls; the lowest cap counts."""
+        """Apply a runner's cap on tool calls; the lowest cap applies."""
         self._turns.tool_budget.tighten(max_tool_calls)
 
     @property
     def rollout_limits(self) -> LiveLimits:
-        """The limits, which a runner reads every turn, including the agent's ``max_tokens``."""
+        """The limits, including the agent's ``max_tokens``, which a runner reads every turn."""
         turns = self._turns
 
         def present_cap() -> int | None:
@@ -245,9 +245,9 @@ class ChatAgentEnv(Env):
         return None if outstanding is None else outstanding.call.request
 
     def request_of(self, observation: Observation) -> ChatRequest | None:
-        """Return the agent's call behind an observation that is being sampled, or None.
+        """Return the agent's call that an observation belongs to, if it is being sampled, or None.
 
-        For policies that answer from messages. ``observation`` is the object that the policy got.
+        For policies that read messages. ``observation`` is the object that the policy got.
         """
         call = self.open_calls.call_of(observation)
         return None if call is None else call.request
@@ -260,7 +260,7 @@ class ChatAgentEnv(Env):
 
     @property
     def drift(self) -> Counter[Drift]:
-        """How often a conversation could not be continued token for token, by cause."""
+        """Number of times that a conversation could not be continued exactly, by cause."""
         return self._turns.book.drift
 
     def report(self) -> Metrics:
@@ -280,10 +280,10 @@ class ChatAgentEnv(Env):
 
     def __del__(self) -> None:
         turns: Turns | None = getattr(self, "_turns", None)
-        # A string, since this module's names are gone at interpreter exit.
+        # "running" is a string because this module's names are gone at interpreter exit.
         if turns is None or turns.episode is None or turns.episode.life != "running":
             return
-        turns.episode.drop()  # else its thread would wait forever
+        turns.episode.drop()  # otherwise the agent's thread would wait forever
         warnings.warn(
             f"A ChatAgentEnv of {self._form.name} was dropped while its agent was running; call "
             "close().",

@@ -13,7 +13,7 @@ from tinker_cookbook.rl.types import StopReason
 from evert.bridge.tokens.prompt_limit import PromptLimit
 
 ROOM = 2
-"""Tokens that a prompt must leave free; the Cookbook's runner stops when only one is left."""
+"""Tokens that a prompt must leave free: the Cookbook's runner stops when only one token is left."""
 
 MIN_CONTEXT = ROOM + 1
 
@@ -24,7 +24,7 @@ class SequenceLimits(RolloutLimits):
 
     Attributes:
         max_response_tokens: Maximum number of tokens in a sequence after its first prompt: the
-            replies, and the agent's messages between them. A longer prompt is refused like one over
+            replies, and the agent's messages between them. Longer prompts are refused, as with
             ``max_trajectory_tokens``. None: no budget.
     """
 
@@ -32,10 +32,10 @@ class SequenceLimits(RolloutLimits):
 
 
 class LiveLimits:
-    """Limits whose ``max_turn_tokens`` is the cap of the current call, if that is lower.
+    """Limits with a ``max_turn_tokens`` that is lowered to the current call's cap.
 
     A runner gets ``env.rollout_limits`` once and reads it every turn, but ``RolloutLimits`` is
-    frozen. So this object takes its place and has all its other fields.
+    frozen. This object replaces it, and has all of its other fields.
     """
 
     def __init__(self, limits: RolloutLimits, present_cap: Callable[[], int | None]) -> None:
@@ -64,9 +64,9 @@ class Budget:
         self.prompt = self._longest_prompt()
 
     def _longest_prompt(self) -> PromptLimit:
-        """The lower of the budget (``stop/max_tokens``) and the context.
+        """Return the lower of the budget and the context, with the stop reason.
 
-        ``stop/context_overflow`` is only for the context: the user did not choose it.
+        A budget that the user chose gives ``stop/max_tokens``; otherwise ``stop/context_overflow``.
         """
         budget, context, response = self.limits.max_trajectory_tokens, self._context, self._response
         tightest_of_both = tightest(budget, context)
@@ -82,12 +82,12 @@ class Budget:
         return self.limits.max_turns is None or turns < self.limits.max_turns
 
     def cap(self, max_tokens: int | None, length: int, first: int | None) -> int | None:
-        """Return the maximum length of a reply: the agent's cap, or the room left; None: no cap.
+        """Return a reply's maximum length: the agent's cap, or less room; None: no cap.
 
         Args:
             max_tokens: The agent's cap.
             length: Tokens of the prompt.
-            first: Tokens of the first prompt of its sequence; None before that.
+            first: Tokens of its sequence's first prompt; None if the sequence has no prompt yet.
         """
         context, response = self._context, self._response
         room = None if context is None else context - length
@@ -100,7 +100,7 @@ class Budget:
         Args:
             cap: The result of ``cap``.
             length: Tokens of the prompt.
-            sampled: Tokens sampled so far; the runner may meanwhile have counted more.
+            sampled: Tokens sampled so far; the runner's own count may already be higher.
         """
         max_length, max_sampled = self.limits.max_trajectory_tokens, self.limits.max_sampled_tokens
         room = None if max_length is None else max_length - length
@@ -117,5 +117,5 @@ class Budget:
 
 
 def tightest(*caps: int | None) -> int | None:
-    """Return the lowest cap; None stands for no cap."""
+    """Return the lowest cap; None means no cap."""
     return min([cap for cap in caps if cap is not None], default=None)

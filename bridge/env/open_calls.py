@@ -1,9 +1,9 @@
-"""``OpenCalls``: the calls of an Env that are made while others wait for their replies.
+"""``OpenCalls``: the calls of an Env that overlap, so that they are sampled concurrently.
 
-A lone call is sampled by the runner, so nothing changes for an agent whose calls never overlap.
-After the first overlap, every call is submitted to the policy queue as soon as it arrives. It
-becomes an observation when its sample is ready, so no call waits for another's reply. A call that
-the agent gives up before then never does.
+The runner samples a lone call, so nothing changes for an agent whose calls never overlap. After the
+first overlap, every call is submitted to the policy queue as soon as it arrives. A call becomes an
+observation when its sample is ready, so no call waits for another call's reply. A call that the
+agent gives up earlier never becomes an observation.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from evert.bridge.episode.notes import Note
 from evert.bridge.tokens.loop_budget import LONG_TEXT
 
 REACTION = 4
-"""Cycles of the event loop in which an agent may react to a reply before it gets the next one.
-Notes that other tasks make during these cycles belong to that reply."""
+"""Cycles of the event loop in which an agent may react to a reply before it gets the next reply.
+Notes that other tasks add during these cycles belong to the first reply."""
 
 
 class OpenCalls:
@@ -40,18 +40,18 @@ class OpenCalls:
 
     @property
     def max_calls(self) -> int | None:
-        """Maximum number of calls to sample at a time within the limits; None: no queue."""
+        """Maximum number of concurrent calls that the limits allow; None: there is no queue."""
         if self.queue is None:
             return None
         account = self._account
         return account.budget.calls(self.queue.max_calls, account.turns, account.sampled)
 
     def expect_overlap(self) -> None:
-        """Submit every call from now on, even lone ones."""
+        """Submit every call from now on, even if it does not overlap."""
         self.overlap = True
 
     def call_of(self, observation: Observation) -> ParkedCall | None:
-        """Return the call of an observation that is being sampled; None: no call waits."""
+        """Return the call of an observation that is being sampled; None if no call waits."""
         for call, outstanding in (
             self._account.inbox.submitted.items() if self._account.inbox else ()
         ):
@@ -66,7 +66,7 @@ class OpenCalls:
         if queue is None or inbox is None or not (self.overlap or inbox.has_calls):
             return False
         if self.max_calls is not None and self.max_calls < 1:
-            return False  # the runner will end the episode with it
+            return False  # the runner will end the episode at this call
         self.overlap = True
         budget, renderer = self._account.budget, self._account.book.renderer
         outstanding.prompt = prompt, stop = outstanding.observation(renderer)
@@ -81,11 +81,11 @@ class OpenCalls:
         return True
 
     def use(self, queue: PolicyQueue | None, *, overlap: bool = False) -> None:
-        """Submit calls to this queue from now on, including those that wait for their samples.
+        """Submit calls to this queue from now on, including calls that wait for their samples.
 
         Args:
             queue: The queue; None: the runner samples all calls.
-            overlap: Whether every call is submitted, even lone ones.
+            overlap: Whether every call is submitted, even if it does not overlap.
         """
         self.queue, self.overlap = queue, overlap
         if (inbox := self._account.inbox) is None:
@@ -93,16 +93,16 @@ class OpenCalls:
         room = (self.max_calls or 1) - 1  # one more waits for the runner
         for number, outstanding in enumerate([*inbox.submitted.values()]):
             if outstanding.sample is not None:
-                outstanding.sample.task.cancel()  # then the runner samples it
+                outstanding.sample.task.cancel()  # then the runner samples the call
             if number < room:
                 self.overlap = True
                 inbox.note_resampled(outstanding.call)
                 self.submit(outstanding)
 
     def submit_arrivals(self, sampled: Outstanding) -> None:
-        """Submit calls that arrive while the runner samples another one.
+        """Submit calls that arrive while the runner samples another call.
 
-        Calls that must be refused, or whose long text takes time, wait for the next step.
+        Calls that must be refused, or that are slow to render, wait for the next step.
         """
         inbox, max_calls, book = self._account.inbox, self.max_calls, self._account.book
         if inbox is None or max_calls is None or not sampled.call.is_waiting:
@@ -117,9 +117,9 @@ class OpenCalls:
             self.submit(Outstanding(call, conversation, book.latest_drift))
 
     async def react(self) -> None:
-        """Let the agent react to a reply if other calls wait.
+        """Give the agent time to react to a reply if other calls wait.
 
-        Otherwise the Env waits for the agent's next call or its end anyway.
+        If no call waits, the Env waits for the agent's next call or its end anyway.
         """
         inbox = self._account.inbox
         if not self.overlap and (inbox is None or not inbox.has_calls):
@@ -133,7 +133,7 @@ class OpenCalls:
         return [] if inbox is None else inbox.notes.take_late()
 
     def stop(self) -> None:
-        """Cancel the samples: the episode is over."""
+        """Cancel all samples at the end of the episode."""
         for outstanding in self._account.inbox.submitted.values() if self._account.inbox else ():
             if outstanding.sample is not None:
                 outstanding.sample.task.cancel()

@@ -1,7 +1,7 @@
 """The options of an Env: their names, meanings and defaults, in one table.
 
-``ChatAgentEnv``, ``SeatEnv``, group builders, datasets and Gymnasium all accept ``EnvOptions`` as
-keywords; ``EnvSettings`` has their defaults, and ``settings_of`` checks them.
+``ChatAgentEnv``, ``SeatEnv``, group builders, datasets and Gymnasium environments accept
+``EnvOptions`` as keywords; ``EnvSettings`` has the defaults, and ``settings_of`` checks the values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from evert.bridge.models.frozen import MODEL_TIMEOUT, FrozenModel
 
 
 class EnvOptions(TypedDict, total=False):
-    """Options of ``ChatAgentEnv``; see ``EnvSettings`` for what they mean and their defaults."""
+    """Options of ``ChatAgentEnv``; ``EnvSettings`` has their meanings and defaults."""
 
     renderer: Renderer | None
     policy_names: str | Sequence[str]
@@ -44,32 +44,31 @@ class EnvSettings:
     Attributes:
         renderer: A Cookbook renderer. None: the shipped base's tokenizer and chat format.
         policy_names: The model name, or names, under which the agent calls the policy. ``*``
-            matches any text: "*" is every name that no frozen model has, "gpt-*" every name with
-            that prefix.
+            matches any text: "*" matches all names except the frozen models', "gpt-*" all names
+            with that prefix.
         limits: The Cookbook's budgets; None: no budgets. The Env enforces ``max_turns`` and
             ``max_trajectory_tokens``, so that the agent gets an error; the runner enforces the
             others.
         context_length: Tokens of the policy's context, prompt and reply together. A longer prompt
-            gets a 400, and a reply ends with the context. None: unknown; the sampler must refuse.
+            gets a 400; a reply is cut where the context ends. None: unknown, left to the sampler.
         agent_timeout: Maximum seconds between two calls of the agent. None: no limit.
         on_agent_error: Reward of an episode whose agent raised or timed out. None: ``step`` raises
             ``AgentError`` from the agent's exception, or ``AgentTimeoutError``.
-        on_truncation: What to do with a reply cut at its token cap: "deliver" it to the agent with
+        on_truncation: What to do when a reply is cut at its token cap: "deliver" the reply with
             ``finish_reason="length"``, or "end" the episode as ``EnvFromMessageEnv`` does.
         parse_error_policy: The Cookbook's policy for replies that do not parse. None: the agent
             gets the unparsed text, and the transition has the metric ``parse_error``.
-        context_overflow_reward: Added if an overlong prompt or a cut reply ends the episode.
-        close_timeout: Seconds that ``close`` waits for the agent, twice.
+        context_overflow_reward: Added reward if an overlong prompt or a cut reply ends the episode.
+        close_timeout: Seconds that ``close`` waits for the agent after each of two cancellations.
         models: Frozen models that the agent may call, by name (``frozen.py``).
-        model_timeout: Seconds in which a frozen model must reply; else the call gets a 400 (code
-            ``model_timeout``). A ``RemoteModel`` has its own timeout. None: no limit.
+        model_timeout: Seconds in which a frozen model must reply; otherwise the call gets a 400
+            (code ``model_timeout``). A ``RemoteModel`` has its own timeout. None: no limit.
         format_retries: How often the policy is asked again for a reply that violates
             ``response_format`` or a forced ``tool_choice``. Each retry is a transition.
-        keep_completed_arguments: Whether the prompt keeps a reply as it was sampled if the agent
-            sends its tool calls back with added arguments, or with other white space at the ends of
-            lines. ``drift/completed_arguments`` counts both cases. False: a new token sequence
-            begins with what the agent sent, since only the agent's author knows that the additions
-            change nothing.
+        keep_completed_arguments: Whether the prompt keeps a reply's sampled tokens if the agent
+            sends its tool calls back with added arguments, or with different white space at line
+            ends. ``drift/completed_arguments`` counts both cases. False: a new token sequence
+            begins with the agent's version, since only its author knows if the change matters.
     """
 
     renderer: Renderer | None = None
@@ -96,7 +95,7 @@ class EnvSettings:
 def options_with_own(agent: Agent, options: EnvOptions) -> EnvOptions:
     """Return ``options`` with the agent's attribute ``env_options`` as defaults.
 
-    The lower of the two context lengths counts: a trainer passes its model's.
+    The lower of both context lengths applies, because a trainer passes its model's length.
 
     Raises:
         InvalidAgentError: The attribute is not a mapping.
@@ -119,7 +118,7 @@ def settings_of(options: EnvOptions) -> EnvSettings:
 
     Raises:
         TypeError: An option does not exist.
-        ValueError: ``on_truncation`` is unknown, or ``context_length`` has no room for a prompt.
+        ValueError: ``on_truncation`` is unknown, or ``context_length`` is too short for a prompt.
         InvalidModelError: ``policy_names`` are invalid.
     """
     names = [field.name for field in fields(EnvSettings)]
@@ -127,7 +126,7 @@ def settings_of(options: EnvOptions) -> EnvSettings:
         if name not in names:
             hint = did_you_mean(name, names)
             if name == "seats":
-                hint = " Seats are a group's: ChatAgentGroupBuilder(agent, task, seats=(...))."
+                hint = " A group has seats: ChatAgentGroupBuilder(agent, task, seats=(...))."
             raise TypeError(
                 f"ChatAgentEnv has no option {name!r}.{hint} Options: {', '.join(names)}."
             )
@@ -143,8 +142,8 @@ def settings_of(options: EnvOptions) -> EnvSettings:
     context = settings.context_length
     if context is not None and (type(context) is not int or context < MIN_CONTEXT):
         raise ValueError(
-            f"context_length is {context!r}; expected the number of tokens that the model's "
-            f"context holds, at least {MIN_CONTEXT}, or None if it is unknown."
+            f"context_length is {context!r}; expected the number of tokens in the model's "
+            f"context, at least {MIN_CONTEXT}, or None if it is unknown."
         )
     read_policy_names(settings.policy_names)
     return settings

@@ -1,4 +1,4 @@
-"""``ParallelRollouts``: calls that an agent makes at the same time are sampled at the same time.
+"""``ParallelRollouts``: a rollout strategy that samples an agent's concurrent calls concurrently.
 
 ``ParallelRollouts`` wraps another rollout strategy, so ``rl.train.main`` runs unchanged:
 
@@ -19,16 +19,16 @@ from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.policy_queue import PolicyQueue
 
 MAX_CALLS = 64
-"""Default for the number of an episode's calls that are sampled at the same time."""
+"""Default for the maximum number of an episode's calls to sample at the same time."""
 
 
 @dataclass(frozen=True)
 class ParallelRollouts(RolloutStrategy):
     """Plays groups with another strategy, but samples an agent's concurrent calls concurrently.
 
-    The other strategy decides which failures it tolerates and what it retries. For an agent whose
-    calls never overlap nothing changes, token for token. An agent's notes (rewards, metrics, logs)
-    go to the call that was answered last in the same task or thread. Envs that are not evert's are
+    The other strategy decides which failures it tolerates and what it retries. If an agent's calls
+    never overlap, its rollouts are the same, token for token. An agent's rewards, metrics and logs
+    go to the call that was answered last in the same task or thread. Other Envs than evert's are
     played as usual.
 
     Args:
@@ -54,7 +54,7 @@ class ParallelRollouts(RolloutStrategy):
 
     @property
     def catches_group_errors(self) -> bool:
-        """The other strategy's value."""
+        """Whether the other strategy catches errors of whole groups."""
         return self.inner.catches_group_errors
 
     async def execute(
@@ -69,7 +69,7 @@ class ParallelRollouts(RolloutStrategy):
         try:
             result = await self.inner.execute(_QueueGroup(env_group_builder, queue), queue)
         finally:
-            queue.cancel()  # samples that an ended rollout did not wait for
+            queue.cancel()  # a rollout may have ended without waiting for its samples
         for trajectory, env in zip(result.trajectories, result.envs, strict=True):
             _put_late_notes(trajectory, env)
         return result

@@ -1,4 +1,4 @@
-"""``Outstanding``: an observation that waits for its action. ``Turn``: the action that it got.
+"""``Outstanding``: an observation that waits for its action. ``Turn``: that action.
 
 ``Standing``: the state of an Env.
 """
@@ -18,8 +18,8 @@ from evert.bridge.episode.inbox import ParkedCall
 from evert.bridge.tokens.renderer import PromptRenderer
 
 UNTRAINED: Metrics = {PARSE_ERROR_MASKED_METRIC_KEY: 1.0, "untrained": 1.0}
-"""Metrics of a turn that is not trained on. ``trajectory_to_data`` masks turns with the first one,
-the Cookbook's metric for parse errors."""
+"""Metrics of a turn that is not trained on. ``trajectory_to_data`` masks turns that have the first
+metric, which is the Cookbook's metric for parse errors."""
 
 GIVEN_UP = "given_up"
 """Metric of a turn whose reply the agent never read; such a turn is not trained on."""
@@ -32,8 +32,8 @@ class Outstanding:
     call: ParkedCall
     conversation: Conversation
     drift: Break | None = None
-    prompt: tuple[Observation, StopCondition] | None = None  # once it is in the policy queue
-    sample: Sample | None = None  # None: the runner samples it
+    prompt: tuple[Observation, StopCondition] | None = None  # set when it enters the policy queue
+    sample: Sample | None = None  # None: the runner samples the call
 
     def cap(self, budget: Budget) -> int | None:
         """Return the cap on the reply's tokens; None: no cap. See ``Budget.cap``."""
@@ -41,7 +41,7 @@ class Outstanding:
         return budget.cap(self.call.request.max_tokens, conversation.length, conversation.first)
 
     def observation(self, renderer: PromptRenderer) -> tuple[Observation, StopCondition]:
-        """Return the prompt, and where its reply stops."""
+        """Return the prompt, and its stop condition."""
         if self.prompt is not None:
             return self.prompt
         return self.conversation.prompt(), renderer.stop_with(self.call.request.stop)
@@ -56,18 +56,18 @@ class EnvState(StrEnum):
 
 @dataclass(slots=True)
 class Standing:
-    """The state of an Env: a ``EnvState``, or the outstanding observation."""
+    """The state of an Env: an ``EnvState``, or the outstanding observation."""
 
     state: EnvState | Outstanding = EnvState.OPEN
 
     def change(self, state: EnvState | Outstanding) -> None:
-        """Change the state. A closed Env stays closed, even if a step is running."""
+        """Change the state, unless the Env is closed: it stays closed even if a step is running."""
         if not self.is_closed:
             self.state = state
 
     @property
     def outstanding(self) -> Outstanding | None:
-        """The outstanding observation; None: no observation is outstanding."""
+        """The outstanding observation, or None."""
         return self.state if isinstance(self.state, Outstanding) else None
 
     @property

@@ -1,10 +1,10 @@
 """``PolicyQueue`` samples an agent's concurrent calls before the runner asks for them.
 
-A runner samples one observation at a time; the queue sits between it and its policy. When an
-agent makes a call while others wait for their replies, the Env submits it (``open_calls.py``).
-Once the sample is ready, the Env returns the observation, and the runner gets the sample without
-waiting. So every reply still passes through the runner, with its limits, hooks and token count. The
-policy samples all other observations as usual.
+A runner samples one observation at a time; the queue sits between the runner and the policy. When
+an agent makes a call while other calls wait for their replies, the Env submits that call
+(``open_calls.py``). Once the sample is ready, the Env returns the observation, and the runner gets
+the sample without waiting. So every reply still passes through the runner, with its limits, hooks
+and token count. The policy samples all other observations as usual.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from evert.bridge.tokens.logprobs import keep_logprobs
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Sample:
-    """A sample that has begun. The queue keeps only a weak reference to it."""
+    """A sample that was started. The queue keeps only a weak reference to it."""
 
     observation: Observation
     task: "asyncio.Task[TokensWithLogprobs]"
@@ -34,14 +34,14 @@ class PolicyQueue(TokenCompleter):
     Args:
         policy: The policy that samples.
         max_calls: Maximum number of an episode's calls to sample at the same time.
-        is_timed: Whether a sample that takes too long fails; replayed ones wait for their turn.
+        is_timed: Whether a sample fails at its timeout; False for replays, which may wait longer.
     """
 
     def __init__(self, policy: TokenCompleter, max_calls: int, *, is_timed: bool = True) -> None:
         self.max_calls = max_calls
         self._is_timed = is_timed
         self._policy = policy
-        self._context = contextvars.copy_context()  # outside agents: their calls are taken over
+        self._context = contextvars.copy_context()  # made outside agents, so not taken over
         self._samples: WeakValueDictionary[int, Sample] = WeakValueDictionary()
 
     def submit(
@@ -51,7 +51,7 @@ class PolicyQueue(TokenCompleter):
         max_tokens: int | None,
         seconds: float | None,
     ) -> Sample:
-        """Start sampling an observation; the runner must later pass this same object."""
+        """Start sampling an observation; the runner must later pass the same ``observation``."""
 
         async def sampled() -> TokensWithLogprobs:
             async with asyncio.timeout(seconds if self._is_timed else None):
@@ -67,14 +67,14 @@ class PolicyQueue(TokenCompleter):
     def _ask(
         self, observation: Observation, stop: StopCondition, max_tokens: int | None
     ) -> Awaitable[TokensWithLogprobs]:
-        if max_tokens is None:  # some policies take no max_tokens
+        if max_tokens is None:  # some policies do not accept max_tokens
             return self._policy(observation, stop)
         return self._policy(observation, stop, max_tokens=max_tokens)
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """Return the sample already started, cut at ``max_tokens``, or sample now."""
+        """Return the sample that was started, cut at ``max_tokens``, or sample now."""
         sample = self._samples.pop(id(model_input), None)
         if sample is None or sample.task.cancelled():
             return await self._ask(model_input, stop, max_tokens)
@@ -89,7 +89,7 @@ class PolicyQueue(TokenCompleter):
 
 def _retrieve(task: "asyncio.Task[TokensWithLogprobs]") -> None:
     if not task.cancelled():
-        task.exception()  # else asyncio logs it, if no runner asks for the sample
+        task.exception()  # otherwise asyncio logs it if no runner asks for the sample
 
 
 def shortened(sampled: TokensWithLogprobs, max_tokens: int | None) -> TokensWithLogprobs:

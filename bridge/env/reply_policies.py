@@ -36,7 +36,7 @@ class ParseErrors:
         """Decide on a reply, and add rewards, metrics and logs to its turn.
 
         Consecutive errors are counted for each ``row`` separately. ``one_call``: whether the agent
-        allows one tool call at most, so that a valid call does not excuse an invalid one.
+        allows at most one tool call, so that a valid call does not excuse an invalid call.
         """
         if problem is None:
             if reply.finish_reason != "length" and self._in_a_row:
@@ -62,7 +62,7 @@ class ParseErrors:
         return Verdict.END
 
     def correction(self, problem: Problem) -> Message:
-        """The message that asks for the reply again."""
+        """Return the message that asks the policy for the reply again."""
         assert self.policy is not None
         content = self.policy.retry_message_template.format(details=problem[1])
         return Message(role="user", content=content)
@@ -70,7 +70,7 @@ class ParseErrors:
 
 @dataclass(slots=True)
 class FormatRetries:
-    """Asks again for replies in a wrong format, at most ``limit`` times in a row."""
+    """Asks the policy again for replies in a wrong format, at most ``limit`` times in a row."""
 
     limit: int
     _in_a_row: Counter[object] = field(default_factory=Counter, init=False)
@@ -100,13 +100,13 @@ class FormatRetries:
 
 @dataclass(slots=True)
 class ToolBudget:
-    """The number of tool calls an episode may still make; if ``limit`` is None, any number."""
+    """Counts an episode's tool calls, and allows at most ``limit``; None: any number."""
 
     limit: int | None
     _calls: int = field(default=0, init=False)
 
     def tighten(self, limit: int) -> None:
-        """Apply another limit; the lower of the two counts."""
+        """Apply another limit; the lower limit applies."""
         self.limit = limit if self.limit is None else min(limit, self.limit)
 
     def allow(self, reply: Reply) -> tuple[Reply, bool]:

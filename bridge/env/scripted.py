@@ -1,4 +1,4 @@
-"""``ScriptedPolicy``: a policy that plays a list of texts, for tests of agents without a model."""
+"""``ScriptedPolicy``: a policy with replies from a list, to test agents without a model."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
@@ -17,17 +17,17 @@ class ScriptedPolicy(TokenCompleter):
     """A ``TokenCompleter`` whose replies are written in advance.
 
     Args:
-        replies: One per call, or, for several episodes at once, a function (async or not) from
-            prompt text to reply.
-        renderer: The Env's renderer; None: the default one.
+        replies: One reply per call, or, for several episodes at once, a function (async or not)
+            from prompt text to reply.
+        renderer: The Env's renderer; None: the default renderer.
         logprob: The log-probability of every token.
 
     A reply ends with the renderer's end-of-turn token unless it is longer than ``max_tokens``.
-    ``prompts`` keeps the prompts' texts, ``actions`` the tokens played.
+    ``prompts`` keeps the prompts' texts, ``actions`` the replies' tokens.
 
     Raises:
-        InvalidModelError: ``replies`` is a single text, or a reply is not a text.
-        IndexError: There were more calls than texts.
+        InvalidModelError: ``replies`` is a single string, or a reply is not a string.
+        IndexError: There were more calls than replies.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class ScriptedPolicy(TokenCompleter):
     ) -> None:
         if isinstance(replies, str):
             raise InvalidModelError(
-                f"The replies are one text, {repr_of(replies)}; expected a list of texts, one for "
-                "each call, or a function: ScriptedPolicy(lambda prompt: 'yes')."
+                f"The replies are one string, {repr_of(replies)}; expected a list of strings, one "
+                "for each call, or a function: ScriptedPolicy(lambda prompt: 'yes')."
             )
         self._replies = replies if callable(replies) else list(replies)
         self._renderer = prompt_renderer(renderer)
@@ -62,7 +62,7 @@ class ScriptedPolicy(TokenCompleter):
             reply = await reply
         if not isinstance(reply, str):
             kind = type(reply).__name__
-            raise InvalidModelError(f"The reply is {repr_of(reply)} ({kind}); expected a text.")
+            raise InvalidModelError(f"The reply is {repr_of(reply)} ({kind}); expected a string.")
         tokens = self._renderer.encode(reply) + self._renderer.end_tokens[:1]
         cut = max_tokens is not None and len(tokens) > max_tokens
         tokens = tokens[:max_tokens]

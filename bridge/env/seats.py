@@ -4,15 +4,15 @@
 
 The agent gets a role's client with ``client.seat("judge")``, or uses the model name
 ``evert/judge``. It runs once per episode, and each role's calls are the observations of that role's
-Env. It returns one reward for all, or a dict with one per seat. An episode that ends at one seat (a
-limit, an overflow, an aborted rollout) ends at all seats: the others stop with
+Env. It returns one reward for all seats, or a dict with a reward per seat. If an episode ends at
+one seat (a limit, an overflow, an aborted rollout), it ends at all seats: the other seats stop with
 ``stop/peer_stopped`` and keep their rewards.
 
 A frozen model may play a seat, without an Env: ``seats=("player",), models={"evert/judge": ...}``.
 
 An episode begins when all of its seats are taken. A strategy that retries failed trajectories asks
 its builder for one Env at a time. ``SeatGroup`` then returns the seats of a new episode one by one,
-so that whole episodes are retried, and it stops a seat from waiting for partners in vain.
+so that whole episodes are retried. It also closes an episode whose missing seats will never come.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from evert.bridge.models.frozen import FrozenModel
 T = TypeVar("T")
 
 LONE_SEAT_PATIENCE = 1.0
-"""Seconds that a seat waits when no remaining Env could fail and bring the missing seats."""
+"""Seconds that a seat waits for missing seats once all remaining Envs of the group wait."""
 
 
 def frozen_seats(models: Mapping[str, object] | None) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def check_seats(seats: Sequence[str], frozen: Sequence[str] = ()) -> None:
     """Check the names of seats.
 
     Raises:
-        InvalidDatasetError: They are not different non-empty strings, or there is only one.
+        InvalidDatasetError: The names are not different non-empty strings, or there is only one.
     """
     if (
         isinstance(seats, str)
@@ -109,7 +109,7 @@ def episode_envs(
     seed: int | None = None,
     **options: Unpack[EnvOptions],
 ) -> list[ChatAgentEnv]:
-    """Return the Envs of one episode: a single one, or one per seat.
+    """Return the Envs of one episode: a single Env, or one Env per seat.
 
     Raises:
         EvertError: Same as ``ChatAgentEnv`` and ``seat_envs``.
@@ -141,7 +141,7 @@ class SeatGroup:
         self._seats = tuple(seats)
         self.roles = (*seats, *frozen)
         self._next_seats: list[SeatEnv] = []
-        self._waits: dict[SeatEnv, bool] = {}  # whether each Env that is not over is waiting
+        self._waits: dict[SeatEnv, bool] = {}  # Env that is not over -> whether it is waiting
 
     def new_episode(self, seed: int | None = None) -> "list[SeatEnv]":
         """Return the Envs of a new episode, one per seat."""
@@ -166,7 +166,7 @@ class SeatGroup:
         self._check_lone_seats()
 
     def note_begun(self, table: "_SeatTable") -> None:
-        """Note that an episode begins: its seats no longer wait."""
+        """Note that an episode begins, so that its seats no longer wait."""
         self._waits.update({env: False for env in self._waits if env.table is table})
 
     def note_over(self, env: "SeatEnv") -> None:
@@ -175,7 +175,7 @@ class SeatGroup:
         self._check_lone_seats()
 
     def _check_lone_seats(self) -> None:
-        """Give up waiting seats once no remaining seat could fail and be retried."""
+        """Release the waiting seats after a while if all remaining seats wait."""
         if self._waits and all(self._waits.values()):
             asyncio.get_running_loop().call_later(LONE_SEAT_PATIENCE, self._release_lone_seats)
 
@@ -213,7 +213,7 @@ class _SeatTable:
                 f"The episode was closed before its agent began: the seat {seat!r} waited for "
                 f"{', '.join(missing)}. Play all seats of an episode at the same time. (A strategy "
                 "that keeps partial groups, like MinViableGroup, may retry one seat without the "
-                "others; RetryOnFailure retries all.)"
+                "others; RetryOnFailure retries all seats.)"
             )
         return self.episode, self.episode.routes.seats[seat]
 
@@ -241,7 +241,7 @@ class SeatEnv(ChatAgentEnv):
         """Refuse: a seat cannot be renewed alone.
 
         Raises:
-            EnvStateError: Always: an episode's seats are made together.
+            EnvStateError: Always, because an episode's seats are made together.
         """
         raise EnvStateError(
             f"The seat {self.seat!r} cannot be renewed alone: make all seats of a new episode with "
@@ -292,7 +292,7 @@ class SeatEnv(ChatAgentEnv):
         if loop is not None and loop is not asyncio.get_running_loop() and loop.is_running():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.close(), loop))
             return
-        self.table.settled.set()  # a seat that waits for others learns that it is over
+        self.table.settled.set()  # ends the wait of a seat for other seats
         await self._turns.close(self.table.episode)
         self._group.note_over(self)
 
@@ -303,6 +303,6 @@ def _share_of(seat: str, seats: Sequence[str], value: Any) -> Any:
     if set(value) != set(seats):
         raise RewardError(
             f"The agent returned rewards for {', '.join(map(str, value)) or 'no seat'}; its "
-            f"seats are {', '.join(seats)}. Return one for each, or one number for all."
+            f"seats are {', '.join(seats)}. Return a reward for each seat, or one number for all."
         )
     return value[seat]

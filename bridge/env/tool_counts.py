@@ -1,7 +1,7 @@
-"""What transitions say about a rollout: who called, drift, and lost tool calls.
+"""Metrics and logs that transitions have on callers, drift and lost tool calls.
 
-If a policy writes tool calls in a format that its renderer does not parse, all of them are lost,
-and the reward alone does not show it. The counts in the last transition's metrics do.
+If a policy writes tool calls in a format that its renderer does not parse, all calls are lost. The
+reward alone does not show this, but the counts in the last transition's metrics do.
 """
 
 import re
@@ -17,7 +17,7 @@ CALLER = "caller"
 LINEAGE = "lineage"
 DRIFT = "drift"
 DRIFT_AT = "drift_at"
-"""Log keys: who called, the token sequence, why it broke, which message field differed."""
+"""Log keys: the task or thread that called, the lineage, why it ended, which field differed."""
 
 MARKUP = re.compile(
     r"</?tool_call|<function=|<\|python_tag\|>|<\|tool_call|\[TOOL_CALLS\]|<｜tool"
@@ -35,7 +35,7 @@ def drift_logs(drift: Break) -> Logs:
 
 
 class ToolCounts:
-    """Counts of an episode's tool calls, by metric."""
+    """Counts an episode's tool calls, by metric."""
 
     def __init__(self) -> None:
         names = ("offered", "calls", "calls_unparsed", "markup_in_text")

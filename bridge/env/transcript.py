@@ -1,6 +1,6 @@
-"""``Transcript``: an agent's calls, kept by an Env that is recorded.
+"""``Transcript``: an agent's calls, which an Env keeps if it is recorded.
 
-For each call it keeps only the new messages: those after the reply that the call continues.
+For each call, it keeps only the new messages: those after the reply that the call continues.
 """
 
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ class AnsweredCall:
     request: ChatRequest  # without messages
     after: int | None
     messages: list[Any]
-    retried_turn: int | None  # the turn that this one retries
-    added: list[Message]  # put into the prompt after ``messages`` or that reply
+    retried_turn: int | None  # the turn that this turn retries
+    added: list[Message]  # messages that the agent did not send, such as corrections
     key: tuple[Conversation, int]
     points: list[Point]
     overlaps: bool
@@ -31,7 +31,7 @@ class Transcript:
     """The calls of one Env, in the order in which they were answered.
 
     Attributes:
-        calls: One per action.
+        calls: One call per action.
     """
 
     def __init__(self) -> None:

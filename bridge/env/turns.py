@@ -45,7 +45,7 @@ class Turns:
     ``share`` returns this Env's share of the agent's return value.
 
     Attributes:
-        episode: None before it begins.
+        episode: The episode; None before it begins.
         standing: The state of the Env.
     """
 
@@ -100,15 +100,15 @@ class Turns:
         if outstanding is None:
             raise EnvStateError(
                 "No observation is outstanding. Call initial_observation() first, then step() once "
-                "per observation, and never after episode_done (not even a hook can continue "
-                "an episode whose agent has ended); got a step out of turn."
+                "per observation, and never after episode_done (a hook cannot continue an episode "
+                "whose agent has ended)."
             )
         self.standing.change(EnvState.OPEN)
         return outstanding
 
     def _on_call(self) -> None:
         outstanding = self.standing.outstanding
-        if outstanding is not None:  # else a running step will take the call
+        if outstanding is not None:  # otherwise a running step will take the call
             self.open_calls.submit_arrivals(outstanding)
 
     # -- the action ------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class Turns:
         row = call if self.open_calls.overlap else None
         self.account.was_cut = turn.truncated
         reply, problem = await self._long_texts.render(partial(self._read, outstanding, turn))
-        if not call.is_waiting:  # the agent will not read the reply, so it is not judged
+        if not call.is_waiting:  # the agent will not read the reply, so the reply is not judged
             turn.metrics |= UNTRAINED
             return await self._advance()
         if turn.truncated and self._settings.on_truncation == "end":
@@ -177,7 +177,7 @@ class Turns:
     def _read(
         self, outstanding: Outstanding, turn: Turn, renderer: PromptRenderer, limit: int | None
     ) -> tuple[Reply, Problem | None]:
-        """The reply of an action, cut at the agent's ``max_tokens``."""
+        """Return the reply of an action, cut at the agent's ``max_tokens``."""
         check_tokens(len(turn.tokens), limit)
         request = outstanding.call.request
         conversation, cap = outstanding.conversation, request.max_tokens
@@ -196,14 +196,14 @@ class Turns:
         reply, problem = read(turn.tokens, turn.truncated)
         if cap is None or len(turn.tokens) <= cap:
             return reply, problem
-        # A runner with its own limits does not know the agent's cap.
+        # The runner uses its own limits and does not know the agent's cap.
         short, _ = read(turn.tokens[:cap], truncated=True)
         return replace(short, parsed=reply.parsed), None
 
     async def _ask_again(
         self, outstanding: Outstanding, turn: Turn, reply: Reply, correction: Message
     ) -> Upcoming:
-        """Put an invalid action, which the agent never sees, and its correction into the prompt."""
+        """Add an invalid action, which the agent never sees, and a correction to the prompt."""
         if (reason := self._stop_reason()) is not None:
             return await self._stop(reason)
         conversation = outstanding.conversation
@@ -249,7 +249,7 @@ class Turns:
                 return upcoming
 
     async def _prepare(self, call: ParkedCall) -> Upcoming | None:
-        """The prompt of a call, or the end; None: the call was refused, and the agent continues."""
+        """Return a call's prompt or the end; None if it was refused and the agent continues."""
         if (reason := self._stop_reason()) is not None:
             return await self._stop(reason)
         try:
@@ -262,7 +262,7 @@ class Turns:
         return Outstanding(call, conversation, self.book.latest_drift)
 
     def _stop_reason(self) -> StopReason | None:
-        """The reason why no further turn is allowed; None if one is."""
+        """Return why no further turn is allowed; None if another turn is allowed."""
         if self.account.stop_reason is None and not self.budget.has_turn(self.account.turns):
             return StopReason.MAX_TURNS
         return self.account.stop_reason
@@ -285,11 +285,11 @@ class Turns:
         return self.account.ending(reason)
 
     def check_usable(self) -> None:
-        """Check that the Env was not closed, and that this is its event loop.
+        """Check that the Env was not closed, and that it is used on its event loop.
 
         Raises:
             EnvClosedError: The Env was closed.
-            EnvStateError: This is another event loop.
+            EnvStateError: The current event loop is not the Env's.
         """
         if self.standing.is_closed:
             raise EnvClosedError(
@@ -330,6 +330,6 @@ class Turns:
         return await episode.close(self._settings.close_timeout)
 
     def forget(self) -> None:
-        """Release the conversations and stop sampling: no more prompts follow."""
+        """Release the conversations and stop sampling, since no more prompts follow."""
         self.book.forget()
         self.open_calls.stop()

@@ -34,7 +34,7 @@ FORMS = (
     "An agent has one of three forms: agent(client); agent(client, task); or, if it builds its own "
     "client, agent() or agent(task). The parameter for the client is called 'client'."
 )
-"""The end of every error message about a callable that has none of the forms."""
+"""The end of every error message about a callable that has none of these forms."""
 
 
 class NoTask:
@@ -62,12 +62,12 @@ ENV_STOP: Final = "env_stop/"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of an episode, with more than a reward.
+    """The result of an episode, for agents that return more than a reward.
 
     Attributes:
         reward: Added to the last transition. None if all reward came from ``client.reward``.
-        metrics: Numbers for curves; they join the last transition's metrics.
-        logs: Text or numbers for people; they join the last transition's logs.
+        metrics: Numbers to plot, added to the last transition's metrics.
+        logs: Text or numbers to read, added to the last transition's logs.
         truncated: Whether the agent cut the episode short, for example because of a time limit;
             sets ``stop/truncated`` and Gymnasium's ``truncated``.
     """
@@ -109,7 +109,7 @@ def agent_name(agent: object) -> str:
 
 
 _forms: WeakKeyDictionary[FunctionType, dict[tuple[str, ...], AgentForm]] = WeakKeyDictionary()
-"""Forms by function and roles: every episode needs one, and reading a signature is slow."""
+"""A cache of forms by function and roles: each episode needs one, and signatures are slow."""
 
 
 def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
@@ -144,12 +144,12 @@ def _inspect(agent: Agent, roles: tuple[str, ...]) -> AgentForm:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidAgentError(
             f"The agent {name} is a generator function; an agent runs to its end and returns its "
-            "reward. Replace `yield` by calls to the client and `return` the reward."
+            "reward. Replace `yield` with calls to the client, and `return` the reward."
         )
     is_async = inspect.iscoroutinefunction(function)
     try:
         signature = inspect.signature(agent)
-    except (TypeError, ValueError):  # a builtin without a signature: the call will tell
+    except (TypeError, ValueError):  # a builtin has no signature; wrong arguments fail at the call
         return AgentForm(name, is_async, roles)
     form = AgentForm(name, is_async, *_arguments(agent, signature, roles))
     _check_arguments(form, signature, roles)
@@ -166,7 +166,7 @@ def unwrapped(agent: Any) -> Any:
 def _arguments(
     agent: Agent, signature: inspect.Signature, roles: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """The roles that are passed by position, and (parameter, role) pairs passed by name."""
+    """Return the roles passed by position, and the (parameter, role) pairs passed by name."""
     parameters = signature.parameters
     missing = [role for role in roles if role not in _bound_names(agent)]
     positional: list[str] = []
@@ -195,7 +195,7 @@ def _bound_names(agent: Agent) -> set[str]:
 def _role(
     parameter: inspect.Parameter, missing: Sequence[str], parameters: Mapping[str, object]
 ) -> str | None:
-    """The role of a parameter; None if it keeps its default."""
+    """Return the role of a parameter; None if the parameter keeps its default."""
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         return None
     if parameter.name in (CLIENT, TASK):
@@ -230,11 +230,11 @@ def reward_of(value: object, where: str) -> float:
     Raises:
         RewardError: ``value`` is not a finite number; the message begins with ``where``.
     """
-    # bool, int, float, Fraction, numpy scalars (only bool_ is not registered as Real)
+    # bool, int, float, Fraction and NumPy scalars (all but bool_ are registered as Real)
     if isinstance(value, (numbers.Real, np.bool_)):
         try:
             reward = float(value)
-        except Exception:  # an int too large for a float, or anything from an agent's own class
+        except Exception:  # an int too large for a float, or an error of the agent's own class
             reward = math.inf
         if math.isfinite(reward):
             return reward
@@ -260,8 +260,8 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
         if inspect.iscoroutine(value):
             value.close()
         raise RewardError(
-            f"The agent {name} returned an awaitable, not a reward: it is a plain function that "
-            "calls an async one. Declare it `async def` and `return await ...`."
+            f"The agent {name} returned an awaitable, not a reward, because it is a plain function "
+            "that calls an async one. Declare it `async def`, and `return await ...`."
         )
     outcome = value if isinstance(value, Outcome) else Outcome(reward=value)  # type: ignore[arg-type]
     outcome = with_checked_notes(outcome, f"in the Outcome of the agent {name}")
@@ -270,7 +270,7 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
             return outcome
         raise RewardError(
             f"The agent {name} ended without a reward: it returned {repr_of(value)} and never "
-            "called client.reward(x). Return a number (0.0 if you mean that) or call client.reward."
+            "called client.reward(x). Return a number (0.0 for no reward) or call client.reward."
         )
     reward = reward_of(outcome.reward, f"The reward returned by the agent {name}")
     return replace(outcome, reward=reward)

@@ -1,14 +1,14 @@
-"""An episode: one run of an agent, its states, and what to release at its end.
+"""An episode: one run of an agent, its states, and the resources released at its end.
 
 The agent is started once, as a task on the Env's loop or in its own thread. Its calls arrive
 through ``call`` and ``call_blocking``, from any task, thread or event loop. The route table says
-which inbox they wait in, or which frozen model answers. An episode has three states:
+in which inbox a call waits, or which frozen model answers it. An episode has three states:
 
     running   the agent may call
     ended     the agent function has ended; later calls are refused (``EpisodeEndedError``)
     closed    the Env was closed: calls are refused (``EnvClosedError``), the agent is cancelled
 
-One ``AsyncExitStack`` releases what was opened for the agent (a URL) when the episode is over.
+When the episode is over, an ``AsyncExitStack`` releases what was opened for the agent (a URL).
 """
 
 import asyncio
@@ -38,14 +38,14 @@ from evert.bridge.errors import (
 )
 
 REFUSALS_BEFORE_ABORT = 3
-"""This many calls after the end get an ordinary error; further calls get ``AgentAborted``."""
+"""Number of calls after the end that get an ordinary error; later calls get ``AgentAborted``."""
 
 JOINED_AT_ONCE = 0.005
-"""Seconds to wait for an agent's thread that has no more work."""
+"""Seconds to wait for an agent's thread to end after the agent function has ended."""
 
 _detached_tasks: set["asyncio.Task[None]"] = set()
-"""Tasks that nobody awaits: agents that ignore cancellation, and releases. Garbage collection of
-one would resume it or lose it."""
+"""Tasks that nobody awaits: agents that ignore cancellation, and releases. They are kept here
+because a garbage-collected task would be resumed or lost."""
 
 
 class EpisodeState(StrEnum):
@@ -62,14 +62,14 @@ class Episode:
     Args:
         roles: The model names of each trained role: one role, or one role per seat.
         frozen: The functions that answer calls to frozen models, by name.
-        seed: Seed for the agent; None: a random one.
+        seed: Seed for the agent; None: a random seed.
 
     Attributes:
         has_called: Whether the agent has called a known model.
-        inboxes: One per role, in the order of ``roles``.
+        inboxes: One inbox per role, in the order of ``roles``.
         refusals: Delays for an agent whose calls are refused again and again.
-        routes: Which inbox or frozen model answers a model name.
-        hints: Functions that may explain a failure in a sentence, called if the agent fails.
+        routes: The table of the inboxes and frozen models that answer each model name.
+        hints: Functions called if the agent fails; each may return a sentence that explains why.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Episode:
     # -- life ------------------------------------------------------------------------------------
 
     def start(self, agent: Callable[[], Any], context: contextvars.Context) -> None:
-        """Start the agent in ``context``: an async one as a task, others in a daemon thread."""
+        """Start an async agent as a task in ``context``, and any other agent in a daemon thread."""
         name = f"evert agent {self.form.name}"
 
         def on_done(task: "asyncio.Task[None]") -> None:
@@ -135,7 +135,7 @@ class Episode:
             end = AgentEnd(await agent())
         except BaseException as error:  # for the Env's step to handle
             end = AgentEnd(error=error)
-        # Immediately, so that a sub-agent's call in this cycle of the loop is refused.
+        # Now, so that a call by a sub-agent in the same cycle of the event loop is refused.
         self._on_end(end)
 
     def _run_in_thread(self, agent: Callable[[], Any]) -> None:
@@ -145,15 +145,15 @@ class Episode:
             end = AgentEnd(error=error)
         try:
             self.loop.call_soon_threadsafe(self._on_end, end)
-        except RuntimeError:  # the Env's loop is closed, so no step waits
+        except RuntimeError:  # the Env's loop is closed, so no ``step`` is waiting
             self._over.set()
 
     def _on_end(self, end: AgentEnd) -> None:
         if self.life is EpisodeState.RUNNING:
             self.life = EpisodeState.ENDED
         if self._thread is not None:
-            self._thread.join(JOINED_AT_ONCE)  # scheduling this was its last action
-            if self._thread.is_alive():  # running finalizers, which the loop does not wait for
+            self._thread.join(JOINED_AT_ONCE)  # scheduling ``_on_end`` was its last action
+            if self._thread.is_alive():  # it runs finalizers, which must not block the loop
                 self.loop.call_later(20 * JOINED_AT_ONCE, self._on_end, end)
                 return
         self._over.set()
@@ -188,13 +188,13 @@ class Episode:
         Raises:
             EnvClosedError, EpisodeEndedError: The episode is over.
         """
-        with self._exit_lock:  # else a thread could register it after the release
+        with self._exit_lock:  # otherwise a thread could register it after the release
             self.check_running()
             self._exit_stack = self._exit_stack or AsyncExitStack()
             self._exit_stack.push_async_callback(release)
 
     async def release(self) -> None:
-        """Release what was registered with ``hold``; a second call has no effect."""
+        """Call the functions registered with ``hold``; a second ``release`` has no effect."""
         with self._exit_lock:
             stack, self._exit_stack = self._exit_stack, None
         if stack is not None:
@@ -203,15 +203,15 @@ class Episode:
     async def close(self, patience: float) -> bool:
         """Abort the episode: refuse its calls, cancel the agent, wait for its ``finally`` blocks.
 
-        An episode that has already ended only calls ``release``.
+        If the episode has already ended, only call ``release``.
 
         Args:
-            patience: Seconds to wait for the agent to end: after a first cancellation, and again
-                after a second, for agents that swallow the first.
+            patience: Seconds to wait for the agent to end after a first cancellation, and again
+                after a second one, for agents that swallow the first.
 
         Returns:
             Whether the agent ended. An agent in a thread cannot be stopped while it computes or
-            sleeps; its thread is a daemon and ends with the process.
+            sleeps, but its thread is a daemon and ends with the process.
         """
         self.abandon()
         for frozen_call in self._frozen_calls:
@@ -235,7 +235,7 @@ class Episode:
         return self.is_over
 
     def abandon(self) -> None:
-        """Refuse all waiting calls and all later ones. Safe from any thread."""
+        """Refuse all waiting and all later calls. Safe from any thread."""
         if self.life is EpisodeState.RUNNING:
             self.life = EpisodeState.CLOSED
         refusal = self._refusal()
@@ -245,7 +245,7 @@ class Episode:
             call.refuse(refusal)
 
     def drop(self) -> None:
-        """Abandon the agent and cancel it, without waiting. Safe from any thread."""
+        """Refuse the agent's calls and cancel it, without waiting. Safe from any thread."""
         if self.loop.is_running() and threading.get_ident() != self._loop_thread:
             self.loop.call_soon_threadsafe(self.drop)
             return
@@ -282,7 +282,7 @@ class Episode:
         Raises:
             openai.BadRequestError: The Env refused the request.
             EnvClosedError, EpisodeEndedError: The episode was closed, or its agent had ended.
-            AgentAborted: The agent has got such an error several times.
+            AgentAborted: The agent went on calling after ``REFUSALS_BEFORE_ABORT`` such errors.
         """
         if (
             self.life is not EpisodeState.RUNNING
@@ -361,7 +361,7 @@ class Episode:
         if isinstance(target, Inbox):
             target.put(call)
             return
-        task = self.loop.create_task(  # outside the agent's context
+        task = self.loop.create_task(  # in an empty context, not the agent's
             self._answer(target, call), context=contextvars.Context(), name="evert frozen model"
         )
         self._frozen_calls[task] = call
@@ -382,12 +382,12 @@ class Episode:
         except asyncio.CancelledError:
             given_up = RuntimeError(f"The model {call.request.model!r} cancelled its own call.")
             call.refuse(given_up if self.life is EpisodeState.RUNNING else self._refusal())
-        except BaseException as error:  # the agent made the call, so it gets the error
+        except BaseException as error:  # goes to the agent, which made the call
             call.refuse(error)
 
 
 def _detach(task: "asyncio.Task[None]") -> None:
-    """Unregister the task of an agent that never ends: the event loop would wait for it."""
+    """Unregister the task of an agent that never ends, since the event loop would wait for it."""
     if not task.done():
         _detached_tasks.add(task)
         task.add_done_callback(_detached_tasks.discard)

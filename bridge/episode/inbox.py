@@ -1,11 +1,11 @@
 """An inbox: the calls of one trained role, between the agent and its Env.
 
 The agent's calls arrive in order (``put``), and the Env takes them one by one (``take``). A call
-that is sampled ahead of the runner is put back, and taken again when its sample is ready
-(``note_sampled``). There is one inbox, or one per seat.
+that is sampled ahead of the runner is taken again when its sample is ready (``note_sampled``). An
+episode has one inbox, or one per seat.
 
-Each side always learns when the other has ended. A parked call is *answered* or *refused*; a
-waiting Env gets the next call, the agent's *end*, or the error that *closed* the inbox.
+The agent and the Env each learn when the other has ended. A parked call is *answered* or *refused*;
+a waiting Env gets the next call, the agent's *end*, or the error that *closed* the inbox.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from evert.bridge.episode.notes import Notes
 from evert.bridge.errors import AgentTimeoutError, EpisodeEndedError
 
 P = TypeVar("P")
-"""Type of the object kept for a call that is sampled ahead of the runner."""
+"""Type of the object that the Env keeps for a call that is sampled ahead of the runner."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,9 +33,9 @@ class ParkedCall:
     speaker: object
     _future: "asyncio.Future[Reply] | concurrent.futures.Future[Reply]"
     _loop: asyncio.AbstractEventLoop | None
-    """The caller's loop if it is a task on a different loop from the episode's; else None."""
+    """The caller's loop if the caller is a task on another loop than the episode's; else None."""
     has_reader: Callable[[], bool] = lambda: True
-    """Whether a client has got the reply or still can: an HTTP client may disconnect."""
+    """Whether a client has got the reply or can still get it: an HTTP client may disconnect."""
     refusal: BaseException | None = field(default=None, init=False)
     """The error with which the call was refused, or None."""
     _is_dropped: bool = field(default=False, init=False)
@@ -47,13 +47,13 @@ class ParkedCall:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the agent abandoned the call or ended first, so it never reads the reply."""
+        """Whether the agent cancelled the call or ended, so that it never reads the reply."""
         if self.refusal is not None:
             return isinstance(self.refusal, EpisodeEndedError)
         return self._is_dropped or self._future.cancelled() or not self.has_reader()
 
     def drop(self) -> None:
-        """Note that the caller was cancelled, perhaps with a reply that it had not read yet."""
+        """Note that the caller was cancelled, perhaps after its reply arrived but was not read."""
         self._is_dropped = True
 
     def answer(self, reply: Reply) -> None:
@@ -94,12 +94,12 @@ class Inbox(Generic[P]):
     Args:
         agent: The agent's name, for messages.
         frozen_calls: Calls that frozen models are answering. The agent's timeout does not run
-            during such calls, while a call is sampled ahead, or while another role waits for its
-            trainer.
+            during such calls, while a call is sampled ahead of the runner, or while another role
+            waits for a reply.
         boxes: The inboxes of all roles.
 
     Attributes:
-        submitted: The calls in the policy queue that have not yet been taken again.
+        submitted: The calls in the policy queue that the Env has not yet taken again.
         latest: The call taken last; None before the first.
         notes: The agent's notes.
     """
@@ -122,7 +122,7 @@ class Inbox(Generic[P]):
         self._frozen_calls = frozen_calls
         self._boxes = boxes
         self._queue: deque[ParkedCall] = deque()
-        self._sampled: list[ParkedCall] = []  # an empty deque needs ten times the memory
+        self._sampled: list[ParkedCall] = []  # a list: an empty deque takes ten times the memory
         self.latest: ParkedCall | None = None
         self._waiter: asyncio.Future[ParkedCall | None] | None = None
         self._max_submitted: int | None = None
@@ -136,7 +136,7 @@ class Inbox(Generic[P]):
 
     @property
     def awaits_reply(self) -> bool:
-        """Whether a call was taken and still waits for the trainer's reply."""
+        """Whether a call was taken and still waits for its reply from the trainer."""
         is_taken = self.latest is not None and self.latest.is_waiting
         return is_taken or any(call.is_waiting for call in self.submitted)
 
@@ -155,7 +155,7 @@ class Inbox(Generic[P]):
     def put(self, call: ParkedCall) -> None:
         """Add a call for the Env. Must run on the Env's loop."""
         if self._waiter is not None and not self._waiter.done() and self._has_room:
-            self.latest = call  # set here, in case the waiting task is cancelled right now
+            self.latest = call  # set here, in case the waiting task is cancelled before it resumes
             self._waiter.set_result(call)
             return
         self._queue.append(call)
@@ -163,7 +163,7 @@ class Inbox(Generic[P]):
             self._on_call()
 
     def end(self, end: AgentEnd, refusal: BaseException) -> None:
-        """Note that the agent has ended: refuse the calls that still wait, and wake the Env."""
+        """Note that the agent has ended, refuse the calls that still wait, and wake the Env."""
         self._final = end
         self._refuse_all(refusal)
         self.wake()
@@ -176,7 +176,7 @@ class Inbox(Generic[P]):
         self._refuse_all(refusal)
 
     def wake(self) -> None:
-        """Wake the Env, since no more calls will come."""
+        """Wake the Env, because no more calls will arrive."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -210,8 +210,8 @@ class Inbox(Generic[P]):
 
         Args:
             patience: Seconds to wait; None: no limit.
-            max_submitted: While the queue holds this many calls, no new one is taken; None: no
-                limit.
+            max_submitted: While the policy queue holds this many calls, no new call is taken;
+                None: no limit.
 
         Raises:
             AgentTimeoutError: Nothing arrived in time.
@@ -256,7 +256,7 @@ class Inbox(Generic[P]):
         return self._final
 
     def next_call(self) -> ParkedCall | None:
-        """Remove and return the first call that waits to be taken; None: no call waits."""
+        """Remove and return the first call that waits to be taken; None if no call waits."""
         while self._queue:
             call = self._queue.popleft()
             if call.is_waiting:
@@ -264,11 +264,11 @@ class Inbox(Generic[P]):
         return None
 
     def watch(self, look: Callable[[], None]) -> None:
-        """Register ``look``, which is called when a call arrives and no ``take`` is waiting."""
+        """Call ``look`` whenever a call arrives while no ``take`` is waiting."""
         self._on_call = look
 
     def put_back(self, call: ParkedCall) -> None:
-        """Put a call back, to be taken next."""
+        """Put a call back, so that it is taken next."""
         self._queue.appendleft(call)
 
     def note_sampled(self, call: ParkedCall) -> None:
@@ -278,14 +278,14 @@ class Inbox(Generic[P]):
             self._wake_waiter()
 
     def note_resampled(self, call: ParkedCall) -> None:
-        """Note that a call gets a new sample, which is not ready yet."""
+        """Note that a call is sampled again, and that the new sample is not ready yet."""
         if call in self._sampled:
             self._sampled.remove(call)
 
     def _on_timer(self, patience: float) -> None:
         """Time out the current wait, or set the timer again for its deadline.
 
-        One timer serves many turns: setting and cancelling one per turn would cost a tenth of it.
+        One timer serves many turns, because a new timer per turn would take a tenth of its time.
         """
         self._timer = None
         if self._waiter is None or self._waiter.done():

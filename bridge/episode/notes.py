@@ -1,4 +1,4 @@
-"""Notes: what an agent records between calls, for the transitions."""
+"""Notes: rewards, metrics and logs that an agent records for its transitions between calls."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ class Note(NamedTuple):
     kind: Literal["reward", "metric", "log"]
     key: str  # "" for a reward
     value: Any
-    turn: int | None = None  # number of its action; None: the next transition's
+    turn: int | None = None  # number of the action that it belongs to; None: the next transition's
 
 
 class Notes:
@@ -24,10 +24,10 @@ class Notes:
         self._waiting: list[Note] = []
         self._late: list[Note] = []
         self._turns: tuple[WeakKeyDictionary[object, int], int] | None = None
-        self.rewarded = False  # whether a reward was added
+        self.rewarded = False  # whether the agent recorded a reward
 
     def add(self, kind: Literal["reward", "metric", "log"], key: str, value: Any) -> None:
-        """Add a note, which belongs to the caller's latest reply if calls overlap."""
+        """Add a note. If calls overlap, the note belongs to the caller's latest reply."""
         turn = None
         if self._turns is not None:
             by_speaker, latest = self._turns
@@ -36,7 +36,7 @@ class Notes:
         self._waiting.append(Note(kind, key, value, turn))
 
     def note_reply(self, task: object, turn: int) -> None:
-        """Note which task or thread action ``turn`` answers; used when calls overlap."""
+        """Remember the task or thread that action ``turn`` answers; used when calls overlap."""
         by_speaker = WeakKeyDictionary[object, int]() if self._turns is None else self._turns[0]
         by_speaker[task] = turn
         self._turns = by_speaker, turn
@@ -45,7 +45,7 @@ class Notes:
         """Remove and return the notes on action ``turn``, whose transition is about to return."""
         due: list[Note] = []
         notes = self._waiting[:]
-        del self._waiting[: len(notes)]  # meanwhile a thread may have added notes for the next turn
+        del self._waiting[: len(notes)]  # not all: a thread may just have added notes
         for note in notes:
             (due if note.turn in (None, turn) else self._late).append(note)
         return due
@@ -63,7 +63,7 @@ class Notes:
 
 
 def speaker() -> object:
-    """Return the current task, or outside tasks the current thread."""
+    """Return the current task, or the current thread outside of tasks."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # a thread without an event loop

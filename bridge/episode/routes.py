@@ -1,13 +1,13 @@
-"""The route table: which inbox or frozen model answers a model name; otherwise a 400.
+"""The route table: it says which inbox or frozen model answers the calls to each model name.
 
     the policy's names      its inbox: the call is a transition ("gpt-*": many, "*": any)
     ``evert/SEAT``          the seat's inbox
     ``models={...}``        the frozen model of that name: answered immediately, never trained on
-    any other name          the policy, if nothing else is declared (frameworks insist on names
+    any other name          the policy, if no other model is declared (frameworks insist on names
                             like "gpt-4o"); otherwise a 400 with the most similar name
 
-Take-over asks ``knows``: a call with an unknown name goes where it would go without evert. Names
-that are not answered here are *strangers*; error messages about failed agents list them.
+Take-over uses ``knows``: a call with an unknown name goes where it would go without evert.
+Unanswered names are *strangers*; error messages about failed agents list them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ DEFAULT_POLICY_NAME = "policy"
 """The policy's default name."""
 
 ANY = "*"
-"""Matches any text in a policy name."""
+"""Wildcard in a policy name: it matches any text."""
 
 SEAT_PREFIX = "evert/"
 """The prefix of a seat's model name."""
@@ -34,12 +34,12 @@ class Routes:
     """The route table of one episode.
 
     Args:
-        inboxes: Trained roles by model name; a role may have several names.
+        inboxes: Inboxes of trained roles by model name; a role may have several names.
         frozen: Frozen models by name.
 
     Attributes:
-        strangers: Model names that the agent used and that are not answered here, in order.
-        instead: Answers the calls instead of the inboxes; None: the inboxes do.
+        strangers: Model names that the agent used but nothing here answers, in order.
+        instead: Answers the calls in place of the inboxes; None: the inboxes answer.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Routes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that are answered, except patterns; the trained roles come first."""
+        """All declared model names except patterns; the trained roles come first."""
         return tuple(self._targets)
 
     @property
     def seats(self) -> dict[str, Inbox[Any]]:
-        """Seat name -> inbox; empty without seats."""
+        """Inboxes by seat name; empty if the agent has no seats."""
         return {
             name.removeprefix(SEAT_PREFIX): target
             for name, target in self._targets.items()
@@ -69,22 +69,22 @@ class Routes:
         }
 
     def notes_of(self, model: str) -> Notes:
-        """Return the notes of a trained role; for a frozen model, notes that are never read."""
+        """Return the notes of a trained role; for a frozen model, notes that nothing reads."""
         target = self._targets[model]
         return target.notes if isinstance(target, Inbox) else Notes()
 
     def knows(self, model: object) -> bool:
-        """Whether a name was declared."""
+        """Whether a model name was declared, or matches a pattern."""
         return isinstance(model, str) and (model in self._targets or self._match(model) is not None)
 
     def _match(self, model: str) -> Inbox[Any] | None:
         return next((box for name, box in self._patterns.items() if fnmatchcase(model, name)), None)
 
     def hint(self, *models: str) -> str:
-        """Return advice on model names that are not answered here; "" without any.
+        """Return advice on unknown model names; "" if there are none.
 
         Args:
-            models: The names. Default: all strangers.
+            models: The unknown names. Default: all strangers.
         """
         names, policies = models or [*self.strangers], ", ".join(map(repr, self._policies))
         if not names:
@@ -112,8 +112,8 @@ class Routes:
         self.strangers[model] = None
         raise bad_request(
             f"There is no model {model!r} in this episode.{did_you_mean(model, self._targets)} "
-            f"Models: {', '.join(self._targets)}. Call one of them (an agent with seats: with "
-            f"client.seat(name)), or give the policy that name: policy_names={model!r}.",
+            f"Models: {', '.join(self._targets)}. Call one of them (with client.seat(name) if the "
+            f"agent has seats), or give the policy that name: policy_names={model!r}.",
             param="model",
             code="model_not_found",
         )
@@ -127,7 +127,7 @@ def seat_model(name: str) -> str:
 def read_policy_names(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return the names under which an agent may call the policy; evert's clients use the first.
 
-    Patterns come last; without another name, "policy" comes first.
+    Patterns come last. If there are only patterns, "policy" comes first.
 
     Raises:
         InvalidModelError: ``names`` are not different, non-empty strings.

@@ -1,8 +1,8 @@
-"""Seeds of episodes, which do not depend on where and when an episode is played.
+"""Seeds of episodes, which do not depend on where or when an episode is played.
 
-``client.seed`` seeds the agent's random generator, ``client.rng``. A dataset derives it from its
-own seed, the step, the task and the episode's number in its group. So the episodes of a group
-differ, and a resumed run has the same seeds.
+``client.seed`` seeds the agent's random generator, ``client.rng``. A dataset derives each episode's
+seed from the dataset's seed, the step, the task and the episode's number in its group. So the
+episodes of a group have different seeds, and a resumed run has the same seeds as before.
 """
 
 import hashlib
@@ -16,5 +16,5 @@ def seed_of(*parts: object) -> int:
 
 
 def random_seed() -> int:
-    """Return a random seed in the same range."""
+    """Return a random seed in the same range as ``seed_of``."""
     return secrets.randbits(32)

@@ -2,11 +2,11 @@
 
 In reading order:
 
-    rewards.py      rewards that compare a group
-    judge.py        a model that ranks a group
+    rewards.py      rewards that compare the episodes of a group
+    judge.py        a model that ranks the episodes of a group
     advantages.py   the advantage of every sampled token
     pieces.py       trajectories split so that the Cookbook's loop applies those advantages
-    opponents.py    frozen models that play seats: past checkpoints, players
+    opponents.py    frozen models that play seats, such as past checkpoints
     group.py        groups of episodes
     curriculum.py   samplers that choose each step's tasks, and their log
     kept.py         objects shared by deep copies of a configuration

@@ -1,8 +1,8 @@
 """Credit assignment: from the rewards of a task's episodes to an advantage for every sampled token.
 
-A turn is a model call; turns are in the order in which they were answered. Letters in shapes: P
-tasks, G episodes per task, T turns in the longest episode, N tokens in the longest reply. Returned
-arrays are padded with NaN; input rows may be ragged or padded.
+Turns are in the order in which the calls were answered. Letters in shapes: P tasks, G episodes per
+task, T turns in the longest episode, N tokens in the longest reply. Returned arrays are padded with
+NaN; input rows may be ragged or padded.
 """
 
 import math
@@ -34,9 +34,9 @@ class Group:
 
     Attributes:
         task: The agent's task.
-        trajectories: [G], as they are trained on, with the turns of a token sequence side by side.
+        trajectories: [G], the trajectories as trained on: each lineage's turns are side by side.
         order: [G], the turn number of each transition in a trajectory, from 0 in the order of play.
-        final_rewards: [G], the rewards added by the ``group_reward``.
+        final_rewards: [G], the rewards that ``group_reward`` added.
         seat: The seat's name; "" if the agent has no seats.
     """
 
@@ -61,7 +61,7 @@ class Group:
 
     @cached_property
     def turn_rewards(self) -> Floats:
-        """[G, T]: the reward of each turn; the last turn's includes the ``final_rewards``."""
+        """[G, T]: the reward of each turn; the last turn's reward includes ``final_rewards``."""
         rewards = padded([[turn.reward for turn in turns] for turns in self.turns])
         for row, turns, final in zip(rewards, self.turns, self.final_rewards, strict=True):
             row[len(turns) - 1 : len(turns)] += final
@@ -71,7 +71,7 @@ class Group:
         """[G, T]: the discounted return of each turn.
 
         Args:
-            gamma: Discount factor: 0 counts only the turn's own reward, 1 all later ones in full.
+            gamma: Discount factor: 0 counts only the turn's own reward, 1 also all later rewards.
 
         Raises:
             AdvantagesError: ``gamma`` is not a number from 0 to 1.
@@ -101,7 +101,7 @@ def totals(turns: Sequence[Sequence[Transition]], final_rewards: Sequence[float]
 
 
 def padded(rows: Sequence[Sequence[float]]) -> Floats:
-    """Return rows as one array, padded with NaN to the length of the longest."""
+    """Return rows as one array, padded with NaN to the length of the longest row."""
     array = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
     for number, row in enumerate(rows):
         array[number, : len(row)] = row
@@ -113,9 +113,9 @@ def token_advantages(
 ) -> ByToken:
     """Return the advantage of every sampled token of a group.
 
-    With "group", each token gets its episode's reward minus the group's mean; with ``gamma`` as
-    well, its turn's return minus the group's mean return at that turn. A function returns numbers
-    by episode [G], by turn [G, T] or by token [G, T, N].
+    With "group", a token's advantage is its episode's reward minus the group's mean or, if
+    ``gamma`` is set, its turn's return minus the group's mean return at that turn. A function
+    returns one number per episode [G], per turn [G, T] or per token [G, T, N].
     """
     check_credit(advantages, gamma)
     if callable(advantages):
@@ -135,30 +135,30 @@ def check_credit(advantages: Any, gamma: float | None) -> None:
     elif not isinstance(advantages, str) or advantages != "group":
         raise AdvantagesError(
             f'advantages is {repr_of(advantages)}; expected "group" (rewards minus their mean), or '
-            "a function from a group to numbers by episode, turn or token."
+            "a function from a group to numbers per episode, turn or token."
         )
     elif gamma is not None and (not isinstance(gamma, numbers.Real) or not 0 <= gamma <= 1):
         raise AdvantagesError(
             f"gamma is {repr_of(gamma)}; expected a number from 0 (each turn gets only its own "
-            "reward) to 1 (and all later rewards), or None (every turn gets the episode's reward)."
+            "reward) to 1 (also all later rewards), or None (each turn gets the episode's reward)."
         )
 
 
 def check_gamma(gamma: float | None) -> None:
-    """Check that ``gamma`` is None, as it must be unless advantages are "group"."""
+    """Check that ``gamma`` is None, since only ``advantages="group"`` uses it."""
     if gamma is not None:
         raise AdvantagesError(
-            f'gamma={gamma!r} needs advantages="group"; your own numbers or function already give '
-            "each turn its credit. Leave gamma out (Group.returns(gamma) has discounted returns)."
+            f'gamma={gamma!r} needs advantages="group", but you gave advantages of your own. Leave '
+            "gamma out; an advantage function gets discounted returns from Group.returns(gamma)."
         )
 
 
 def spread(values: Any, tokens: Any, label: str, letters: str) -> Any:
-    """Spread numbers by episode, turn or token: replace each count in ``tokens`` by as many floats.
+    """Repeat numbers per episode, turn or token, so that each token of ``tokens`` gets a float.
 
     Args:
         values: Nested lists or an array.
-        tokens: Nested lists of token counts, by turn: [G, turns] or [P, G, turns].
+        tokens: Nested lists with the token count of each turn: [G, turns] or [P, G, turns].
         label: What messages call the values, for example "advantages".
         letters: The dimensions that ``values`` must have: "G" or "PG".
     """
@@ -173,15 +173,15 @@ def spread(values: Any, tokens: Any, label: str, letters: str) -> Any:
         fits = [f"[{', '.join(names[:n])}] = {tuple(widths[:n])}" for n in depths]
         raise AdvantagesError(
             f"{label}: got the shape {_shape(values)}; expected {fits[0]}, by episode, {fits[1]}, "
-            f"by turn, or {fits[2]}, by token. A row may also be as long as its own episode (in "
-            "turns) or turn (in tokens)."
+            f"by turn, or {fits[2]}, by token. A row may also be only as long as its own episode "
+            "(in turns) or turn (in tokens)."
         ) from None
     except (TypeError, ValueError) as error:
         raise AdvantagesError(f"{label}: {error}") from error
 
 
 def _levels(nested: Any) -> list[list[Any]]:
-    """The elements at each depth of nested lists, down to the first depth with anything else."""
+    """Return the elements at each depth, down to the first depth that has more than lists."""
     levels = [[nested]]
     while levels[-1] and all(isinstance(element, list) for element in levels[-1]):
         levels.append([*chain.from_iterable(levels[-1])])
@@ -189,7 +189,7 @@ def _levels(nested: Any) -> list[list[Any]]:
 
 
 def _fit(values: Any, tokens: Any, widths: Sequence[int], least: int) -> Any:
-    """The values in the shape of the tokens; an IndexError if they do not fit."""
+    """Return the values in the shape of the tokens; raise IndexError if they do not fit."""
     if not isinstance(values, list):
         if least > 0:
             raise IndexError
@@ -224,7 +224,7 @@ def _as_lists(values: Any) -> Any:
 
 
 def _shape(values: Any) -> str:
-    """The shape of nested lists, in words: "(2, 4)", or "(2, 1 to 4)" where rows differ."""
+    """Describe the shape of nested lists: "(2, 4)", or "(2, 1 to 4)" if rows differ in length."""
     lengths = [{len(row) for row in level} for level in _levels(values)[:-1]]
     sizes = [" to ".join(map(str, sorted({min(level), max(level)}))) for level in lengths]
     return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"

@@ -2,7 +2,7 @@
 
     BranchDataset(agent, records, turn=3, batch_size=8, group_size=4)
 
-Only newly sampled tokens are trained on: earlier replies belong to the prompt.
+Only newly sampled tokens are trained on, because replayed replies are part of the prompt.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from evert.bridge.records.record import RolloutRecord
 from evert.bridge.records.replay import ReplayPolicy, check_seatless
 
 ChooseTurn = int | Callable[[RolloutRecord], int]
-"""The first sampled turn, or a function from a record to it; -1 is the last turn."""
+"""Number of the first sampled turn (-1: the last turn), or a function from a record to it."""
 
 
 class BranchEnv(ChatAgentEnv):
@@ -37,11 +37,11 @@ class BranchEnv(ChatAgentEnv):
         **options: Options of ``ChatAgentEnv``; budgets include the replayed turns.
 
     Attributes:
-        earned: Reward of the replayed turns; it is not part of the trajectory's reward.
+        earned: Reward of the replayed turns, which the trajectory's reward does not include.
 
     Raises:
         InvalidDatasetError: The record has no such turn.
-        RecordError: The record lacks its task, or belongs to a seat.
+        RecordError: The record has no task, or belongs to a seat.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class BranchEnv(ChatAgentEnv):
         """Replay the agent up to the first sampled turn, and return that turn's prompt.
 
         Raises:
-            ReplayError: The agent differs from the record before that turn.
+            ReplayError: The agent behaved differently from the record before that turn.
             AgentError, AgentTimeoutError, RewardError, EnvClosedError: See ``step``.
         """
         policy, queue = ReplayPolicy(self._record, self), self.open_calls.queue
@@ -93,7 +93,7 @@ class BranchEnv(ChatAgentEnv):
             policy.check_over()
             return current
         policy.check_at(self._turn, current[0])
-        self.open_calls.use(queue)  # other waiting calls get the new policy's replies
+        self.open_calls.use(queue)  # the policy answers the other calls that wait
         self.earned += self._turns.account.take_late_reward()
         self.turn_lineages.clear()
         self.turn_callers.clear()
@@ -107,13 +107,13 @@ class BranchDataset(AgentDataset):
     Args:
         agent: The agent, or its import path.
         records: Rollouts of the agent, which must not have seats.
-        turn: The first sampled turn, or a function from a record to it, called for each group. -1
-            is the last turn; 0 samples the whole episode.
+        turn: The first sampled turn, or a function from a record to it, called for each group. 0
+            samples the whole episode, -1 only the last turn.
         **options: Options of ``AgentDataset``: ``batch_size``, ``group_size``, ``epochs``, ...
 
     Raises:
         InvalidDatasetError: ``records`` is empty, or a record belongs to a seat or lacks that turn.
-        RecordError: A record lacks its task.
+        RecordError: A record has no task.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class BranchDataset(AgentDataset):
             if record.row["seat"] is not None:
                 raise InvalidDatasetError(
                     f"A record is of the seat {record.row['seat']!r}. An episode with seats cannot "
-                    "be branched: the replies of other seats are in other records."
+                    "be branched, since the other seats' replies are in other records."
                 )
             if isinstance(turn, int):
                 _check_turn(record, turn)

@@ -1,4 +1,4 @@
-"""Samplers, which choose the tasks of each training step; ``SamplerLog`` keeps their rewards."""
+"""Samplers, which choose the tasks of each training step; ``SamplerLog`` logs the rewards."""
 
 import inspect
 import json
@@ -16,7 +16,7 @@ class Sampler(Protocol):
     """Chooses the tasks of each training batch by their numbers in the dataset, from 0."""
 
     def next(self, step: int) -> Sequence[int]:
-        """Return the tasks of batch ``step``, one per group; change no state."""
+        """Return the tasks of batch ``step``, one per group. Must not change any state."""
         ...
 
     def update(self, task: int, rewards: Sequence[float]) -> None:
@@ -24,28 +24,28 @@ class Sampler(Protocol):
 
         Args:
             task: The task's number.
-            rewards: The total of each trajectory, as the Cookbook centres it: group rewards
-                included, and shifted so that all seats have the same mean. Empty if the group
-                failed.
+            rewards: The total reward of each trajectory before the Cookbook subtracts the mean:
+                with group rewards, and shifted so that all seats have the same mean. Empty if the
+                group failed.
         """
         ...
 
 
 class Curriculum:
-    """A ``Sampler`` that mostly skips solved and hopeless tasks, since they teach nothing.
+    """A ``Sampler`` that mostly skips solved and hopeless tasks, which give no training signal.
 
-    A group teaches if its rewards differ. A task is *active* if one of its latest two groups
+    A group *teaches* if its rewards differ. A task is *active* if one of its latest two groups
     taught; other tasks that were played are *resting*. A share ``retry`` of the groups goes to
-    resting tasks, since a hopeless task may become learnable and a solved one may be forgotten. A
-    share ``explore`` goes to new tasks, the rest to active ones. Within a kind, the least played
-    tasks come first. If a kind has too few tasks, the others fill in, resting tasks last.
+    resting tasks, since a hopeless task may become learnable and a solved task may be forgotten. A
+    share ``explore`` goes to new tasks, and the rest to active tasks. Within each kind, the least
+    played tasks come first. If a kind has too few tasks, the other kinds fill in, resting last.
 
     The choice depends only on the seed, the step and the rewards of earlier steps.
 
     Args:
         tasks: Number of tasks.
         batch_size: Groups per batch.
-        seed: Seed for the order of tasks that were played equally often.
+        seed: Seed for the order of tasks that have been played equally often.
         retry: Share of groups for resting tasks, from 0 to 1.
         explore: Share of groups for new tasks, from 0 to 1; with ``retry`` at most 1.
 
@@ -88,11 +88,11 @@ class Curriculum:
         return [*chosen, *fillers][: self.batch_size]
 
     def _teaches(self, task: int) -> bool | None:
-        """Whether a task is active; None: it was never played."""
+        """Whether a task is active; None if it was never played."""
         return any(self._taught[task]) if self._taught[task] else None
 
     def _share(self, share: float, step: int) -> int:
-        """The number of groups in a share; fractions of a group carry over to later steps."""
+        """Return the number of groups in a share; fractions carry over to later steps."""
         size = share * self.batch_size
         return int(size * (step + 1) + 1e-9) - int(size * step + 1e-9)
 
@@ -105,7 +105,7 @@ class Curriculum:
 
 
 def make_sampler(source: Any, tasks: int, batch_size: int, seed: int) -> Sampler | None:
-    """Return a sampler from an object, a function or an import path; None for None and ""."""
+    """Return the sampler that an object, a function or an import path gives; None for None, ""."""
     if source is None or source == "":
         return None
     sampler: Any = source
@@ -117,19 +117,19 @@ def make_sampler(source: Any, tasks: int, batch_size: int, seed: int) -> Sampler
     if not isinstance(sampler, Sampler):
         raise InvalidDatasetError(
             f"The sampler is {repr_of(sampler)}; expected an object with next(step) and "
-            "update(task, rewards), or a function of (tasks, batch_size, seed) that makes one, "
-            "like evert.Curriculum."
+            "update(task, rewards), or a function of (tasks, batch_size, seed) that makes such an "
+            "object, like evert.Curriculum."
         )
     return sampler
 
 
 class SamplerLog:
-    """Passes the rewards of groups to a sampler, and logs them in a file if it has a path.
+    """Passes the rewards of groups to a sampler, and logs them in a file if ``path`` is set.
 
     A resumed run reads the rewards of earlier steps from the log, for its sampler. A line
     ``{"step": 3, "task": 17, "rewards": [0.0, 1.0]}`` has the rewards of a group. A line
-    ``{"from": 2}`` says that the run was resumed at step 2: earlier lines for step 2 or later no
-    longer count.
+    ``{"from": 2}`` says that the run was resumed at step 2, so preceding lines for step 2 or later
+    are invalid.
     """
 
     def __init__(self, sampler: Sampler, path: str | Path | None) -> None:

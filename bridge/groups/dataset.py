@@ -35,24 +35,24 @@ class AgentDataset(RLDataset):
 
     Args:
         agent: The agent, or its import path.
-        tasks: Any sequence; each task makes one group.
+        tasks: Any sequence of tasks; each task makes one group.
         batch_size: Groups per batch. The last batch of an epoch may be smaller; no task is dropped.
         group_size: Episodes per group.
         epochs: Number of passes over the tasks.
         shuffle: Whether each epoch has its own random order, given by the seed.
-        seed: Seed for shuffling. Each episode's seed (``client.seed``) is derived from it, the
-            task, the episode's number in its group and, in training, the batch.
-        sampler: Chooses the tasks of each batch and gets their rewards. The number of batches stays
-            the same. None: every task comes once per epoch.
-        sampler_log: File that logs the sampler's rewards. If it exists, the sampler first gets the
-            rewards it has for steps before the first requested batch. None: no file.
-        opponents: Chooses frozen models for seats (``opponents.py``). None: the policy plays all.
+        seed: Seed for shuffling. Each episode's seed (``client.seed``) is derived from this seed,
+            the task, the episode's number in its group and, in training, the batch.
+        sampler: Chooses the tasks of each batch and gets their rewards. The number of batches does
+            not change. None: every task comes once per epoch.
+        sampler_log: File that logs the sampler's rewards. If the file exists, the sampler first
+            gets its rewards of steps before the first requested batch. None: no file.
+        opponents: Chooses frozen models for seats (``opponents.py``). None: only the policy plays.
         held_out: Whether the tasks are for evaluation. If not, a group without a trainable token is
             dropped (``ChatAgentGroupBuilder.batch``).
-        **options: Further options of ``ChatAgentGroupBuilder``, including those of an Env.
+        **options: Other options of ``ChatAgentGroupBuilder``, including those of an Env.
 
     Raises:
-        InvalidAgentError: Same as ``ChatAgentGroupBuilder``.
+        InvalidAgentError: See ``ChatAgentGroupBuilder``.
         InvalidDatasetError: ``tasks`` is empty or not a sequence, or a size is below 1.
     """
 
@@ -109,7 +109,7 @@ class AgentDataset(RLDataset):
             InvalidDatasetError: The sampler chose tasks that do not exist.
         """
         if not 0 <= index < len(self):
-            raise IndexError(f"Batch {index} of a dataset of {len(self)} batches.")
+            raise IndexError(f"There is no batch {index} in a dataset of {len(self)} batches.")
         order = self._in_turn(index) if self._log is None else self._sampled(index, self._log)
         groups = [self.group(number) for number in order]
         times = Counter[int]()
@@ -182,7 +182,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         default=None,
         munger=_keep,
         doc="Chooses the training tasks of each step: a Sampler, a function of (tasks, batch_size, "
-        "seed) that makes one, like evert.Curriculum, or the import path of either. None: in turn.",
+        "seed) that makes one, like evert.Curriculum, or an import path. None: every task in turn.",
     )
     sampler_log: str | None = chz.field(
         default=None, doc="File that logs the sampler's rewards, to resume from."
@@ -207,14 +207,14 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     advantages: str | Any = chz.field(
         default="group",
         munger=_keep,
-        doc="Advantages of tokens: 'group', a function of a Group, or its import path.",
+        doc="Advantages of tokens: 'group', a function of a Group, or a function's import path.",
     )
     gamma: float | None = chz.field(
-        default=None, doc="Discount of the turns' returns. None: the whole episode's reward."
+        default=None, doc="Discount of each turn's return. None: the whole episode's reward."
     )
-    tags: Sequence[str] = chz.field(default=(), doc="Names to aggregate metrics under.")
+    tags: Sequence[str] = chz.field(default=(), doc="Names under which metrics are aggregated.")
     record: str | None = chz.field(
-        default=None, doc="Folder or file *.jsonl for training rollouts. None: not recorded."
+        default=None, doc="Folder or file *.jsonl for training rollouts. None: no records."
     )
     record_share: float = chz.field(
         default=1.0, doc="Share of each batch's groups to record; at least one group."
@@ -222,7 +222,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     env_options: EnvOptions = chz.field(
         default_factory=EnvOptions,
         munger=_with_kept_models,
-        doc="Further options of ChatAgentEnv.",
+        doc="Other options of ChatAgentEnv.",
     )
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:

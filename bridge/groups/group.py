@@ -44,7 +44,7 @@ class BatchPosition:
 
 
 class GroupOptions(EnvOptions, total=False):
-    """Options of ``ChatAgentGroupBuilder``, where they are explained, and of an Env."""
+    """Options of ``ChatAgentGroupBuilder`` (see there) and of an Env."""
 
     seats: Sequence[str]
     group_reward: GroupReward | None
@@ -63,7 +63,7 @@ def require_import_path(function: Callable[..., Any], role: str = "agent") -> No
     """Check that another process can import ``function``.
 
     Raises:
-        InvalidAgentError: It is a lambda or an inner function.
+        InvalidAgentError: ``function`` is a lambda or an inner function.
     """
     inner = unwrapped(function)
     name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
@@ -81,30 +81,30 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
 
     Args:
         agent: The agent, or its import path 'package.module:function'. Any callable works, but
-            rollouts in other processes need one from a module's top level.
+            rollouts in other processes need a callable from a module's top level.
         task: The agent's task. If omitted, the agent is called without a task.
         group_size: Number of episodes, at least 1.
         seats: Names of the agent's trained roles, if it has several. Each episode then has one Env
             per seat, played at the same time (``seats.py``). Empty: one policy.
         group_reward: Function that compares the episodes and adds rewards (``rewards.py``).
         tags: Names under which the Cookbook aggregates metrics.
-        seed: Each episode's seed is derived from it. None: episodes have random seeds.
+        seed: The seed from which each episode's seed is derived. None: random seeds.
         record: Writes every trajectory to a file. None: nothing is recorded.
-        advantages: "group" (a trajectory's reward minus the mean of its seat, for all of its
-            tokens), or a function from a ``Group`` to numbers by episode, turn or token.
+        advantages: "group" (all tokens of a trajectory get its reward minus the mean of its seat),
+            or a function from a ``Group`` to numbers per episode, turn or token.
         gamma: Discount of each turn's return, for "group". None: the whole trajectory's reward.
         branch: Function from the agent, the task and the options to an Env that continues a record
-            (``branches.py``). None: each episode starts at its beginning.
+            (``branches.py``). None: episodes start from the beginning.
         **options: Options of ``ChatAgentEnv``.
 
     Attributes:
-        batch: The group's place in a training dataset; None: not in one. If it is set, a group
-            without a trainable token is dropped (``compute_group_rewards``).
+        batch: The group's place in a training dataset, or None. If it is set, a group without a
+            trainable token is dropped (``compute_group_rewards``).
         on_rewards: Called with the group's rewards in this process; not pickled.
         rewards: Total reward of each trajectory; None until the group has been played.
 
     Raises:
-        InvalidAgentError: ``agent`` is not an agent, or takes other arguments.
+        InvalidAgentError: ``agent`` is not an agent, or does not take these arguments.
         InvalidDatasetError: ``group_size`` is below 1, or two seats have the same name.
     """
 
@@ -163,14 +163,14 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         return {**self.__dict__, **reset}
 
     def meet(self, opponents: Mapping[str, FrozenModel]) -> None:
-        """Let frozen models play some of the seats, which then have no Envs and are not trained."""
+        """Let frozen models play some seats; these seats have no Envs and are not trained."""
         self.seats, self.options = with_opponents(self.seats, self.options, opponents)
 
     async def make_envs(self) -> Sequence[Env]:
         """Return new environments; ``cleanup`` closes them all.
 
-        A strategy that retries a failed rollout calls this again and plays only the first Env. So
-        with seats, each later call returns a single Env: the next seat of a new episode.
+        A strategy that retries a failed rollout calls ``make_envs`` again and plays only the first
+        Env. So for agents with seats, each later call returns one Env: a new episode's next seat.
         """
         if not self._envs:
             self.rewards = None
@@ -193,7 +193,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         return ChatAgentEnv(self.agent, self.task, seed=self._next_seed(), **self.options)
 
     def _next_seed(self) -> int | None:
-        """The next episode's seed; a retried episode gets a new one."""
+        """Return the next episode's seed; a retried episode gets a new seed."""
         self._members += 1
         return None if self.seed is None else seed_of(self.seed, self._members - 1)
 
@@ -203,19 +203,19 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         """Return additional rewards and metrics; sort transitions by lineage, in place.
 
         Each seat has its own baseline. The Cookbook subtracts the group's mean from all rewards, so
-        each seat's rewards are shifted by the group's mean minus the seat's. The metric
+        each seat's rewards are shifted by the group's mean minus the seat's mean. The metric
         ``seat/<name>/reward`` is the total before the shift; ``seat/<name>/...`` are the means of
         the trajectory's other metrics.
 
         Raises:
-            AllTrajectoriesFailedError: In training, if the group has no trainable token. The
-                Cookbook then drops it under any strategy; a batch without data would fail.
+            AllTrajectoriesFailedError: The group is for training, and has no trainable token. The
+                Cookbook then drops the group under any strategy; a batch without data would fail.
         """
         if self.batch is not None and not any(map(can_be_learned_from, trajectory_group)):
             raise AllTrajectoriesFailedError(
                 f"Nothing can be learned from {len(trajectory_group)} episodes of the agent "
                 f"{agent_name(self.agent)}: it called no model in them, or every reply is masked. "
-                "Their group is left out."
+                "Their group is dropped."
             )
         pairs = [*zip(trajectory_group, env_group, strict=True)]
         evert_pairs = [
@@ -262,7 +262,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         return further
 
     def report_rewards(self, rewards: Sequence[float]) -> None:
-        """Store and report the totals that the Cookbook centres; [] if the group failed."""
+        """Store and report the total reward of each trajectory; [] if the group failed."""
         self.rewards = [*rewards]
         if self.on_rewards is not None:
             self.on_rewards(self.rewards)
@@ -281,7 +281,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
                 logger.error("Closing an environment failed: %r", result)
 
     def logging_tags(self) -> list[str]:
-        """Names under which the Cookbook aggregates this group's metrics."""
+        """Return the names under which the Cookbook aggregates this group's metrics."""
         return self.tags
 
 
@@ -299,7 +299,7 @@ def _shifted_by_seat(
     seats: Sequence[str],
     metrics: Sequence[Metrics],
 ) -> list[float]:
-    """Shift rewards so that every seat has the group's mean total; add the seats' metrics."""
+    """Shift rewards so that every seat's mean total is the group's; add the seats' metrics."""
     earned = totals([trajectory.transitions for trajectory in trajectories], rewards)
     pairs = [*zip(earned, seats, strict=True)]
     means = {seat: fmean([total for total, name in pairs if name == seat]) for seat in seats}
@@ -312,7 +312,7 @@ def _shifted_by_seat(
 
 
 def sort_by_lineage(trajectory: Trajectory, turn_lineages: Sequence[int]) -> list[int]:
-    """Sort transitions by ``lineage_order``, in place; return that order."""
+    """Sort a trajectory's transitions by ``lineage_order``, in place; return that order."""
     order, turns = lineage_order(trajectory, turn_lineages), trajectory.transitions
     turns[:] = [turns[turn] for turn in order]
     return order
@@ -321,9 +321,9 @@ def sort_by_lineage(trajectory: Trajectory, turn_lineages: Sequence[int]) -> lis
 def lineage_order(trajectory: Trajectory, turn_lineages: Sequence[int]) -> list[int]:
     """Return an episode's turn numbers, with the turns of each lineage side by side.
 
-    ``trajectory_to_data`` merges only neighbours. Each lineage keeps its order. The lineage that
-    ends last comes last, so the episode's last transition, which carries the report, stays last.
-    Calls that the agent gave up come first, since the conversation continues without them.
+    This order is needed because ``trajectory_to_data`` merges only adjacent turns. Each lineage
+    keeps its order. The lineage that ends last comes last, so the episode's last transition, which
+    has the report, stays last. Calls that the agent gave up come first: no later turn extends them.
     """
     turns = trajectory.transitions
     if len(turns) > len(turn_lineages):

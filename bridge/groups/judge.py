@@ -1,8 +1,8 @@
-"""``judge_group``: a frozen model ranks the episodes of a group; the ranks are their rewards.
+"""``judge_group``: a frozen model ranks the episodes of a group, and the ranks give the rewards.
 
-If a reply has no ranking, the judge is asked again. If that also fails, the endpoint is overloaded
-or slow, or the prompt is too long, all rewards are equal: the group teaches nothing, and ``FAILED``
-counts it. An error that a retry cannot fix (a refused key) ends the run.
+If a reply has no ranking, the judge is asked again. If that also fails, if the endpoint is
+overloaded or slow, or if the prompt is too long, all rewards are equal: the group gives no training
+signal, and ``FAILED`` counts it. An error that a retry cannot fix (a refused key) ends the run.
 """
 
 import logging
@@ -26,7 +26,7 @@ FAILED = "judge/failed"
 """Metric of each trajectory: 1.0 if the judge gave no ranking, else 0.0."""
 
 JUDGE = "judge"
-"""What messages call the model."""
+"""The model's name in error messages."""
 
 SYSTEM = (
     "You rank attempts at one task. You are given their transcripts: TOLD is what was shown to who "
@@ -102,15 +102,15 @@ def judge_group(
         judged = evert.judge_group(evert.RemoteModel("gpt-5.2"), "Prefer the shorter proof.")
         ChatAgentGroupBuilder(agent, task, group_size=8, group_reward=judged)
 
-    The best episode gets ``weight``, the worst 0, and the others evenly spaced rewards in between.
+    The best episode gets ``weight``, the worst 0, the others evenly spaced rewards in between.
     Each seat is ranked separately. Episodes with the same transcript get the same reward. Without a
     ranking, each episode gets half of ``weight``, and the metric ``judge/failed`` is 1.
 
     Args:
         model: A ``RemoteModel``, a ``TinkerModel``, or a policy: a ``MessageCompleter``, a
             ``TokenCompleter`` or a ``tinker.SamplingClient``, used with the agent's renderer.
-        rubric: The criteria in words, which may contain the answer, or a function from the task to
-            them.
+        rubric: The criteria as text, which may contain the answer, or a function from the task to
+            that text.
         weight: Reward of the best episode.
         retries: How often the judge is asked again if its reply has no ranking.
 
@@ -122,7 +122,7 @@ def judge_group(
 
 
 def read_ranking(reply: Reply, count: int) -> list[int] | None:
-    """Return the last line's ranking, from 0, best first; None if it is missing or cut."""
+    """Return the ranking in the last line, from 0, best first; None if it is missing or cut."""
     lines = [line for line in reply.text.splitlines() if line.strip(" `")]
     match = _RANKING.fullmatch(lines[-1].strip()) if lines else None
     if match is None or reply.finish_reason == "length":
@@ -132,7 +132,7 @@ def read_ranking(reply: Reply, count: int) -> list[int] | None:
 
 
 async def _judge_reply(ask: FrozenAnswer, messages: list[dict[str, str]]) -> Reply | None:
-    """The judge's reply; None if it is unavailable or the prompt is too long."""
+    """Return the judge's reply; None if the judge is unavailable or the prompt is too long."""
     try:
         return await ask(ChatRequest(JUDGE, messages))
     except openai.APIError as error:
@@ -147,6 +147,6 @@ def _may_pass(error: openai.APIError) -> bool:
         is_busy = error.status_code in (408, 409, 429) or error.status_code >= 500
         return is_busy or error.code in ("context_length_exceeded", "model_timeout")
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, EvertError):  # evert blocks the connection
+    while cause is not None and not isinstance(cause, EvertError):  # evert blocked the connection
         cause = cause.__cause__ or cause.__context__
     return cause is None

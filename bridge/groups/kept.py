@@ -1,10 +1,10 @@
-"""``Kept``: an object in a configuration that is neither copied nor written out with it."""
+"""``Kept``: an object that is not copied or written out with the configuration it is in."""
 
 from typing import Any
 
 
 class Kept:
-    """A value that deep copies of its holder share; ``name`` is written in its place."""
+    """A value that deep copies of a configuration share; ``name`` is written in its place."""
 
     def __init__(self, value: Any, name: str = "") -> None:
         self.value, self.name = value, name

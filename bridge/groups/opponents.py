@@ -2,11 +2,11 @@
 
 All episodes of a group have the same opponent at the same seat, so that their rewards are
 comparable. The choice depends only on the step, the task and the seed, so a resumed run chooses the
-same.
+same opponents.
 
 ``League`` samples past checkpoints uniformly. Play against the mean of all past policies is
 fictitious self-play (J. Heinrich, M. Lanctot, D. Silver, "Fictitious Self-Play in Extensive-Form
-Games", ICML 2015). Mixing such games into self-play keeps what was learned against past
+Games", ICML 2015). Mixing such games into self-play preserves the skills learned against past
 policies (T. Bansal et al., "Emergent Complexity via Multi-Agent Competition", ICLR 2018; O. Vinyals
 et al., "Grandmaster level in StarCraft II using multi-agent reinforcement learning", Nature 575,
 2019, who also prefer policies that are hard to beat).
@@ -29,7 +29,7 @@ frozen models by seat, and leaves at least one seat to the policy."""
 
 @dataclass(frozen=True)
 class Against:
-    """One opponent plays all seats but one, which is the policy's and changes from task to task.
+    """One opponent plays all seats but one; the policy plays that seat, which varies by task.
 
     Attributes:
         model: A function from a seed to the opponent.
@@ -40,14 +40,14 @@ class Against:
     def __call__(
         self, seats: Sequence[str], step: int, number: int, seed: int
     ) -> dict[str, FrozenModel]:
-        """See ``Opponents``."""
+        """Return the opponent at every seat except the policy's."""
         policy_seat = seats[number % len(seats)]
         return {seat: self.model(seed) for seat in seats if seat != policy_seat}
 
 
 @dataclass(frozen=True)
 class League:
-    """Past checkpoints of a run (except rolling ones) as opponents of the current policy.
+    """Past checkpoints of a run, except rolling checkpoints, as opponents of the current policy.
 
     Attributes:
         log_path: The run's folder, where the Cookbook lists its checkpoints.
@@ -64,7 +64,7 @@ class League:
     def __call__(
         self, seats: Sequence[str], step: int, number: int, seed: int
     ) -> dict[str, FrozenModel]:
-        """See ``Opponents``; no opponent before the first checkpoint."""
+        """Return an opponent for a random seat, or {}; always {} before the first checkpoint."""
         draws, past = random.Random(f"league/{seed}"), self.past(step)
         if not past or draws.random() >= self.share:
             return {}

@@ -1,10 +1,10 @@
 """Pieces of trajectories: advantages by turn or token under the Cookbook's unchanged loop.
 
-The Cookbook gives all tokens of a trajectory one advantage: the trajectory's total reward minus the
-group's mean. So a trajectory is split into pieces, one per distinct advantage. A piece's actions
-are the tokens with that advantage; earlier tokens are in its observations. The total rewards of the
-pieces make the Cookbook compute these advantages; if needed, an extra piece without tokens corrects
-the mean. The cost: each piece is a datum that repeats the prefix.
+The Cookbook gives all tokens of a trajectory the same advantage: the trajectory's total reward
+minus the group's mean. So a trajectory is split into pieces, one per distinct advantage. A piece's
+actions are the tokens with that advantage; earlier tokens are in its observations. Each piece gets
+the total reward from which the Cookbook computes its advantage; if needed, an extra piece without
+tokens corrects the mean. The cost is that each piece is a datum that repeats the prefix.
 """
 
 import itertools
@@ -32,9 +32,9 @@ def put_in_pieces(
 ) -> tuple[list[Trajectory], list[tuple[float, Metrics]]]:
     """Split the trajectories of groups, one group per seat.
 
-    Returns the pieces, and the additional reward and metrics of each. The first piece of a
-    trajectory carries its metrics (``metrics[seat][G]``), total reward and number of turns, so
-    that the Cookbook's means of these stay the same.
+    Return the pieces, and the additional reward and metrics of each piece. The first piece of a
+    trajectory has the trajectory's metrics (``metrics[seat][G]``), total reward and number of
+    turns, so that the Cookbook's means of these values do not change.
     """
     centre = float(np.mean(np.concatenate([group.rewards for group in groups])))
     pieces, further, corrections = list[Trajectory](), list[tuple[float, Metrics]](), list[float]()
@@ -62,13 +62,13 @@ def put_in_pieces(
 def _pieces(
     trajectory: Trajectory, advantages: Sequence[Sequence[float]]
 ) -> Iterator[tuple[float, Trajectory]]:
-    """Each distinct advantage in a trajectory, with its piece, in order of appearance."""
+    """Yield each distinct advantage in a trajectory, with its piece, in order of appearance."""
     parts_by_advantage = dict[float, list[Transition]]()
     for turn, turn_advantages in zip(trajectory.transitions, advantages, strict=True):
         for advantage, part in _parts(turn, turn_advantages):
             parts_by_advantage.setdefault(advantage, []).append(part)
     for advantage, parts in parts_by_advantage.items():
-        # No stop reason: the Cookbook would clip the reward of a piece that a limit stopped.
+        # Without the stop reason: the Cookbook would clip the reward if a limit ended the episode.
         yield advantage, Trajectory(parts, trajectory.final_ob)
 
 

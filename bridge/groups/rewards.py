@@ -1,4 +1,4 @@
-"""Group rewards, functions that compare the episodes of a group: their arguments and results."""
+"""Group rewards: functions that compare the episodes of a group."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -25,7 +25,7 @@ class PlayedGroup(list[Trajectory]):
     Attributes:
         task: The group's task; ``NO_TASK`` if the agent takes none.
         seats: The seat of each trajectory; None if the agent has no seats.
-        episodes: The episode number of each trajectory, from 0; an episode's seats share it.
+        episodes: The episode number of each trajectory, from 0; an episode's seats share a number.
         renderer: The policy's renderer; its tokenizer decodes the tokens.
     """
 
@@ -41,7 +41,7 @@ class PlayedGroup(list[Trajectory]):
 
     @cached_property
     def metrics(self) -> list[Metrics]:
-        """The metrics of each trajectory by name; the last value if a name occurs several times."""
+        """The metrics of each trajectory by name; if a name occurs again, its last value."""
         return [
             {name: value for turn in trajectory.transitions for name, value in turn.metrics.items()}
             for trajectory in self
@@ -63,7 +63,7 @@ async def further_rewards(group_reward: GroupReward, group: PlayedGroup) -> list
     """Call a group reward; return an ``Outcome`` with a finite reward for each trajectory.
 
     Raises:
-        InvalidAgentError: It did not return one reward for each trajectory.
+        InvalidAgentError: The group reward did not return one reward for each trajectory.
         RewardError: A reward or metric is not a finite number.
     """
     name, count = agent_name(group_reward), len(group)
@@ -79,7 +79,7 @@ async def further_rewards(group_reward: GroupReward, group: PlayedGroup) -> list
     if len(rewards) != count:
         raise InvalidAgentError(
             f"The group reward {name} returned {len(rewards)} rewards for {count} trajectories; "
-            "expected one each, in order."
+            "expected one reward per trajectory, in order."
         )
     return [_outcome(reward, name) for reward in rewards]
 

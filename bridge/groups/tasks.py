@@ -1,4 +1,4 @@
-"""``load_tasks`` returns the tasks that a setting names; ``check_tasks`` checks a sequence."""
+"""``load_tasks`` loads the tasks that a setting names; ``check_tasks`` checks a task sequence."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +13,8 @@ from evert.bridge.records.row_files import holds_records, names_file, read_rows
 def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:
     """Return ``tasks``: a sequence, its import path 'package.module:name', or a file's path.
 
-    A file's rows are the tasks. In a folder of records, the opening of each conversation is a task:
-    a dict of ``messages`` and ``tools``.
+    Each row of a file is a task. In a folder of records, each distinct first request of a
+    conversation is a task: a dict of ``messages`` and ``tools``.
 
     Raises:
         InvalidDatasetError: ``tasks`` is not a sequence, or a row cannot be read.
@@ -47,7 +47,7 @@ def _openings(path: str) -> Iterator[dict[str, Any]]:
 
 
 def check_tasks(tasks: object, called: str = "tasks") -> None:
-    """Check that ``tasks`` is a sequence; the message calls it ``called``.
+    """Check that ``tasks`` is a sequence; error messages call it ``called``.
 
     Raises:
         InvalidDatasetError: ``tasks`` is not a sequence.
@@ -55,6 +55,6 @@ def check_tasks(tasks: object, called: str = "tasks") -> None:
     is_sequence = hasattr(tasks, "__len__") and hasattr(tasks, "__getitem__")
     if not is_sequence or isinstance(tasks, Mapping):
         raise InvalidDatasetError(
-            f"{called} is a {type(tasks).__name__}; expected a sequence (with a length and an "
-            "index). Make a list of it: TASKS = [...]."
+            f"{called} is a {type(tasks).__name__}; expected a sequence with a length and integer "
+            "indices. Make a list of it: TASKS = [...]."
         )

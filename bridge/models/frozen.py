@@ -62,17 +62,17 @@ def frozen_models(
 ) -> dict[str, FrozenAnswer]:
     """Return the functions that answer the calls to each model, by name.
 
-    A call without a reply within ``timeout`` seconds (None: no limit) is a 400. A ``RemoteModel``
-    has its own timeout.
+    A call fails with a 400 if it gets no reply within ``timeout`` seconds (None: no limit). A
+    ``RemoteModel`` has its own timeout.
 
     Raises:
-        InvalidModelError: A name is the policy's, or a model is of another kind.
+        InvalidModelError: A name is the policy's, or a model is of an unsupported kind.
     """
     for name in policy:
         if name in models:
             raise InvalidModelError(
                 f"models={{{name!r}: ...}} has the policy's own name. Give the policy another name "
-                "(policy_names=...), or leave the entry out."
+                "(policy_names=...), or remove this model."
             )
     return {
         name: frozen_model(model, renderer, timeout, parameter=f"models[{name!r}]")
@@ -89,14 +89,14 @@ def frozen_model(
 ) -> FrozenAnswer:
     """Return the function that answers the calls to a model; see ``frozen_models``.
 
-    ``parameter`` is the model's parameter in error messages.
+    Error messages call the model ``parameter``.
     """
     seconds = model.timeout if isinstance(model, RemoteModel) else timeout
     return partial(_in_time, _answerer(parameter, model, renderer), seconds)
 
 
 async def _in_time(answer: FrozenAnswer, seconds: float | None, request: ChatRequest) -> Reply:
-    """Return a model's reply, or raise in time, even if the model ignores cancellation."""
+    """Return a model's reply, or raise at the timeout even if the model ignores cancellation."""
     task = asyncio.ensure_future(answer(request))
     task.add_done_callback(lambda future: future.cancelled() or future.exception())
     try:
@@ -106,7 +106,7 @@ async def _in_time(answer: FrozenAnswer, seconds: float | None, request: ChatReq
     if not completed:
         raise bad_request(
             f"The model {request.model!r} gave no reply within {seconds:g} s. Check that it is "
-            "running; if it is slow, raise model_timeout (of a RemoteModel: its timeout).",
+            "running; if it is slow, raise model_timeout (or the RemoteModel's timeout).",
             param="model",
             code="model_timeout",
         )
@@ -131,7 +131,7 @@ def _answerer(parameter: str, model: FrozenModel, renderer: PromptRenderer) -> F
     raise InvalidModelError(
         f"{parameter} is {model!r:.200}; expected a MessageCompleter, a TokenCompleter, a "
         "tinker.SamplingClient, an evert.TinkerModel, an evert.RemoteModel or a function from "
-        "messages to a text."
+        "messages to text."
     )
 
 
@@ -150,7 +150,7 @@ async def _call_player(play: Callable[[list[Message]], Any], messages: list[Mess
         reply = await reply
     if not isinstance(reply, str):
         raise InvalidModelError(
-            f"The function of a model returned {reply!r:.200}; expected the reply's text."
+            f"A model's function returned {reply!r:.200}; expected the reply's text."
         )
     return Message(role="assistant", content=reply)
 
@@ -160,18 +160,18 @@ async def _ask_for_message(
 ) -> Reply:
     if request.tools:
         raise bad_request(
-            f"The model {request.model!r} is a MessageCompleter, which takes no tools. Give the "
-            "Env a TokenCompleter, a TinkerModel or a RemoteModel for it.",
+            f"The model {request.model!r} is a MessageCompleter, which does not support tools. "
+            "Declare a TokenCompleter, a TinkerModel or a RemoteModel instead.",
             param="tools",
         )
     check_no_prefill(request, "a MessageCompleter")
     if request.logprobs:
-        raise unavailable(f"the model {request.model!r} is a MessageCompleter, which gives none")
+        raise unavailable(f"the model {request.model!r} is a MessageCompleter, without logprobs")
     messages = [read_message(m, index, {}) for index, m in enumerate(request.messages)]
     images = Images()
     try:
         messages = [images.check(message, 0) for message in messages]
-    except LongTextError:  # it has images
+    except LongTextError:  # the messages have images
         messages = await off_loop(lambda: [*map(images.check, messages)])
     if request.format is not None and request.format.is_asked_for:
         messages.append(request.format.request())

@@ -1,12 +1,12 @@
-"""Support for your own Tinker servers that are older than the SDK.
+"""Support for self-hosted Tinker servers that are older than the SDK.
 
 SkyRL's server 0.4.0 was made for SDK 0.25. Two things fail with SDK 0.38:
 
     sampling        the SDK expects the ids of the sequences in the server's first answer
     a saved state   the SDK creates a client and loads its weights in one request
 
-``complete_client`` adds the ids, and loads in two requests if one is refused. It changes nothing
-for the hosted service, or for a server that supports both itself.
+``complete_client`` adds the ids, and loads weights in two requests if the server refuses one. It
+changes nothing for the hosted service or for a server that supports both.
 """
 
 from typing import Any
@@ -38,13 +38,13 @@ def complete_client(base_url: str | None) -> None:
 
 
 def is_hosted(base_url: str) -> bool:
-    """Whether a URL is the hosted service's."""
+    """Whether a URL belongs to the hosted service."""
     host = urlsplit(base_url).hostname or ""
     return host == HOSTED or host.endswith(f".{HOSTED}")
 
 
 def address_of(client: Any) -> str | None:
-    """Return the server's URL of one of the SDK's clients; None for any other object."""
+    """Return the server URL of an SDK client; None for any other object."""
     address: str | None = getattr(getattr(client, "holder", None), "_base_url", None)
     return address
 
@@ -79,13 +79,13 @@ def _complete_loading(service_client: Any) -> None:
         async def loaded() -> Any:
             try:
                 return await load(self, path, optimizer, *arguments, **options)
-            except UnprocessableEntityError:  # the server requires the model
+            except UnprocessableEntityError:  # the server requires the base's name
                 info = await RestClient(self.holder).get_weights_info_by_tinker_path(path)
             base, metadata = options.get("base_model"), options.get("user_metadata")
             client = await self.create_lora_training_client(
                 base or info.base_model, info.lora_rank, user_metadata=metadata
             )
-            await client._load_state_impl(path, optimizer, None)  # the public one is deprecated
+            await client._load_state_impl(path, optimizer, None)  # the public method is deprecated
             return client
 
         return self.holder.run_coroutine_threadsafe(loaded())

@@ -28,11 +28,11 @@ class RemoteModel:
         model: The model's name at the endpoint.
         base_url: The endpoint's URL, up to ``/v1``.
         api_key_env: Environment variable with the key, which is read at each call and never stored.
-        timeout: Seconds for a call, including retries.
+        timeout: Maximum seconds for a call, including retries.
         temperature: Sampling temperature; None: the endpoint's default.
 
-    The honoured fields of the agent's request are passed on. The handle raises the SDK's errors.
-    Other ways in answer with the error's status, or with a 400 (``model_failed``) if it has none.
+    Supported fields of the agent's request are passed on. On a failure, evert's client raises the
+    SDK's error; other clients get the error's status, or else a 400 (``model_failed``).
     """
 
     model: str
@@ -50,7 +50,7 @@ class RemoteModel:
         """Return the endpoint's reply.
 
         Raises:
-            openai.OpenAIError: The SDK raised it, or the endpoint's response has no usable reply.
+            openai.OpenAIError: The request failed, or the response has no usable reply.
         """
         import openai
 
@@ -65,7 +65,7 @@ class RemoteModel:
             **_format_fields(request.format),
         }
         messages: Any = [as_fields(m, index) for index, m in enumerate(request.messages)]
-        with left_alone():  # else the call of an agent that uses this object could reach the policy
+        with left_alone():  # otherwise take-over could send this call to the policy
             async with openai.AsyncOpenAI(
                 base_url=self.base_url,
                 api_key=self.api_key,
@@ -78,7 +78,7 @@ class RemoteModel:
                     **{name: value for name, value in fields.items() if value is not None},
                 )
         if not completion.choices:
-            raise failed(request.model, f"returned no choice: {completion.model_dump()!r:.300}")
+            raise failed(request.model, f"returned no choices: {completion.model_dump()!r:.300}")
         choice, usage = completion.choices[0], completion.usage
         raw_message = {"role": "assistant", **choice.message.model_dump(exclude_none=True)}
         raw_message.setdefault("content", "")
@@ -99,19 +99,19 @@ class RemoteModel:
 
 
 def check_no_prefill(request: ChatRequest, kind: str) -> None:
-    """Refuse a request with a prefill; ``kind`` describes the model, which cannot continue it."""
+    """Refuse a request with a prefill; ``kind`` says why the model cannot continue a reply."""
     if request.prefill:
         raise bad_request(
-            f"The model {request.model!r} is {kind}, which cannot continue a reply; the last "
-            "message is the assistant's. End with the user's, or give the Env a TokenCompleter or "
-            "a TinkerModel for it.",
+            f"The model {request.model!r} is {kind}, which cannot continue a reply, but the last "
+            "message is the assistant's. End with a user message, or declare a TokenCompleter or "
+            "a TinkerModel instead.",
             param="messages",
         )
 
 
 def _with_endpoint_logprobs(reply: Reply, choice: Choice) -> Reply:
     if choice.logprobs is None or choice.logprobs.content is None:
-        raise unavailable("the endpoint of this model gave none")
+        raise unavailable("this model's endpoint returned none")
     logprobs = (
         TokenLogprob(item.token, item.logprob, None if item.bytes is None else bytes(item.bytes))
         for item in choice.logprobs.content
@@ -121,7 +121,7 @@ def _with_endpoint_logprobs(reply: Reply, choice: Choice) -> Reply:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Return the process's context: loading the certificates takes longer than a short call."""
+    """Return the shared TLS context: loading the certificates takes longer than a short call."""
     return ssl.create_default_context()
 
 

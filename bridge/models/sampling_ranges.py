@@ -17,7 +17,7 @@ RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "top_k": (lambda value: _is(Integral, value) and (value == -1 or 1 <= value < 2**63),
               "a whole number of 1 or more, or -1 for no limit"),
     "max_tokens": (lambda value: value is None or (_is(Integral, value) and 1 <= value < 2**31),
-                   "a whole number of 1 or more, or None for all the room left"),
+                   "a whole number of 1 or more, or None"),
     "seed": (lambda value: value is None or (_is(Integral, value) and abs(value) < 2**63),
              "a whole number of at most 63 bits, or None"),
 }  # fmt: skip

@@ -1,8 +1,8 @@
-"""``TinkerModel``: a frozen model, named by its weights and sampled by the engine in use.
+"""``TinkerModel``: a frozen model, given by its weights and sampled by the engine in use.
 
 It is plain data, so it can be pickled and written to a configuration. At the first call, the
 current ``tinker.ServiceClient`` (the hosted service's or the embedded engine's) creates a sampling
-client. All Envs of the process share that client. The default chat format is the base's.
+client, which all Envs of the process share. The default chat format is the base's.
 """
 
 import logging
@@ -36,12 +36,12 @@ class TinkerModel:
         base_model: Name of the base; None: the base of ``model_path``.
         model_path: A ``tinker://`` path or, with the embedded engine, a checkpoint's folder. None:
             the base's own weights.
-        renderer_name: Name of a Cookbook renderer; None: the one that fits the base.
+        renderer_name: Name of a Cookbook renderer; None: the base's default renderer.
         temperature: Sampling temperature; 0 is greedy.
-        max_tokens: Cap on a reply's tokens, if the agent and the context allow as many; None: 2048.
+        max_tokens: Cap on a reply's tokens, which the request or the context may lower. None: 2048.
         base_url: URL of your own service; None: the engine in use.
-        seed: Seed of an episode's first reply; every further reply adds 1. None: the engine
-            chooses.
+        seed: Seed of an episode's first reply; each later reply adds 1. None: the engine chooses
+            the seeds.
 
     Raises:
         InvalidModelError: Both the base and the path are missing, or a number is out of range.
@@ -83,7 +83,7 @@ async def sample_weights(
     *,
     max_tokens: int | None = None,
 ) -> TokensWithLogprobs:
-    """Return the tokens of a model's reply; ``number`` is the call's index in the episode.
+    """Sample a model's reply; ``number`` is the call's index in the episode.
 
     Raises:
         openai.BadRequestError: The context has no room left (``context_length_exceeded``).
@@ -102,7 +102,7 @@ async def sample_weights(
 
 
 def reply_cap(prompt_length: int, context: int | None, limit: int) -> int:
-    """Return a reply's maximum tokens: ``limit``, or what a context of that many tokens leaves.
+    """Return a reply's maximum tokens: ``limit``, or less if the context has less room left.
 
     Raises:
         openai.BadRequestError: The context has no room left (``context_length_exceeded``).
@@ -118,7 +118,7 @@ _lock = threading.Lock()
 _open: "WeakKeyDictionary[type, dict[tuple[str | None, ...], Future[OpenWeights]]]" = (
     WeakKeyDictionary()
 )
-"""Opened weights by ``ServiceClient`` class: each engine has its own, which takes them with it."""
+"""Opened weights by ``ServiceClient`` class (each engine has its own), freed with that class."""
 
 
 async def open_weights(model: TinkerModel) -> OpenWeights:
@@ -130,18 +130,18 @@ async def open_weights(model: TinkerModel) -> OpenWeights:
         if opening is None or (opening.done() and opening.exception() is not None):
             opening = Future()
             name, work = "evert-open-weights", (opening, model)
-            # Opening may load files or query a service, and outlive the first caller.
+            # Opening may load files or query a service, and may take longer than its first caller.
             threading.Thread(target=_open_into, args=work, name=name, daemon=True).start()
             futures[key] = opening
-    return await shield(wrap_future(opening))  # other callers may wait for it too
+    return await shield(wrap_future(opening))  # other callers may await it too
 
 
 def register_client(
     model: TinkerModel, client: tinker.SamplingClient, context_length: int | None
 ) -> None:
-    """From now on, sample a model with this client from another process, not an older one.
+    """Sample a model with this client, which comes from another process, from now on.
 
-    A worker outlives engines, and the client of a closed engine cannot sample.
+    A worker may outlive an engine, and the client of a closed engine cannot sample.
     """
     future: Future[OpenWeights] = Future()
     with _lock:
@@ -192,7 +192,7 @@ def context_length_of(service: tinker.ServiceClient, base_model: str) -> int | N
 
 
 def context_length_here(base_model: str) -> int | None:
-    """Return a model's context length from this process's engine, at no cost, or None."""
+    """Return a model's context length, at no cost, from the embedded engine; else None."""
     if not hasattr(tinker.ServiceClient, "engine"):
         return None
     return context_length_of(tinker.ServiceClient(), base_model)

@@ -2,17 +2,17 @@
 
 In reading order:
 
-    rows.py         a rollout as a row
-    recorder.py     ``Recorder``: rows into files
-    schema.py       the schema of rows, and its check
+    rows.py         turns a rollout into a row
+    recorder.py     ``Recorder``: writes rows to files
+    schema.py       checks rows against their schema
     checks.py       describes a wrong field
     traces.py       reads other programs' traces as rows
     trace_models.py the fields of those traces
-    files.py        the files of recorded rollouts
-    record.py       ``RolloutRecord``: a row; ``read_records``: all of a run's
+    files.py        finds the files of recorded rollouts
+    record.py       ``RolloutRecord``: one rollout; ``read_records``: all rollouts of a run
     chats.py        a recorded conversation in the format of chat trainers
-    replay.py       ``ReplayPolicy``: a record in place of a model; where the agent differs
-    explain.py      a rollout in the terminal
+    replay.py       ``ReplayPolicy``: a record in place of a model; ``replay``: checks an agent
+    explain.py      prints a rollout in the terminal
     sequences.py    a trajectory as token sequences, or as text
-    row_files.py    files of rows from other programs: demonstrations, tasks
+    row_files.py    reads demonstrations and tasks from files of other programs
 """

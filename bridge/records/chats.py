@@ -1,14 +1,14 @@
-"""``chat``: a recorded conversation as chat trainers read it, ``{"messages", "tools"}``.
+"""``chat``: a recorded conversation in the format of chat trainers, ``{"messages", "tools"}``.
 
-A trainer renders it again and must get the sampled prompt and reply. If the run used the model's
-chat template, readers apply that template (TRL's SFTTrainer), so tools are a separate field. If it
-used another renderer, readers use that renderer (the Cookbook's chat_sl), which takes no tools, so
-tools are in the messages, as the renderer shows them.
+A trainer renders the conversation again and must get the recorded prompt and the sampled reply. If
+the run used the model's chat template, the trainer (TRL's SFTTrainer) applies that template, so
+tools are a separate field. If the run used another renderer, the trainer (the Cookbook's chat_sl)
+uses that renderer without tools, so the messages show the tools as the renderer writes them.
 
 Replies are written with their fields (thoughts, tool calls), or as the sampled text. When a rollout
-is recorded, ``note_forms`` renders both and notes the form that reproduces the sampled tokens.
-Neither does if the tokenizer encodes a reply's text differently from the sampled tokens, or if a
-text spells a control token.
+is recorded, ``note_forms`` renders both forms and notes the one that reproduces the sampled tokens.
+Neither form does if the tokenizer encodes a reply's text differently from the sampled tokens, or if
+a text spells a control token.
 """
 
 import json
@@ -27,11 +27,11 @@ from evert.bridge.tokens.template import TemplateRenderer
 from evert.bridge.tokens.template_variables import template_of
 
 FORM, FIELDS, TEXT = "form", "fields", "text"
-"""Field of a recorded call, and its values; null if neither form reproduces the sampled tokens."""
+"""A field of a recorded call, and its values; null if neither reproduces the sampled tokens."""
 
 
 def form_of(record: RolloutRecord, turn: int) -> str:
-    """Return the noted form of a conversation; ``TEXT`` if none is noted.
+    """Return the form that is noted for a conversation; ``TEXT`` if none is noted.
 
     Raises:
         RecordError: The messages were not kept, or neither form reproduces the sampled tokens.
@@ -40,17 +40,17 @@ def form_of(record: RolloutRecord, turn: int) -> str:
     if form is None:
         raise RecordError(
             f"The conversation of turn {turn} cannot be written so that a trainer renders it to "
-            "the sampled tokens: a reply was sampled in other tokens than the renderer writes, or "
-            "a message has calls or parts that it does not take. format=atif has the tokens."
+            "the sampled tokens: either the renderer encodes a reply as different tokens, or it "
+            "does not accept a message's calls or parts. Use format=atif, which has the tokens."
         )
     return form
 
 
 def chat(record: RolloutRecord, turn: int, form: str) -> Row:
-    """Return the conversation that ends with a turn's reply, with replies in a form.
+    """Return the conversation that ends with a turn's reply, with replies written in ``form``.
 
     Raises:
-        RecordError: The messages were not kept, or have more than text.
+        RecordError: The messages were not kept, or contain more than text.
     """
     messages = record.sampled_messages(turn, parsed=form == FIELDS)
     names = {
@@ -87,12 +87,12 @@ def _message(message: Mapping[str, Any], names: Mapping[str, str]) -> Row:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return a message's text without its thinking; a RecordError if it has other parts."""
+    """Return a message's text without its thinking; raise a RecordError for any other part."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
     if any(part.get("type") not in ("text", "thinking") for part in parts):
         raise RecordError(
-            f"A conversation has a message of the {message['role']} with more than text: "
+            f"A conversation has a message of the {message['role']} that is more than text: "
             f"{message!s:.200}."
         )
     return "".join(str(part.get("text", "")) for part in parts)
@@ -103,7 +103,7 @@ def note_forms(row: Row, renderer: Renderer) -> None:
     try:
         record = RolloutRecord(row)
     except RecordError:
-        return  # written as it is; the reader gets the error
+        return  # the row is written unchanged, and reading it raises the error
     for turn in record.last_turns():
         if call := row["steps"][turn].get("call"):
             forms = (form for form in (FIELDS, TEXT) if _is_same(record, turn, form, renderer))
@@ -124,7 +124,7 @@ def _is_same(record: RolloutRecord, turn: int, form: str, renderer: Renderer) ->
 
 
 def _tokens(row: Row, renderer: Renderer) -> list[int]:
-    """The conversation's tokens, as a trainer renders them."""
+    """Render a conversation to tokens as a trainer does."""
     messages = row["messages"]
     if not isinstance(renderer, TemplateRenderer):  # the tokens do not depend on the weights
         model_input, _ = renderer.build_supervised_example(messages, TrainOnWhat.ALL_MESSAGES)

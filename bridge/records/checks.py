@@ -1,4 +1,4 @@
-"""``wrong_field``: which field of a value a pydantic model rejects, and why."""
+"""``wrong_field``: says which field of a value a pydantic model rejects, and why."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from evert.bridge.errors import repr_of
 
 
 def wrong_field(value: Any, error: ValidationError) -> str:
-    """Return the path of the first wrong field, what it is, and what was expected."""
+    """Describe the first wrong field: its path, its value, and what was expected."""
     errors = error.errors(include_url=False, include_context=False)
     # In a union, the useful error is that of the member whose type fits.
     first = next((detail for detail in errors if not detail["type"].endswith("_type")), errors[0])
@@ -19,7 +19,7 @@ def wrong_field(value: Any, error: ValidationError) -> str:
 
 
 def _place(value: Any, location: tuple[int | str, ...]) -> str:
-    """A field's path, without the union members that pydantic puts into it."""
+    """Return a field's path without the names of union members that pydantic adds."""
     place = ""
     for key in location:
         if isinstance(value, list) and isinstance(key, int):

@@ -1,4 +1,4 @@
-"""``explain`` prints a rollout: who called, what was new, what was sampled, the rewards."""
+"""``explain`` prints a rollout: for each turn its caller, new tokens, action and reward."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -17,7 +17,7 @@ from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 _OURS = (CALLER, LINEAGE, DRIFT, DRIFT_AT)
 _SUMMED = (DRIFT, "handoffs", "tools/")
-"""Prefixes of the metrics in the summary."""
+"""Prefixes of the metrics that the summary shows."""
 
 _SEEN = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
 _SEEN |= {0x7F: 0x2421} | dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000)], 0xFFFD)
@@ -30,24 +30,24 @@ def explain(
     """Print a rollout, turn by turn.
 
     Args:
-        trajectory: A trajectory of ``do_single_rollout`` or of a group.
-        renderer: The Env's renderer, which only decodes here; None: the default one.
-        console: Where to print. None: standard output, coloured on a terminal, else unwrapped.
+        trajectory: A trajectory from ``do_single_rollout`` or a group.
+        renderer: The Env's renderer, used only to decode; None for the default renderer.
+        console: Where to print; None for standard output (coloured or, in a pipe, unwrapped).
 
-    Every turn shows the task or thread that made the call, the token sequence (lineage) it
-    continues, the new part of the prompt, what was sampled, and the reward. The first turn of a
-    lineage shows which turn it forked from, and why.
+    Every turn shows the task or thread that made the call, the lineage that the turn continues, the
+    new part of the prompt, the action, and the reward. The first turn of a lineage shows which turn
+    it branched off from, and why.
     """
     out = console or Console(highlight=False)
     if console is None:  # a pipe or a file has no width to wrap at
         out.soft_wrap = not (out.is_terminal or out.is_jupyter)
     decoder = prompt_renderer(renderer)
     histories: list[FlatPrompt] = []
-    cause = where = ""  # of a break before this prompt, from the previous turn's logs
+    cause = where = ""  # of the drift before this prompt, from the previous turn's logs
     for number, transition in enumerate(trajectory.transitions):
         prompt = flatten(transition.ob.chunks)
         length, turn = 0, None
-        for index in reversed(range(len(histories))):  # the latest with the longest common prefix
+        for index in reversed(range(len(histories))):  # prefer the latest of equally long prefixes
             history = histories[index]
             if len(history) > length and (common := shared(prompt, history)) > length:
                 length, turn = common, index
@@ -66,13 +66,13 @@ def explain(
 
 
 def harmless(text: Text) -> Text:
-    """Make control characters visible, so that no text controls the terminal."""
+    """Make control characters visible, so that no text can control the terminal."""
     text.plain = text.plain.translate(_SEEN)
     return text
 
 
 def calling(transition: Transition, length: int) -> Text:
-    """Who called, and the number of tokens in the prompt (``length``) and the reply."""
+    """Show a turn's caller, and how many tokens the prompt (``length``) and the reply have."""
     text = Text()
     for key, what in ((CALLER, "called by"), (LINEAGE, "lineage")):
         if (value := transition.logs.get(key)) is not None:
@@ -92,7 +92,7 @@ def _source(turn: int | None, length: int, is_whole: bool, why: str, where: str)
 
 
 def block(name: str, text: str, style: str) -> Text:
-    """A text with its name in the left margin."""
+    """Format a text with its name in the left margin."""
     lines = Text()
     for index, line in enumerate(text.splitlines() or [""]):
         lines.append(f"  {name if index == 0 else '':<8}| ", style="dim")
@@ -110,7 +110,7 @@ def _decoded(tokens: Sequence[Any], decoder: PromptRenderer) -> str:
 
 
 def earned(transition: Transition) -> Text:
-    """The reward of a turn, its metrics and its logs."""
+    """Show a turn's reward, metrics and logs."""
     text = Text(f"  reward {transition.reward:g}", style="bold" if transition.reward else "dim")
     notes = [
         f"  {name}={value:g}"

@@ -5,14 +5,14 @@ from pathlib import Path
 from evert.bridge.errors import RecordError
 
 ROLLOUTS = "rollouts"
-"""The folder, or with ``.jsonl`` the file, with the rollouts of a run or of an evaluation."""
+"""Name of the folder (or, with ``.jsonl``, the file) of a run's or an evaluation's rollouts."""
 
 TRACES = "[0-9]" * 6 + ".json"
-"""Pattern of the files, one for each trace, that ``evert export format=atif`` writes."""
+"""Pattern for the files that ``evert export format=atif`` writes, one per trace."""
 
 
 def record_files(path: str | Path) -> list[Path]:
-    """Return the files of the rollouts of a run, an evaluation, a folder or a file.
+    """Return the files with the rollouts of a run, an evaluation, a folder or a file.
 
     Raises:
         RecordError: No file has rollouts.

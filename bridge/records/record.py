@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 
 
 class RolloutRecord:
-    """One rollout of an agent: prompts and actions token for token, and the conversations.
+    """One recorded rollout: its prompts and actions as tokens, and its conversations.
 
     Args:
-        row: The row as written; also an attribute. ``docs/records.md`` lists its fields.
+        row: The row of the file; also an attribute. ``docs/records.md`` lists its fields.
 
     Attributes:
-        has_tokens: Whether token ids were recorded; another program's trace may have only text.
+        has_tokens: Whether it has token ids; another program's trace may have only text.
 
     Raises:
         RecordError: The row does not have this version's schema, or a field is wrong.
@@ -62,8 +62,8 @@ class RolloutRecord:
 
     @property
     def turns(self) -> int:
-        """Number of actions. An episode without a model call has none."""
-        steps = self.row["steps"]  # without a call, the runner adds an empty one
+        """The number of actions; 0 for an episode without a model call."""
+        steps = self.row["steps"]  # if there is no call, the runner adds an empty step
         is_played = len(steps) > 1 or any(
             step["ac_len"] or step["ob_len"] or "call" in step for step in steps
         )
@@ -76,7 +76,7 @@ class RolloutRecord:
 
     @property
     def task(self) -> Any:
-        """The task; ``NO_TASK`` for an agent without one. A RecordError if it was not recorded."""
+        """The task, or ``NO_TASK``; raises a RecordError if the task was not recorded."""
         with suppress(KeyError, ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             return literal_eval(self.row["task_literal"])
         if "task_repr" in self.row:
@@ -89,7 +89,7 @@ class RolloutRecord:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of all turns, summed."""
+        """The metrics, each summed over all turns."""
         total = Counter[str]()
         for step in self.row["steps"]:
             total.update(step["metrics"])
@@ -97,14 +97,14 @@ class RolloutRecord:
 
     @property
     def text(self) -> str:
-        """The last reply as it was sampled; "" if there is none."""
+        """The text of the last action; "" if there is no action."""
         return str(self.row["steps"][-1]["text"]) if self.turns else ""
 
     @cached_property
     def prompts(self) -> list[FlatPrompt]:
-        """The tokens of each turn's prompt; an image is one chunk among them.
+        """The tokens of each turn's prompt, in which an image is one chunk.
 
-        A RecordError if they were not recorded (``has_tokens``), as in ``action``.
+        Raises a RecordError, as ``action`` does, if they were not recorded (``has_tokens``).
         """
         _check_tokens(self.row)
         prompts: list[FlatPrompt] = []
@@ -115,14 +115,14 @@ class RolloutRecord:
         return prompts
 
     def action(self, turn: int) -> TokensWithLogprobs:
-        """Return what was sampled at a turn."""
+        """Return a turn's action."""
         _check_tokens(self.row)
         step = self.row["steps"][turn]
         tokens, logprobs = [*step["tokens"]], step["logprobs"]
         return keep_logprobs(TokensWithLogprobs(tokens, logprobs, step["stop_reason"]))
 
     def trajectory(self) -> Trajectory:
-        """Return the rollout as played, without the group's ``row["final_reward"]``."""
+        """Return the trajectory as played, without the group's ``row["final_reward"]``."""
         transitions = [
             Transition(
                 ob=tinker.ModelInput(chunks=chunks_of(prompt)),
@@ -137,11 +137,11 @@ class RolloutRecord:
         return Trajectory(transitions, tinker.ModelInput.empty(), self.row["stop_reason"])
 
     def is_given_up(self, turn: int) -> bool:
-        """Whether the agent gave up a turn's call and never read its reply."""
+        """Return whether the agent gave up a turn's call and never read the reply."""
         return GIVEN_UP in self.row["steps"][turn]["metrics"]
 
     def asked(self, turn: int) -> list[Row]:
-        """Return the messages of a turn's call; a RecordError if they were not kept."""
+        """Return the messages of a turn's call; raise a RecordError if they were not kept."""
         messages = list[Row]()
         for call in map(self.call, self.path(turn)):
             if "again" not in call:
@@ -150,7 +150,7 @@ class RolloutRecord:
         return messages
 
     def messages(self, turn: int = -1) -> list[Row]:
-        """Return the agent's conversation up to a turn's reply; a RecordError if not kept."""
+        """Return the agent's conversation up to a turn's reply, or raise a RecordError."""
         turn = range(self.turns)[turn]
         return [*self.asked(turn), self._reply(turn)]
 
@@ -158,7 +158,7 @@ class RolloutRecord:
         """Return the model's conversation up to a turn's reply, as it was in the prompt.
 
         It includes the tools as shown, instructions on a reply's format, and retried replies.
-        Replies have their thinking and markup, or, if ``parsed``, the agent's fields.
+        Replies have their thinking and markup or, if ``parsed``, the fields that the agent got.
         """
         messages, path = list[Row](), self.path(turn)
         for place in path:
@@ -173,7 +173,7 @@ class RolloutRecord:
         return [*prefix, *messages[has_system and isinstance(messages[0].get("content"), str) :]]
 
     def path(self, turn: int) -> list[int]:
-        """Return the turns of a conversation up to this one, including retried turns."""
+        """Return the turns of a conversation up to ``turn``, including retried turns."""
         turns, call = [turn], self.call(turn)
         while (before := call.get("again", call["after"])) is not None:
             turns.insert(0, before)
@@ -186,7 +186,7 @@ class RolloutRecord:
         return tools
 
     def last_turns(self) -> list[int]:
-        """Return the last turn of each conversation, whose reply no other turn continues.
+        """Return the last turn of each conversation: no other turn continues its reply.
 
         Calls that the agent gave up are left out.
         """
@@ -198,12 +198,12 @@ class RolloutRecord:
         return [turn for turn in turns if turn not in gone_on]
 
     def call(self, turn: int) -> Row:
-        """Return a turn's call; a RecordError if its messages were not kept."""
+        """Return a turn's call; raise a RecordError if its messages were not kept."""
         call: Row | None = self.row["steps"][turn].get("call")
         if call is None:
             raise RecordError(
-                f"Turn {turn} of this record has no messages: they were not kept. Before an Env is "
-                "played, call recorder.watch(env)."
+                f"Turn {turn} of this record has no messages, because they were not kept. Call "
+                "recorder.watch(env) before the Env is played."
             )
         return call
 
@@ -229,22 +229,22 @@ def _element(token: Any) -> Any:
 def read_records(
     path: str | Path, read: Callable[[int], object] = lambda size: None
 ) -> Iterator[RolloutRecord]:
-    """Read recorded rollouts, or other programs' traces, one at a time.
+    """Read recorded rollouts or other programs' traces, one at a time.
 
     Traces are OpenEnv's ``TrainingTrace`` and Harbor's ATIF, one per line (``.jsonl``) or per file
-    (``.json``). ``row["trace"]`` says what they lack. Lines cut off when a process was killed are
+    (``.json``). ``row["trace"]`` says what they lack. Lines that a killed process cut off are
     skipped with a warning.
 
     Args:
-        path: A file, or the folder of a run, of an evaluation or of exported trajectories.
+        path: A file, or the folder of a run, an evaluation or exported trajectories.
         read: Called with the size of each line in bytes, to show progress.
 
     Yields:
         One record per rollout. An iteration's groups are in the order in which they ended.
 
     Raises:
-        RecordError: No file has rollouts, or a line, which the message names, is damaged or has a
-            different schema.
+        RecordError: No file has rollouts; or a line is damaged or has a different schema, and the
+            message names the line.
     """
     for file in record_files(path):
         broken = 0
@@ -262,11 +262,11 @@ def read_records(
                     raise RecordError(f"{place}: {error}") from None
                 broken += row is None and bool(line.strip())
         if broken:
-            logger.warning("%s: %d lines are skipped; a kill cut them off.", file, broken)
+            logger.warning("%s: %d lines are skipped; a killed process cut them off.", file, broken)
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """A file's lines; a file with one trace counts as one line."""
+    """Yield a file's lines; a file with one trace counts as one line."""
     if not is_trace_file(path):
         yield from file
         return
@@ -277,7 +277,7 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
 
 
 def _row(line: bytes) -> Row | None:
-    """The row of a line; None if the line is blank or cut off. A RecordError if it is damaged."""
+    """Parse a line; None if it is blank or cut off. Raises a RecordError if it is damaged."""
     if not (line := line.strip()):
         return None
     try:

@@ -3,7 +3,7 @@
     recorder = Recorder("rollouts.jsonl")
     builder = ChatAgentGroupBuilder(agent, task, group_size=8, record=recorder)
 
-If a file's last line was cut off by a kill, readers skip it and later writes begin a new line.
+If a killed process cut off a file's last line, readers skip the line and writers begin a new one.
 """
 
 import json
@@ -32,11 +32,11 @@ class Recorder:
     Args:
         path: A file ``*.jsonl``, to which rollouts are appended, or a folder with a file per
             iteration. Recording an iteration again overwrites its file.
-        share: Share of each ``AgentDataset`` batch's groups to write, above 0. The first group of a
-            batch is always written.
+        share: Fraction of each ``AgentDataset`` batch's groups to write, above 0. The first group
+            of a batch is always written.
 
-    In a ``PoolRollouts`` process, a pickled recorder collects its rows, which come back with the
-    group and are written in this process. Other executors do not bring them back.
+    In a ``PoolRollouts`` process, a pickled recorder collects its rows; they return with the group,
+    and this process writes them. Other executors lose them.
     """
 
     def __init__(self, path: str | Path, share: float = 1.0) -> None:
@@ -48,11 +48,11 @@ class Recorder:
         return Gathering, (self.path,)
 
     def takes(self, place: int) -> bool:
-        """Whether to write the group at ``place`` in a batch, counted from 0."""
+        """Return whether to write a group; ``place`` is its index in the batch."""
         return math.ceil((place + 1) * self.share) > math.ceil(place * self.share)
 
     def watch(self, env: E) -> E:
-        """Make an unused Env keep its agent's requests, and give it a seed. Return it."""
+        """Make an unused Env keep its agent's requests, give it a seed, and return it."""
         if isinstance(env, ChatAgentEnv):
             env.transcript = env.transcript or Transcript()
             owner = getattr(env, "table", env)  # a seat has its table's seed
@@ -77,8 +77,8 @@ class Recorder:
         Args:
             trajectories: The trajectories, in the order of play.
             envs: The watched Env of each trajectory; Envs that are not evert's are left out.
-            rewards: The reward that the group adds to each trajectory; empty: none.
-            metrics: The metrics that the group adds to each trajectory; empty: none.
+            rewards: The reward that the group adds to each trajectory; empty if it adds none.
+            metrics: The metrics that the group adds to each trajectory; empty if it adds none.
             split: "train" or "test".
             iteration: The iteration of the training, or 0.
             tags: The group's tags.
@@ -103,7 +103,7 @@ class Recorder:
         self.write(rows)
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write the rows of a group; an OSError if the file cannot be written."""
+        """Write the rows of a group. Raises an OSError if the file cannot be written."""
         if not rows:
             return
         name = f"{rows[0]['iteration']:06}.jsonl"
@@ -131,7 +131,7 @@ class Recorder:
 
 
 class Gathering(Recorder):
-    """A recorder in another process, which keeps each group's ``rows`` to send them back."""
+    """A recorder in another process; it keeps each group's ``rows``, to send them back."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -1,8 +1,8 @@
-"""``ReplayPolicy``: a record in place of a model. ``replay``: checks an agent against its record.
+"""``ReplayPolicy``: a record in place of a model. ``replay`` checks an agent against its record.
 
-Each call gets the tokens that its prompt got in the record. Calls are matched by their prompts,
-since concurrent calls may arrive in a different order. If a prompt is not in the record, the agent
-differs: it made a different call although the replies were the same.
+Each call gets the action that was recorded for its prompt. Calls are matched by their prompts,
+since concurrent calls may arrive in a different order. A prompt that is not in the record means
+that the agent differs: it made a different call although it had got the same replies.
 """
 
 import asyncio
@@ -30,26 +30,25 @@ MOMENT = 0.01
 """Seconds between checks of whether an agent has given up a call."""
 
 GIVING_UP = 5.0
-"""Seconds in which the agent must give up a concurrent call that is not in its record. Calls that
-were given up before their reply are not recorded; unless the agent gives them up again, it
-differs."""
+"""Seconds that the agent has to give up a concurrent call that is not in its record. A call that
+was given up before its reply is not recorded, so the agent must give it up again."""
 
 
 class ReplayPolicy(TokenCompleter):
     """Returns the actions of a recorded rollout, without a model.
 
-    Calls that a runner samples concurrently (``do_parallel_rollout``) get their replies in the
-    recorded order if ``env`` is passed.
+    If ``env`` is passed, calls that a runner samples concurrently (``do_parallel_rollout``) get
+    their replies in the recorded order.
 
     Args:
         record: The recorded rollout.
-        env: The Env that is played. Errors then name the message that differs, and a call that was
-            given up in the record waits until the agent gives it up again. None: compare only
+        env: The Env that is played. With it, errors name the message that differs, and a call that
+            was given up in the record waits until the agent gives it up again. None: compare only
             tokens.
 
     Attributes:
         record: The recorded rollout.
-        left: Turns not yet played, in order.
+        left: The turns that are not yet played, in order.
     """
 
     def __init__(self, record: RolloutRecord, env: ChatAgentEnv | None = None) -> None:
@@ -67,8 +66,8 @@ class ReplayPolicy(TokenCompleter):
         """Return the recorded action for this prompt, with log-probabilities and stop reason.
 
         Raises:
-            ReplayError: The record has no such call left; or calls are sampled concurrently, and an
-                earlier call is not made within the Env's ``agent_timeout``.
+            ReplayError: The record has no unplayed call with this prompt; or calls are sampled
+                concurrently, and an earlier call is not made within the Env's ``agent_timeout``.
         """
         open_calls = None if self._env is None else self._env.open_calls
         if open_calls is not None and open_calls.queue is None:
@@ -105,8 +104,8 @@ class ReplayPolicy(TokenCompleter):
         except TimeoutError:
             raise ReplayError(
                 f"The agent differs from its record at turn {turn}: in the record it gave that "
-                f"call up{_quoted(self._messages_before(turn))}; now it waits for the reply, for "
-                f"agent_timeout={self._patience} s."
+                f"call up{_quoted(self._messages_before(turn))}; now it still waits for the reply "
+                f"after agent_timeout={self._patience} s."
             ) from None
 
     async def _wait_for_turn(self, turn: int) -> None:
@@ -126,7 +125,7 @@ class ReplayPolicy(TokenCompleter):
         return None if self._env is None else self._env._settings.agent_timeout
 
     def queue(self) -> PolicyQueue:
-        """Return a queue for all of the agent's calls, each of which waits for its turn."""
+        """Return a queue that takes all of the agent's calls; each call waits for its turn."""
         return PolicyQueue(self, max(MAX_CALLS, self.record.turns), is_timed=False)
 
     def find(self, model_input: tinker.ModelInput) -> int:
@@ -170,7 +169,7 @@ class ReplayPolicy(TokenCompleter):
             return f"{where}: {difference} {_ADVICE}"
         row = self.record.row
         return (
-            f"{where}: its messages are the recorded ones, but their tokens differ. Expected "
+            f"{where}: its messages equal those of the record, but the tokens differ. Expected "
             f"the renderer {row['renderer']} of {row['tokenizer']}; pass it (renderer=) and the "
             f"options that the Env had. {tokens}"
         )
@@ -180,7 +179,7 @@ class ReplayPolicy(TokenCompleter):
 
 
 def _has_met(record: RolloutRecord, *turns: int) -> bool:
-    """Whether calls overlapped, and were sampled concurrently, at one of these turns."""
+    """Return whether calls overlapped and were sampled concurrently at one of these turns."""
     steps = record.row["steps"]
     return any(steps[turn].get("call", {}).get("met") for turn in turns if turn < record.turns)
 
@@ -189,7 +188,7 @@ def check_seatless(record: RolloutRecord) -> None:
     """Raise a RecordError if the record belongs to a seat."""
     if (seat := record.row["seat"]) is not None:
         raise RecordError(
-            f"The record is of the seat {seat!r}. An episode with seats cannot be replayed or "
+            f"The record belongs to the seat {seat!r}. An episode with seats cannot be replayed or "
             "branched: the replies of its other seats are in other records."
         )
 
@@ -202,20 +201,20 @@ async def replay(
 ) -> Trajectory:
     """Play an agent again without a model, with the recorded replies and seed.
 
-    Calls that were sampled concurrently get their replies in the recorded order.
+    Calls that were sampled concurrently get their replies in the order of the record.
 
     Args:
         record: The recorded rollout.
-        agent: The agent as it is now.
-        task: The task; by default the record's.
+        agent: The agent to check.
+        task: The task; by default the recorded task.
         **options: Options of ``ChatAgentEnv``; ``renderer`` must be the recorded one.
 
     Returns:
-        The trajectory: the prompts and actions of the record, with the new rewards.
+        The recorded prompts and actions, with the new rewards, as a trajectory.
 
     Raises:
         ReplayError: The agent makes a different call; the message names the first such turn.
-        RecordError: The record lacks its task, or belongs to a seat.
+        RecordError: The task was not recorded, or the record belongs to a seat.
         AgentError, AgentTimeoutError, RewardError: See ``ChatAgentEnv.step``.
     """
     check_seatless(record)
@@ -243,6 +242,6 @@ def _quoted(messages: Sequence[Row]) -> str:
 def _in_tokens(then: FlatPrompt, now: FlatPrompt) -> str:
     return (
         f"Its prompt has {len(now)} tokens, the record's {len(then)}; the first "
-        f"{shared(then, now)} are the same. evert.replay, or ReplayPolicy(record, env), names the "
-        "message."
+        f"{shared(then, now)} are equal. evert.replay and ReplayPolicy(record, env) also say which "
+        "message differs."
     )

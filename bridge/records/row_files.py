@@ -1,11 +1,11 @@
-"""Files of rows: settings may name demonstrations and tasks by file path, not only by import path.
+"""Reads rows from files, for settings that name demonstrations or tasks by a file's path.
 
     FILE.jsonl      a JSON value per line
     FILE.csv        a dict of strings per row, with the header's names as keys
     FILE.parquet    a dict per row
     FOLDER          a dataset saved by ``datasets`` (its split "train"), else recorded rollouts
 
-A file may come from anyone: nothing in it is executed, and the length of lines is bounded.
+Files are not trusted: nothing in them is executed, and lines that are too long are refused.
 """
 
 import csv
@@ -31,16 +31,16 @@ _SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
 
 
 def names_file(text: str) -> bool:
-    """Whether a setting's text is a file path, existing or not, rather than an import path."""
+    """Return whether a setting is a file's path (the file may be missing), not an import path."""
     is_path = text.endswith(KINDS) or (":" not in text and "/" in text)
     return bool(text) and (is_path or os.path.exists(os.path.expanduser(text)))
 
 
 def holds_records(path: str, error: type[EvertError]) -> bool:
-    """Whether a path is a folder of recorded rollouts, rather than of rows.
+    """Return whether a path is a folder of recorded rollouts, not a file or dataset of rows.
 
     Raises:
-        EvertError: The path does not exist, or is another kind of file; of class ``error``.
+        error: The path does not exist, or is a file of another kind.
     """
     place = Path(path).expanduser()
     if place.is_dir():
@@ -54,7 +54,7 @@ def holds_records(path: str, error: type[EvertError]) -> bool:
 
 
 def near_path(path: Path) -> str:
-    """A question that suggests a similar path in place of a missing one; "" if none is similar."""
+    """Suggest a path that is similar to a missing one, as a question; "" if none is similar."""
     beside = path.parent if path.parent.is_dir() else Path()
     name = nearest(path.name, [sibling.name for sibling in beside.iterdir()])
     return f"Did you mean {beside / name}?" if name else ""
@@ -64,10 +64,10 @@ def read_rows(path: str, error: type[EvertError]) -> Iterator[tuple[str, Any]]:
     """Read the rows of a file, or of a dataset's folder.
 
     Yields:
-        Each row's place, such as "FILE, line 3", and its value. Blank lines are left out.
+        Each row's place, such as "FILE, line 3", and its value. Blank lines are skipped.
 
     Raises:
-        EvertError: A row cannot be read; of class ``error``.
+        error: A row cannot be read.
     """
     for file in row_files(path):
         try:
@@ -84,7 +84,7 @@ def read_rows(path: str, error: type[EvertError]) -> Iterator[tuple[str, Any]]:
 
 
 def row_files(path: str) -> list[Path]:
-    """Return the files with the rows at a path, in order."""
+    """Return the files at a path that contain its rows, in order."""
     place = Path(path).expanduser()
     if place.is_file():
         return [place]
@@ -92,7 +92,7 @@ def row_files(path: str) -> list[Path]:
 
 
 def digest(files: list[Path]) -> str:
-    """Return the SHA-256 of the files' contents, one after the other."""
+    """Return the SHA-256 of the concatenated files."""
     total = hashlib.sha256()
     for file in files:
         with file.open("rb") as opened:

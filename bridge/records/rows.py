@@ -1,9 +1,9 @@
-"""A rollout as a row of JSON: the Cookbook's summary, and what that leaves out.
+"""Turns a rollout into a row of JSON: the Cookbook's summary, and the fields that it lacks.
 
-Programs that read the Cookbook's files (``serialize_rollout_summaries``) can read these. The added
-fields have a version, ``SCHEMA``; ``docs/records.md`` lists them.
+Programs that read the Cookbook's files (``serialize_rollout_summaries``) can read these rows.
+The added fields have a version, ``SCHEMA``; ``docs/records.md`` lists them.
 
-Steps are in the order of play. A prompt or call contains only what is new since an earlier step.
+Steps are in the order of play. A prompt or a call contains only what it adds to an earlier step's.
 """
 
 import json
@@ -38,7 +38,7 @@ Row = dict[str, Any]
 
 @runtime_checkable
 class Recorded(Protocol):
-    """What a record needs in addition to a trajectory; evert's Envs have it."""
+    """What a row needs in addition to a trajectory; evert's Envs have these attributes."""
 
     @property
     def agent(self) -> object:
@@ -46,7 +46,7 @@ class Recorded(Protocol):
 
     @property
     def renderer(self) -> Renderer:
-        """The renderer of its prompts."""
+        """The renderer of the prompts."""
 
     @property
     def transcript(self) -> Transcript | None:
@@ -58,7 +58,7 @@ class Recorded(Protocol):
 
 
 def completed(row: Row, trajectory: Trajectory, env: Recorded) -> Row:
-    """Add to a row of the Cookbook's ``serialize_rollout_summaries`` what it leaves out."""
+    """Add the missing fields to a row of the Cookbook's ``serialize_rollout_summaries``."""
     renderer = env.renderer
     steps = zip(row["steps"], _steps(trajectory, env), strict=True)
     return row | {
@@ -69,7 +69,7 @@ def completed(row: Row, trajectory: Trajectory, env: Recorded) -> Row:
         "renderer": getattr(renderer, "_renderer_name", None) or type(renderer).__name__,
         "tokenizer": getattr(renderer.tokenizer, "name_or_path", None),
         "seat": getattr(env, "seat", None),
-        "seed": getattr(getattr(env, "table", env), "seed", None),  # seats have their table's
+        "seed": getattr(getattr(env, "table", env), "seed", None),  # a seat has its table's seed
         **_task(env.task),
         "stop_reason": trajectory.stop_reason,
     }
@@ -81,7 +81,7 @@ def _versions() -> dict[str, str]:
 
 
 def _task(task: object) -> Row:
-    """The task if JSON can restore it; otherwise its ``repr``, in full if it is a literal."""
+    """Return the task if JSON can restore it; else its ``repr``, in full if it is a literal."""
     if task is NO_TASK:
         return {}
     with suppress(Exception):  # not JSON, or an object that cannot be compared
@@ -111,14 +111,14 @@ def _steps(trajectory: Trajectory, env: Recorded) -> Iterator[Row]:
 
 
 def _text(tokens: Sequence[int], renderer: PromptRenderer) -> str:
-    """The sampled text with thinking and markup, without the end of turn."""
+    """Decode an action, including thinking and markup, without the end of turn."""
     ends = renderer.end_tokens
     tail = len([*takewhile(lambda token: token in ends, reversed(tokens))])
     return renderer.decode([*tokens[: len(tokens) - tail]])
 
 
 def _opened_thinking(turn: Transition, renderer: PromptRenderer) -> str:
-    """The text at the end of the prompt that opens the reply's thinking, or ""."""
+    """Return the end of the prompt, if it opens the reply's thinking; else ""."""
     end = [token for token in flatten(turn.ob.chunks)[-OPENING:] if isinstance(token, int)]
     _, mark, thought = renderer.decode(end).rpartition("<think>")
     return mark + thought if not thought.strip() else ""
@@ -142,7 +142,7 @@ def _call_and_reply(transcript: Transcript, turn: int, env: Recorded) -> Row:
 
 
 def _tools(entry: AnsweredCall, env: Recorded) -> Row:
-    """A conversation's tools, and the messages with them that replace a first system message."""
+    """Return a conversation's tools, and the messages that show them and the system prompt."""
     if not entry.request.tools or entry.after is not None:
         return {}
     first = as_message(entry.messages[0])
@@ -157,7 +157,7 @@ def _tools(entry: AnsweredCall, env: Recorded) -> Row:
 
 
 def as_message(message: object) -> Row:
-    """Return an agent's message in plain JSON values."""
+    """Convert an agent's message to plain JSON values."""
     row: Row = json.loads(json.dumps(dict(as_fields(message, 0)), default=_json))
     return row
 

@@ -1,6 +1,6 @@
-"""The fields that a readable row must have, and ``check_row``, which checks them.
+"""``check_row`` checks that a row has the fields that evert reads, with values of the right types.
 
-Fields that evert does not read are ignored, so a row may have more.
+A row may have other fields too; they are ignored.
 """
 
 from collections.abc import Mapping
@@ -95,13 +95,13 @@ _ROW, _TEXT_ROW = TypeAdapter(_RecordedRollout), TypeAdapter(_TextRow)
 
 
 def has_tokens(row: Mapping[str, Any]) -> bool:
-    """Whether a row has its token ids; a row read from a trace may lack them (``traces.py``)."""
+    """Return whether a row has token ids; a row made from a trace may not (``traces.py``)."""
     trace = row.get("trace")
     return not isinstance(trace, dict) or trace.get("has_tokens") is not False
 
 
 def check_row(row: Mapping[str, Any]) -> None:
-    """Check that a row can be read; else raise a RecordError that names the first wrong field."""
+    """Check a row; if a field is wrong, raise a RecordError that names the first such field."""
     schema: TypeAdapter[Any] = _ROW if has_tokens(row) else _TEXT_ROW
     try:
         schema.validate_python(row, strict=True)

@@ -1,7 +1,7 @@
-"""A trajectory as token sequences or as text.
+"""Converts a trajectory to token sequences or to text.
 
 The Cookbook's ``trajectory_to_data`` makes data for its own trainer. ``sequences`` gives other
-trainers the same as lists: the prompt, the tokens after it, and which of them were sampled.
+trainers the same data as lists: the prompt, the tokens after it, and which of them were sampled.
 ``dialogue`` is for people and judges: the new part of each prompt and the reply, as text.
 ``continued`` finds the turn that each prompt continues.
 """
@@ -28,22 +28,22 @@ class TokenSequence:
     prompt_ids: list[int]
     """The first observation."""
     response_ids: list[int] = field(default_factory=list)
-    """All tokens after it: the actions, and the agent's messages between them."""
+    """All tokens after the prompt: the actions, and the agent's messages between them."""
     response_mask: list[int] = field(default_factory=list)
     """1 for a sampled token that is trained on, else 0."""
     response_logprobs: list[float] = field(default_factory=list)
-    """Log-probabilities of the sampled tokens when they were sampled; 0.0 for the others."""
+    """The sampler's log-probability of each sampled token; 0.0 for the other tokens."""
     rewards: list[float] = field(default_factory=list)
-    """Reward of each turn."""
+    """The reward of each turn."""
     turn_ends: list[int] = field(default_factory=list)
-    """Number of response tokens up to the end of each turn's action."""
+    """The number of response tokens up to the end of each turn's action."""
 
 
 def continued(turns: Iterable[Transition]) -> Iterator[tuple[int | None, FlatPrompt]]:
-    """For each turn, yield the number of the turn that its prompt continues, and the new tokens.
+    """For each turn, yield the index of the turn that its prompt continues, and the new tokens.
 
     A prompt continues a turn if it begins with that turn's prompt and reply; if several match, the
-    longest one counts. None: it continues no turn, and all of it is new.
+    longest one counts. The index is None if the prompt continues no turn: all its tokens are new.
     """
     histories: list[FlatPrompt] = []
     for turn in turns:
@@ -54,7 +54,7 @@ def continued(turns: Iterable[Transition]) -> Iterator[tuple[int | None, FlatPro
 
 
 def _continued_number(flat: Sequence[Any], histories: Sequence[FlatPrompt]) -> int | None:
-    """The index of the longest known sequence that a prompt begins with."""
+    """Return the index of the longest known sequence that a prompt begins with, if any."""
     for number in sorted(range(len(histories)), key=lambda number: -len(histories[number])):
         ids = histories[number]  # the last token is compared first: slicing all of it is slow
         if ids and flat[len(ids) - 1 : len(ids)] == ids[-1:] and flat[: len(ids)] == ids:
@@ -63,7 +63,7 @@ def _continued_number(flat: Sequence[Any], histories: Sequence[FlatPrompt]) -> i
 
 
 def shared(first: FlatPrompt, second: FlatPrompt) -> int:
-    """Return the length of the common prefix, by binary search, since slices compare fast."""
+    """Return the length of the common prefix; binary search is fast, since slices compare fast."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -75,15 +75,15 @@ def shared(first: FlatPrompt, second: FlatPrompt) -> int:
 
 
 def sequences(trajectory: Trajectory) -> list[TokenSequence]:
-    """Return a trajectory's token sequences: one per lineage, so a single one if it is linear.
+    """Return a trajectory's token sequences, one per lineage; a linear trajectory has one lineage.
 
     A turn continues the longest sequence that its observation begins with, even if the turns of
-    several lineages alternate. The sequence that ends last comes last; those from calls that the
+    several lineages alternate. The sequence that ends last comes last; sequences of calls that the
     agent gave up come first. A turn that is not trained on (``ParseErrorPolicy.mask_error_turns``)
     has mask 0. A group's rewards are not included.
 
     Args:
-        trajectory: As a rollout returns it.
+        trajectory: A trajectory as a rollout function returns it.
 
     Returns:
         Nonempty sequences; an empty list for an episode without a model call.
@@ -112,7 +112,7 @@ def sequences(trajectory: Trajectory) -> list[TokenSequence]:
 
 
 def is_trained(metrics: Mapping[str, Any]) -> bool:
-    """Whether a turn with these metrics is trained on."""
+    """Return whether a turn with these metrics is trained on."""
     return not metrics.get(PARSE_ERROR_MASKED_METRIC_KEY)
 
 
@@ -122,13 +122,13 @@ def _token_ids(turn: Transition) -> list[int]:
     except ValueError as error:
         kinds = sorted({type(chunk).__name__ for chunk in turn.ob.chunks})
         raise UnsupportedPromptError(
-            f"An observation holds {', '.join(kinds)}; expected only token ids. Token sequences "
+            f"An observation has {', '.join(kinds)}; expected only token ids. Token sequences "
             "cannot carry images: train such agents with the Cookbook's loop, or send no images."
         ) from error
 
 
 def dialogue(trajectory: Trajectory, tokenizer: Any) -> list[dict[str, str]]:
-    """Return each turn's new part of the prompt, and reply, without control tokens or images."""
+    """Return each turn's reply and new part of the prompt, without control tokens and images."""
 
     def text(tokens: Iterable[Any]) -> str:
         ids = [token for token in tokens if isinstance(token, int)]

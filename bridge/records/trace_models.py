@@ -1,4 +1,4 @@
-"""The fields of other programs' traces that ``traces.py`` reads and turns into rows of records.
+"""The fields of other programs' traces that ``traces.py`` turns into rows of records.
 
 ``Trajectory`` comes from ATIF (Harbor), ``TrainingTrace`` from OpenEnv. Other fields are ignored.
 """
@@ -16,13 +16,13 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Fields(BaseModel):
-    """Fields of exactly these types."""
+    """A model that converts no types and ignores other fields."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
 class RolloutTrace(Fields):
-    """What evert's own traces say about their rollout, under "evert", with defaults for others."""
+    """A rollout's fields; evert's traces have them under "evert", other traces get defaults."""
 
     split: str = "train"
     iteration: Count = 0
@@ -43,7 +43,7 @@ class RolloutTrace(Fields):
 
 
 class Extra(Fields):
-    """The ``extra`` of a trajectory."""
+    """The field ``extra`` of a trajectory."""
 
     evert: RolloutTrace = RolloutTrace()
 
@@ -57,14 +57,14 @@ class ToolCall(Fields):
 
 
 class Result(Fields):
-    """An answer from a tool or the environment."""
+    """A result from a tool or the environment."""
 
     source_call_id: str | None = None
     content: Content | None = None
 
 
 class Observation(Fields):
-    """The answers to a step."""
+    """The results that follow a step."""
 
     results: list[Result] = []
 
@@ -100,7 +100,7 @@ class Step(Fields):
 
     @property
     def is_sampled(self) -> bool:
-        """Whether a model was called for this step, in this episode."""
+        """Whether a model was called for this step during this episode."""
         return self.source == "agent" and self.llm_call_count != 0 and not self.is_copied_context
 
 
@@ -114,7 +114,7 @@ class Agent(Fields):
 
 
 class Trajectory(Fields):
-    """A conversation, and those of subagents."""
+    """A conversation, with the conversations of subagents."""
 
     schema_version: str
     agent: Agent
@@ -134,14 +134,14 @@ class Message(BaseModel):
 
 
 class Request(Fields):
-    """What the agent sent."""
+    """The agent's request."""
 
     messages: list[Message] | None = None
     tools: list[Row] | None = None
 
 
 class Choice(Fields):
-    """What the agent got."""
+    """A reply to the agent."""
 
     message: Message | None = None
     finish_reason: str | None = None

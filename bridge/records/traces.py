@@ -1,11 +1,11 @@
-"""``rows_of``: the record rows in a line or file, which may be another program's trace.
+"""``rows_of`` turns another program's trace, which is a line or a file, into rows of records.
 
     ATIF            Harbor's Agent Trajectory Interchange Format, with the subagents' trajectories
     TrainingTrace   OpenEnv's model calls, each with its tokens and loss mask
 
-A trace has less information than a record. ``row["trace"]`` has its ``format``, and whether it
-``has_tokens`` and ``has_reward``. Without tokens, steps have neither prompt nor tokens; without a
-reward, it is 0. The viewer reads traces too, so this loads no torch.
+A trace has less information than a record. ``row["trace"]`` has its ``format``, and says whether it
+``has_tokens`` and ``has_reward``. If it has no tokens, its steps lack prompt and tokens; if it has
+no reward, the row's reward is 0. This module does not load torch, since the viewer uses it.
 """
 
 import json
@@ -47,16 +47,16 @@ TASK = {"task", "task_repr", "task_literal"}
 
 F = TypeVar("F", bound=Fields)
 Ids = tuple[list[int], list[int], list[float] | None]
-"""Prompt, completion and the completion's log-probabilities."""
+"""Token ids of prompt and completion, and the completion's log-probabilities."""
 
 
 def is_trace_file(path: Path) -> bool:
-    """Whether a file is a single trace, rather than a record or trace per line."""
+    """Return whether a file is a single trace; other files have a record or a trace per line."""
     return path.suffix == ".json"
 
 
 def rows_of(value: Row) -> list[Row]:
-    """Return the record rows of a trace; any other value is the only row.
+    """Turn a trace into record rows; return any other value as the only row.
 
     Raises:
         RecordError: A field of the trace is wrong.
@@ -96,7 +96,7 @@ def _trajectory_rows(trace: Trajectory) -> Iterator[Row]:
         else:
             messages.append(message)
         messages += map(_observed, step.observation.results if step.observation else ())
-    if steps and messages:  # the model never got them
+    if steps and messages:  # messages after the last model call
         steps[-1]["logs"]["observation"] = "\n".join(
             _text(message["content"]) for message in messages
         )
@@ -161,7 +161,7 @@ def _training_row(trace: TrainingTrace) -> Row:
 
 
 def _requested(turn: TrainingTurn, reply: Row | None, conversations: list[list[str]]) -> Row | None:
-    """The call of a turn; None if the trace lacks its messages."""
+    """Return the call of a turn; None if the trace lacks the call's messages."""
     if turn.request.messages is None:
         conversations.append([])
         return None
@@ -180,7 +180,7 @@ def _fields(message: Message) -> Row:
 
 
 def _identity(message: Mapping[str, Any]) -> str:
-    """What a reply shares with the same message in a later request."""
+    """Return the fields of a reply that are the same when a later request repeats the reply."""
     calls = [call.get("function") for call in message.get("tool_calls") or ()]
     return json.dumps([message.get("role"), message.get("content") or "", calls])
 
@@ -214,7 +214,7 @@ def _text(content: Content | None) -> str:
 def _row(
     trace: str, steps: list[Row], ids: Sequence[Ids], rollout: RolloutTrace, agent: tuple[str, str]
 ) -> Row:
-    """A rollout's row; ``ids`` are those of its steps, or none."""
+    """Make a rollout's row; ``ids`` has the token ids of every step, or is empty."""
     sequences = list[list[int]]()
     for step, (prompt, completion, logprobs) in zip(steps, ids, strict=False):
         after = _continued(prompt, sequences)
@@ -241,7 +241,7 @@ def _row(
 
 
 def _continued(sequence: list[Any], earlier: Sequence[list[Any]]) -> int | None:
-    """The index of the longest recent sequence that this one begins with."""
+    """Return the index of the longest recent sequence that ``sequence`` begins with, if any."""
     recent = range(max(0, len(earlier) - RECENT), len(earlier))
     begins = [n for n in recent if earlier[n] and sequence[: len(earlier[n])] == earlier[n]]
     return max(begins, key=lambda number: len(earlier[number]), default=None)

@@ -1,4 +1,4 @@
-"""Reads an action: the reply in its tokens, or what is wrong if they do not parse."""
+"""Parses an action into a reply, and says what is wrong if it cannot be parsed."""
 
 import operator
 from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ def token_ids(action: Iterable[Any]) -> list[int]:
     except Exception as error:
         raise InvalidActionError(
             f"The action is {repr_of(action)}; expected token ids, each an int from 0 to "
-            f"{LARGEST_ID} ({text_of(error):.200}). Step again with what the policy sampled, or "
+            f"{LARGEST_ID} ({text_of(error):.200}). Step again with sampled token ids, or "
             "close the Env."
         ) from error
     return ids
@@ -57,16 +57,16 @@ def read_action(
     prompt_tokens: int,
     opened: Sequence[int] = (),
 ) -> tuple[Reply, Problem | None]:
-    """The reply in an action, and its problem: None if there is none, or if it was ``truncated``.
+    """Return an action's reply, and its problem, if any; a ``truncated`` action has no problem.
 
     ``truncated`` means that the action was cut at its token cap; ``opened`` has the prefill's
-    tokens. The reply ends before the request's first stop string.
+    tokens. The reply ends before the first stop string of the request.
     """
     ended = action + renderer.missing_end(action) if truncated or request.stop else action
     ended = [*opened, *ended]
     try:
         parsed, termination = renderer.parse(ended, request.tools or ())
-    except (RendererError, RecursionError):  # unparsable: several ends of turn, for example
+    except (RendererError, RecursionError):  # for example, several ends of turn
         parsed = Message(role="assistant", content=renderer.decode([*opened, *action]))
         termination = ParseTermination.MALFORMED
     reply = read_reply(
@@ -85,7 +85,7 @@ def read_action(
 
 
 def requested_part(reply: Reply, request: ChatRequest) -> Reply:
-    """The part of a reply for the agent: after the prefill, up to a stop string."""
+    """Return the part of a reply that the agent gets: after the prefill, up to a stop string."""
     if request.prefill:
         reply = reply.after(request.prefill)
     if not request.may_call:

@@ -1,11 +1,11 @@
-"""The tiny base models that ship with evert, and the renderer for any base model.
+"""The tiny base models that ship with evert, and the renderer of any base model.
 
-    evert-tiny        plays identity and guess-number; the default where a model is needed
+    evert-tiny        plays identity and guess-number; the default model
     evert-tiny-20q    knows the nouns of Twenty Questions
-    evert-tiny-moves  reads a board of tic-tac-toe, and a hand of Blackjack
+    evert-tiny-moves  reads a tic-tac-toe board and a Blackjack hand
 
-Each is a folder in Hugging Face format, made by ``python -m bases``, with a tokenizer, and weights
-for the embedded engine. The bridge uses only ``evert-tiny``'s tokenizer: it is the default of
+Each is a folder in Hugging Face format, made by ``python -m bases``, with a tokenizer and weights
+for the embedded engine. The bridge uses only the tokenizer of ``evert-tiny``, the default of
 ``ChatAgentEnv``, which therefore needs only one argument and no network.
 """
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BASE_MODEL = "evert-tiny"
-"""Model name of the default base, wherever the Cookbook or a user names a model."""
+"""The model name of the default base, for users and for the Cookbook."""
 
 BASES = (BASE_MODEL, "evert-tiny-20q", "evert-tiny-moves")  # model names of all shipped bases
-BASE_RENDERER = "qwen3_instruct"  # Cookbook renderer the bases were trained with
+BASE_RENDERER = "qwen3_instruct"  # the Cookbook renderer that the bases were trained with
 
 TEMPLATE, HERMES = "template", "template_hermes"
-"""Renderers that use a model's chat template (``template.py``); the second adds Hermes tools."""
+"""Renderers that use the model's chat template (``template.py``), the second with Hermes tools."""
 
 
 def base_path(name: str = BASE_MODEL) -> Path:
-    """Folder of a shipped base: ``config.json``, ``model.safetensors``, ``tokenizer.json``."""
+    """Return a base's folder: ``config.json``, ``model.safetensors``, ``tokenizer.json``."""
     return Path(str(files("evert"))) / "bases" / name
 
 
 @cache
 def base_tokenizer(name: str = BASE_MODEL) -> Any:
-    """A base's tokenizer, loaded once per process."""
+    """Return a base's tokenizer, loaded once per process."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(base_path(name))
@@ -67,7 +67,7 @@ def register_with_cookbook() -> None:
 
 @cache
 def default_renderer() -> "Renderer":
-    """The default renderer of an Env: the default base's tokenizer and format."""
+    """Return the default renderer of an Env, with the default base's tokenizer and format."""
     from tinker_cookbook.renderers import get_renderer
 
     return get_renderer(BASE_RENDERER, base_tokenizer(), model_name=BASE_MODEL)
@@ -86,9 +86,9 @@ def _template_of(
 
 
 def with_variables(name: str, variables: Mapping[str, Any]) -> str:
-    """The name of a renderer with values for its template: ``template(enable_thinking=False)``.
+    """Add values for template variables to a renderer name: ``template(enable_thinking=False)``.
 
-    The values are Python values or strings (``"False"``). Without any, the name stays as it is.
+    The values are Python values or strings (``"False"``). Without values, the name is unchanged.
 
     Raises:
         InvalidModelError: The renderer does not use a chat template.
@@ -98,14 +98,14 @@ def with_variables(name: str, variables: Mapping[str, Any]) -> str:
     if name not in (TEMPLATE, HERMES):
         raise InvalidModelError(
             f"chat_template.{next(iter(variables))} needs the model's own chat template, and "
-            f"renderer_name={name} does not use it. Pass renderer_name={TEMPLATE}, or leave it out."
+            f"renderer_name={name} does not use it. Pass renderer_name={TEMPLATE}, or no values."
         )
     values = {key: _value(value) for key, value in variables.items()}
     return f"{name}({', '.join(f'{key}={values[key]!r}' for key in sorted(values))})"
 
 
 def _value(value: Any) -> Any:
-    """A variable's value; a string is read as Python, or as JSON's ``true`` and ``null``."""
+    """Read a variable's value; a string may be a Python literal, or JSON's ``true`` or ``null``."""
     if not isinstance(value, str):
         return value
     words = {"true": True, "false": False, "null": None}
@@ -116,7 +116,7 @@ def _value(value: Any) -> Any:
 
 
 def variables_of(name: str) -> dict[str, Any]:
-    """The values in a renderer name made by ``with_variables``; empty for any other name."""
+    """Return the values in a renderer name of ``with_variables``; empty for any other name."""
     plain, opened, _ = name.partition("(")
     if not opened or plain not in (TEMPLATE, HERMES):
         return {}
@@ -131,7 +131,7 @@ def variables_of(name: str) -> dict[str, Any]:
 
 
 def register_variant(name: str) -> None:
-    """Register the renderer for a name made by ``with_variables``; other names are ignored."""
+    """Register the renderer for a name made by ``with_variables``; ignore any other name."""
     from tinker_cookbook.renderers import register_renderer
 
     values = variables_of(name)
@@ -141,10 +141,10 @@ def register_variant(name: str) -> None:
 
 
 def renderer_name_of(base_model: str) -> str:
-    """Name of a base model's renderer: the Cookbook's choice, else the model's chat template.
+    """Return the name of a base model's renderer: the Cookbook's choice, else ``template``.
 
     Raises:
-        InvalidModelError: The model is unknown to the Cookbook, and not a base or a folder.
+        InvalidModelError: The Cookbook does not know the model, and it is no base and no folder.
     """
     from tinker_cookbook.exceptions import ConfigurationError
     from tinker_cookbook.model_info import get_recommended_renderer_name
@@ -161,17 +161,17 @@ def renderer_name_of(base_model: str) -> str:
             f"The Cookbook names no renderer for the model {base_model!r}, and it is neither a "
             f"folder nor one of the bases {', '.join(BASES)}.{hint} If the model exists, pass the "
             f"renderer that it was trained with, for example renderer_name={BASE_RENDERER}, or "
-            f"renderer_name={TEMPLATE}, its own chat template."
+            f"renderer_name={TEMPLATE} for its own chat template."
         ) from error
 
 
 def model_renderer(base_model: str, renderer_name: str | None = None) -> "Renderer":
-    """A base model's renderer, which accepts images if the model does.
+    """Return a base model's renderer, which accepts images if the model does.
 
     A ``renderer_name`` of None means ``renderer_name_of(base_model)``.
 
     Raises:
-        InvalidModelError: No renderer has this name, or no renderer fits the model.
+        InvalidModelError: No renderer has this name, or none is known for the model.
     """
     from tinker_cookbook.exceptions import RendererError
     from tinker_cookbook.renderers import get_renderer
@@ -193,7 +193,7 @@ def model_renderer(base_model: str, renderer_name: str | None = None) -> "Render
 
 
 def _image_processor(model_name: str, renderer_name: str) -> Any:
-    """The model's image processor; None if the model takes only text or loading fails."""
+    """Load the model's image processor; None if the model takes only text or loading fails."""
     if "_vl" not in renderer_name and not _takes_images(model_name):
         return None
     from tinker_cookbook.image_processing_utils import get_image_processor

@@ -1,12 +1,12 @@
-"""How a chat template writes tool calls, and how to read calls in that format.
+"""How a chat template writes tool calls, and how evert reads calls in that format.
 
-A format consists of *literals with holes*: fixed text, cut into tokens (tags, words, marks), with
-holes for an id, an index, a name or a key. White space in it does not matter. There are literals
-``before`` the first call, ``between`` two calls and ``after`` the last. ``call_kinds.py`` has the
-calls themselves.
+A format consists of *literals*: fixed text, split into tokens (tags, words, marks), with *holes*
+for an id, an index, a name or a key. White space in a literal is ignored. There are literals
+``before`` the first call, ``between`` two calls and ``after`` the last call. ``call_kinds.py``
+reads the calls themselves.
 
-Reading is tolerant of what models write and strict about the result: a call names a tool that was
-offered, and its arguments are JSON.
+The parser accepts sloppy text but is strict about the result: a call must name a tool that was
+offered, and its arguments must be JSON.
 """
 
 import json
@@ -27,7 +27,7 @@ from evert.bridge.tokens.call_values import (
 )
 
 ID, INDEX, NAME, KEY, TYPE = (f"\0{n}\0" for n in range(5))
-"""Holes of a literal."""
+"""The holes that a literal may have."""
 
 Literal = tuple[str, ...]
 """A sequence of tokens and holes."""
@@ -46,7 +46,7 @@ _TOKEN = re.compile(
 
 
 class FunctionCall(NamedTuple):
-    """A function's name, its arguments, and the id that the model wrote, or None."""
+    """A function's name, its arguments, and the id, if the model wrote one."""
 
     name: str
     arguments: dict[str, Any]
@@ -54,18 +54,18 @@ class FunctionCall(NamedTuple):
 
 
 def literal(text: str) -> Literal:
-    """A text as tokens."""
+    """Split a text into tokens."""
     return tuple(_TOKEN.findall(text))
 
 
 def non_space(tokens: Iterable[str]) -> list[str]:
-    """The tokens that are not white space."""
+    """Return the tokens that are not white space."""
     return [token for token in tokens if not token.isspace()]
 
 
 @lru_cache(1024)
 def pattern(tokens: Literal) -> str:
-    """A regular expression for a literal; its first id and its first index are named groups."""
+    """Return a regular expression for a literal; its first id and first index are named groups."""
     groups = {ID: "id", INDEX: "index"}
     pieces = []
     for token in non_space(tokens):
@@ -76,26 +76,26 @@ def pattern(tokens: Literal) -> str:
 
 
 def plain_pattern(tokens: Literal) -> str:
-    """The same without groups, for use inside another expression."""
+    """Return ``pattern(tokens)`` without groups, for use inside another expression."""
     return re.sub(r"\(\?P<(?:id|index)>", "(?:", pattern(tokens))
 
 
 @dataclass
 class Cursor:
-    """A position in a text, with the tools that were offered; None if they are unknown."""
+    """A position in a text; ``tools`` were offered, or are None if unknown."""
 
     text: str
     tools: Schemas | None
     at: int = 0
-    id: str | None = None  # the next call's
+    id: str | None = None  # of the next call
     index: str | None = None
 
     def schema(self, name: str) -> Any:
-        """The schemas of a tool's parameters, by parameter name."""
+        """Return the schemas of a tool's parameters, by parameter name."""
         return (self.tools or {}).get(name, {})
 
     def matches(self, expression: str) -> re.Match[str] | None:
-        """The match at the cursor, after white space."""
+        """Match an expression at the cursor, after white space."""
         return re.compile(expression).match(self.text, past_space(self.text, self.at))
 
     def skip(self, tokens: Literal) -> None:
@@ -117,7 +117,7 @@ class Cursor:
         return match[0]
 
     def value(self, quote: str) -> Any:
-        """Read a value (see ``read_value``)."""
+        """Read a value, as ``read_value`` does."""
         value, self.at = read_value(self.text, self.at, quote)
         return value
 
@@ -127,12 +127,12 @@ _HOLE_NAMES = {ID: "ID", INDEX: "INDEX", NAME: "NAME", KEY: "KEY", TYPE: "TYPE"}
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How one template writes tool calls.
+    """How a template writes tool calls.
 
     Attributes:
         before: Text before the first call.
         after: Text after the last call.
-        between: Text between two calls; None if a reply has only one.
+        between: Text between two calls; None if a reply has at most one call.
         text_after: Whether the reply's text follows its calls.
         names_in_ids: Whether the model writes an id as ``functions.NAME:INDEX``.
     """
@@ -144,9 +144,9 @@ class CallFormat:
     names_in_ids: bool = False
 
     def read_into(self, message: Message, tools: Sequence[Any] | None = None) -> None:
-        """Move the calls from a message's text to ``tool_calls``.
+        """Move the calls in a message's text to ``tool_calls``.
 
-        Calls that cannot be read stay in the text, and go to ``unparsed_tool_calls``.
+        Calls that cannot be read stay in the text, and are added to ``unparsed_tool_calls``.
 
         Args:
             message: A message whose content is a string.
@@ -173,12 +173,12 @@ class CallFormat:
             message["unparsed_tool_calls"] = [broken]
 
     def first_mark(self, text: str) -> int | None:
-        """Where the calls begin; None if there are none or nothing marks them."""
+        """Return where the calls begin; None if there are none, or no mark begins them."""
         match = re.search(pattern(self._mark), text) if self._mark else None
         return None if match is None else match.start()
 
     def read(self, text: str, schemas: Schemas | None = None) -> tuple[list[FunctionCall], int]:
-        """The calls at the beginning of a text, and where they end.
+        """Read the calls at the beginning of a text, and return them with their end.
 
         Raises:
             ValueError: The text does not begin with calls.
@@ -191,7 +191,7 @@ class CallFormat:
             return self._read(text, schemas, to_end=False)  # a model may continue after its calls
 
     def write(self, calls: Sequence[FunctionCall]) -> str:
-        """Calls as text in this format, for a template that shows no calls."""
+        """Write calls as text in this format, for a template that shows no calls."""
         texts = [self._write_call(number, call) for number, call in enumerate(calls)]
         before, after = "".join(self.before), "".join(self.after)
         if self.between is None:
@@ -202,7 +202,7 @@ class CallFormat:
         raise NotImplementedError
 
     def first(self, text: str) -> tuple[list[FunctionCall], int]:
-        """The first call of a text, and where it ends. Raises ValueError."""
+        """Read the first call of a text; return it with its end, or raise a ValueError."""
         cursor = Cursor(text, None)
         cursor.skip(self.before)
         return self._read_calls(cursor, to_end=False), cursor.at
@@ -213,7 +213,7 @@ class CallFormat:
         cursor = Cursor(text, schemas)
         calls: list[FunctionCall] = []
         readable: tuple[list[FunctionCall], int] | None = (
-            None  # up to a call after which a reply may continue
+            None  # the calls before the last place where the calls may end
         )
         cursor.skip(self.before)
         after = plain_pattern(self.after) + (r"\s*\Z" if to_end else "")
@@ -234,7 +234,7 @@ class CallFormat:
             cursor.skip(self.between)
 
     def _read_calls(self, cursor: Cursor, *, to_end: bool) -> list[FunctionCall]:
-        """The call at the cursor, or the list of calls."""
+        """Read the call, or the list of calls, at the cursor."""
         raise NotImplementedError
 
     @cached_property
@@ -244,7 +244,7 @@ class CallFormat:
         return tuple(non_space(self.before[: holes[0]] if holes else self.before))
 
     def _starts(self, text: str, schemas: Schemas | None) -> list[int]:
-        """Where calls may begin. Without a mark: at the start, or at the name of a known tool."""
+        """Return where calls may begin: at the mark; if there is none, at the start or a tool."""
         if self._mark:
             start = self.first_mark(text)
             return [] if start is None else [start]
@@ -267,7 +267,7 @@ class CallFormat:
 
 
 def call_of(name: Any, arguments: Any, call_id: Any) -> FunctionCall:
-    """A call, whose arguments may be given as JSON text. Raises ValueError if it is invalid."""
+    """Make a call; arguments may be JSON text. Raises ValueError if the call is invalid."""
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     if not isinstance(name, str) or not name.strip() or not isinstance(arguments, dict):
@@ -276,10 +276,10 @@ def call_of(name: Any, arguments: Any, call_id: Any) -> FunctionCall:
 
 
 def as_tool_calls(calls: Sequence[FunctionCall], schemas: Schemas | None) -> list[ToolCall]:
-    """Calls in the Cookbook's form.
+    """Convert calls to the Cookbook's form.
 
     Raises:
-        ValueError: A tool was not offered, or a value is not JSON (NaN).
+        ValueError: A tool was not offered, or a value is not JSON, such as NaN.
     """
     names = ", ".join(schemas or ()) or "none"
     for call in calls:

@@ -1,6 +1,6 @@
-"""The four kinds of calls that templates write, each with its parser.
+"""The four kinds of call formats that templates use, each with its parser.
 
-Objects   JSON with the name and the arguments, or a list of such objects
+Objects   a JSON object with the name and the arguments, or a list of such objects
 Named     the name, then the arguments as an object
 Keyed     the name, then each argument between marks
 Python    a list of calls in Python
@@ -36,14 +36,14 @@ from evert.bridge.tokens.call_values import (
 
 _KEY = r"[^\n<>/\s][^\n<>]{0,199}?"
 _MOST_ENDS = 3
-"""Number of closing brackets to try, from the last one back, as the end of a Python list."""
+"""How many closing brackets to try as the end of a Python list, beginning with the last."""
 
 
 @dataclass(frozen=True)
 class Objects(CallFormat):
-    """``keys`` has the keys for the name, the arguments and the id.
+    """Calls are JSON objects; ``keys`` has the keys of the name, the arguments and the id.
 
-    If the first is None, the name is the object's only key. If the last is None, calls have no id.
+    A key of None means that the name is the object's only key, or that calls have no id.
     """
 
     keys: tuple[str | None, str, str | None] = ("name", "arguments", None)
@@ -72,7 +72,7 @@ class Objects(CallFormat):
 
 @dataclass(frozen=True)
 class Named(CallFormat):
-    """``middle`` comes between the name and the arguments; ``quote`` surrounds their strings."""
+    """``middle`` is between the name and the arguments; ``quote`` surrounds the strings in them."""
 
     middle: Literal = ()
     quote: str = ""
@@ -91,11 +91,11 @@ class Named(CallFormat):
 
 @dataclass(frozen=True)
 class Keyed(CallFormat):
-    """Each argument is between marks.
+    """Marks surround each argument.
 
     Attributes:
         middle: Text between the name and the first key.
-        colons: Text between a key and its value, first for strings, then for other values.
+        colons: Text between a key and its value: for strings, and for other values.
         close: Text after a value.
         comma: Text between ``close`` and the next key.
         empty: Text after the name if there are no arguments; None if unknown.
@@ -146,7 +146,7 @@ class Keyed(CallFormat):
         return key, read_typed(value, schema.get(key), is_json=not is_string if says_type else None)
 
     def _close(self, cursor: Cursor, key: str, start: int, *, to_end: bool) -> re.Match[str]:
-        """The end of a value: a ``close`` followed by something complete."""
+        """Find the end of a value: a ``close`` that another argument, or the end, follows."""
         tokens = tuple(key if token == KEY else token for token in self.close)
         next_argument = rf"{plain_pattern(self.comma)}\s*{self._key}"
         continuation = re.compile(rf"\s*(?:{self._ends(to_end)}|{next_argument})")
@@ -161,7 +161,7 @@ class Keyed(CallFormat):
         return rf"(?P<key>{_KEY})\s*(?:(?P<string>{string_colon})|{other_colon})"
 
     def _ends(self, to_end: bool) -> str:
-        """What may follow a call's last value."""
+        """Return a pattern for what may follow a call's last value."""
         ends = [plain_pattern(self.after) + (r"\s*\Z" if to_end else "")]
         if self.between is not None:
             starts = [start for start in (self.middle, self.empty) if start is not None]
@@ -174,7 +174,7 @@ class Keyed(CallFormat):
 
 @dataclass(frozen=True)
 class Python(CallFormat):
-    """``[look_up(q="cats"), now()]``; strings may lack their quotes."""
+    """Calls are a list such as ``[look_up(q="cats"), now()]``; strings may lack their quotes."""
 
     _begin = r"\[\s*(?:{names})\("
 
@@ -201,7 +201,7 @@ class Python(CallFormat):
     def _read_unquoted(
         self, cursor: Cursor, start: int, end: re.Pattern[str]
     ) -> list[FunctionCall]:
-        """A list that is not valid Python, cut at the known names and keys."""
+        """Read a list that is not valid Python, by splitting it at the known names and keys."""
         text, at = cursor.text, start + 1
         names = "|".join([*map(re.escape, cursor.tools or ()), NAME_PATTERN])
         opens = re.compile(rf"\s*,?\s*({names})\(")
@@ -261,4 +261,4 @@ HERMES_CALLS = Objects(
     literal("\n</tool_call>"),
     literal("\n</tool_call>\n<tool_call>\n"),
 )
-"""The format of Nous Research's Hermes, which Qwen and other models also use."""
+"""The format of Nous Research's Hermes models, which Qwen and others also use."""

@@ -1,11 +1,11 @@
-"""Learns how a chat template writes tool calls, from renderings that differ in a single thing.
+"""Learns how a chat template writes tool calls, from renderings that differ in one detail.
 
-The template renders a made-up call, the same call without arguments, with numbers and with odd
-text, and two calls. What changes with the id is the id; numbers that count up are an index; a value
-ends with the text that comes both between two values and after the last. The kinds of formats are
-tried in turn, until one reads back what the template shows.
+The template renders a made-up call, variants of it (without arguments, with numbers, with odd text)
+and two calls. Made-up words show where names, keys, values and ids are. A number that differs from
+call to call is an index. The text that follows every value closes a value. The kinds of formats are
+tried in turn, until one can read the rendered call.
 
-``TABLE`` has formats that no rendering shows, by the tokenizer's control tokens.
+``TABLE`` has the formats that renderings do not reveal, by the tokenizer's control tokens.
 """
 
 import json
@@ -38,7 +38,7 @@ ODD = FunctionCall("qzname", {"qzkey": "<qz> & </qz>", "qzlast": "qzend"})
 TEXT = "Qzsay."
 
 RenderCalls = Callable[[Sequence[FunctionCall], str], str]
-"""Renders text followed by calls; raises ValueError if the template refuses them."""
+"""Renders calls after a text; raises ValueError if the template refuses them."""
 
 TABLE: dict[str, CallFormat] = {
     "<|tool_list_start|>": Python(("<|tool_call_start|>",), ("<|tool_call_end|>",)),  # LFM2
@@ -51,7 +51,7 @@ TABLE: dict[str, CallFormat] = {
     ),
     "<|tool_call|>": Objects(("<|tool_call|>",), ()),  # Granite 3
 }
-"""Control token -> the call format of the models that have it."""
+"""Maps a control token to the call format of the models that have the token."""
 
 
 class NotLearnedError(ValueError):
@@ -59,15 +59,15 @@ class NotLearnedError(ValueError):
 
 
 def from_table(names: Collection[str]) -> CallFormat | None:
-    """The format of ``TABLE`` for a tokenizer's control tokens; None if the table has none."""
+    """Return the format in ``TABLE`` for a tokenizer's control tokens, if there is one."""
     return next((form for mark, form in TABLE.items() if mark in names), None)
 
 
 def learn_calls(render: RenderCalls) -> CallFormat:
-    """A template's call format.
+    """Learn a template's call format.
 
     Raises:
-        NotLearnedError: The template shows no calls, or they cannot be read back.
+        NotLearnedError: The template shows no calls, or shows them in an unknown format.
     """
     probes = _Probes.of(render)
     for learn in (_learn_objects, _learn_named, _learn_python, _learn_keyed):
@@ -81,7 +81,7 @@ def learn_calls(render: RenderCalls) -> CallFormat:
 
 
 def losses(form: CallFormat, render: RenderCalls) -> list[str]:
-    """The kinds of calls that the template shows and the format cannot read back, in words."""
+    """Return the kinds of calls, in words, that the format cannot read from their rendering."""
     kinds = {
         "a call without arguments": [NO_ARGUMENTS],
         "arguments that are numbers": [NUMBERS],
@@ -100,7 +100,7 @@ def _is_read_back(form: CallFormat, calls: Sequence[FunctionCall], render: Rende
 
 @dataclass(frozen=True)
 class _Probes:
-    """Renderings of calls; "" where the template refuses them."""
+    """Renderings of calls; "" if the template refuses them."""
 
     plain: str
     empty: str
@@ -133,7 +133,7 @@ def _words(call: FunctionCall) -> str:
 
 
 def _mask(text: str, keys: str = "") -> Literal:
-    """A text as a literal, with holes in place of the probes' words."""
+    """Turn a text into a literal, with holes in place of the made-up words."""
     text = re.sub(r"functions\.(?:qzname|qzother):\d+", f"functions.{NAME}:{INDEX}", text)
     text = re.sub(r"qzcall\d{3}", ID, text)
     text = re.sub(r"qzname|qzother", NAME, text)
@@ -150,7 +150,7 @@ def _with_place_of_text(form: CallFormat, probes: _Probes, render: RenderCalls) 
 
 
 def _with_between(form: CallFormat, two: str, start: Callable[[int], int]) -> CallFormat:
-    """The format with the text between two calls, if ``two`` has them side by side.
+    """Add to a format the text between two calls, if ``two`` shows the calls side by side.
 
     Args:
         form: The format of one call.
@@ -167,7 +167,7 @@ def _with_between(form: CallFormat, two: str, start: Callable[[int], int]) -> Ca
 
 
 def _with_index(before: Literal, between: Literal) -> tuple[Literal, Literal]:
-    """The two literals, with an index where their ends differ in a number."""
+    """Return the literals, with an index in place of a number in which their ends differ."""
     first, second = list(before), list(between)
     for at in range(1, min(len(first), len(second)) + 1):
         if first[-at] != second[-at]:
@@ -178,7 +178,7 @@ def _with_index(before: Literal, between: Literal) -> tuple[Literal, Literal]:
 
 
 def _merge_index(first: Literal, second: Literal) -> Literal:
-    """The first literal, with an index in place of a number, if the two differ only in numbers."""
+    """Return the first literal; if the two differ only in numbers, put an index in their place."""
     pairs = [*zip(non_space(first), non_space(second), strict=False)]
     numbers = {a for a, b in pairs if a != b}
     digits = all(a.isdigit() and b.isdigit() for a, b in pairs if a != b)
@@ -285,14 +285,14 @@ def _learn_keyed(probes: _Probes) -> CallFormat:
 
 @dataclass(frozen=True)
 class _Places:
-    """Where the name, the first key and its value are."""
+    """The positions of the name, the first key and its value."""
 
     name: int
     key: int
     value: int
 
     def literals(self, text: str, mask: Callable[[str], Literal]) -> tuple[Literal, Literal]:
-        """The text between the name and the key, and between the key and the value."""
+        """Return the text between the name and the key, and between the key and the value."""
         middle = mask(text[self.name + len("qzname") : self.key])
         return middle, mask(text[self.key + len("qzkey") : self.value])
 
@@ -304,7 +304,7 @@ def _places(text: str, value: str) -> _Places:
 
 
 def _with_type(colon: Literal, string_colon: Literal) -> Literal:
-    """The colon for other values, with a hole for the type if only that differs."""
+    """Return the colon of other values, with a hole for the type if nothing else differs."""
     differs = [a != b for a, b in zip(colon, string_colon, strict=False)]
     if len(colon) != len(string_colon) or sum(differs) != 1:
         return colon
@@ -318,7 +318,7 @@ def _shared_start(first: Literal, second: Literal) -> Literal:
 
 
 def _empty(none: str, after: Literal) -> Literal | None:
-    """The text after the name in a call without arguments; None if unknown."""
+    """Return the text after the name in a call without arguments; None if unknown."""
     tail = _mask(none.rpartition("qzname")[2])
     count = len(non_space(after))
     if "qzname" not in none or (count and non_space(tail)[-count:] != non_space(after)):
@@ -330,7 +330,7 @@ def _empty(none: str, after: Literal) -> Literal | None:
 
 
 def _with_second(form: Keyed, two: str, mask: Callable[[str], Literal]) -> Keyed:
-    """The format with the text between two calls, if ``two`` has them side by side."""
+    """Add to a format the text between two calls, if ``two`` shows the calls side by side."""
     if "qzother" not in two:
         return form
     name = two.rindex("qzother", 0, two.rindex("qzkey", 0, two.rindex("qzvalue")))

@@ -1,8 +1,8 @@
-"""Argument values: read as models write them, with the types in the tool's schema.
+"""Reads argument values as models write them, and gives them the types of the tool's schema.
 
-Models write JSON, Python, or something in between: bare keys, single quotes, their own marks as
-quotes. ``read_value`` reads all of these. If a format has only text (``<parameter=q>12``),
-``read_typed`` gives it the schema's type, and ``read_nested`` reads nested elements.
+Models write JSON, Python, or a mixture: bare keys, single quotes, their own marks as quotes.
+``read_value`` reads them all. If a format has only text (``<parameter=q>12``), ``read_typed``
+converts the text to the schema's type, and ``read_nested`` reads nested elements.
 """
 
 import ast
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 Schemas = dict[str, Mapping[str, Any]]
-"""Tool name -> parameter name -> schema."""
+"""Maps a tool's name to a map from each parameter's name to its schema."""
 
 _JSON = json.JSONDecoder()
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
@@ -23,18 +23,18 @@ _UNREADABLE = (ValueError, SyntaxError, RecursionError, MemoryError, TypeError)
 
 
 def schemas_of(tools: Iterable[Any]) -> Schemas:
-    """The schemas of tools, in OpenAI's form or the Cookbook's."""
+    """Return the parameter schemas of tools, which are in OpenAI's or the Cookbook's form."""
     functions = (tool.get("function", tool) for tool in tools)
     return {tool["name"]: _properties(tool.get("parameters")) for tool in functions}
 
 
 def read_value(text: str, at: int, quote: str = "") -> tuple[Any, int]:
-    """The value that begins at ``at``, and the index of its end.
+    """Read the value that begins at ``at``; return it with the index of its end.
 
     Args:
-        text: Contains JSON, Python, or objects with bare keys.
-        at: Where the value begins, perhaps after white space.
-        quote: A mark that surrounds strings instead of quotes; "" for ordinary quotes.
+        text: A text with JSON, Python, or objects with bare keys.
+        at: The index of the value, or of white space before it.
+        quote: The mark that surrounds strings; "" for ordinary quotes.
 
     Raises:
         ValueError: No value begins there.
@@ -49,14 +49,14 @@ def read_value(text: str, at: int, quote: str = "") -> tuple[Any, int]:
 
 
 def past_space(text: str, at: int) -> int:
-    """The index of the next character that is not white space."""
+    """Return the index of the next character that is not white space."""
     while at < len(text) and text[at].isspace():
         at += 1
     return at
 
 
 def unexpected(text: str, at: int, expected: str) -> ValueError:
-    """The error for text that does not continue as expected."""
+    """Return the error for text that does not continue as expected."""
     return ValueError(f"expected {expected}, got {text[at : at + 80]!r}")
 
 
@@ -80,7 +80,7 @@ def _read_loose(text: str, at: int, quote: str) -> tuple[Any, int]:
 
 
 def _read_container(text: str, at: int, quote: str) -> tuple[Any, int]:
-    """An object or a list."""
+    """Read an object or a list."""
     is_object = text[at] == "{"
     close = "}" if is_object else "]"
     keys: list[str] = []
@@ -122,12 +122,12 @@ def _unquote(text: str) -> Any:
 
 
 def read_typed(text: str, schema: Any, *, is_json: bool | None = None) -> Any:
-    """A text as a value of the schema's type.
+    """Convert a text to the schema's type.
 
     Args:
         text: The value as a model wrote it.
         schema: The parameter's JSON schema; None if it is unknown.
-        is_json: Whether the format marks this as JSON (True) or as a string (False); None: neither.
+        is_json: True if the format marks the value as JSON, False if as a string; else None.
     """
     kinds = _kinds(schema)
     is_null = text.strip() in ("null", "None")
@@ -139,13 +139,13 @@ def read_typed(text: str, schema: Any, *, is_json: bool | None = None) -> Any:
 
 
 def read_quoted(value: str, schema: Any) -> Any:
-    """A quoted value: a string, unless the schema does not allow one."""
+    """Return a quoted value as a string, or as the schema's type if that excludes strings."""
     kinds = _kinds(schema)
     return read_typed(value, schema) if kinds and "string" not in kinds else value
 
 
 def read_bare(text: str, schema: Any) -> Any:
-    """A value in JSON or Python, or a string with or without its quotes."""
+    """Read a value in JSON or Python, or a string with or without quotes."""
     stripped = text.strip()
     value = _literal(stripped)
     if not isinstance(value, str):
@@ -158,7 +158,7 @@ def read_bare(text: str, schema: Any) -> Any:
 
 
 def read_nested(text: str, mark: str, schema: Any) -> Any:
-    """A value made of elements, each from ``mark<NAME>`` to ``mark</NAME>``, or else typed text."""
+    """Read elements, each from ``mark<NAME>`` to ``mark</NAME>``; without any, typed text."""
     opened = re.compile(re.escape(mark) + r"<([\w.\-]+)>")
     if opened.match(text) is None:
         return read_typed(text, schema)
@@ -187,7 +187,7 @@ def _end_of_element(text: str, mark: str, name: str, at: int) -> int:
 
 
 def _literal(text: str) -> Any:
-    """The text as a JSON or Python value, or unchanged if it is neither."""
+    """Read a JSON or Python value; return any other text unchanged."""
     for parse in (json.loads, ast.literal_eval):
         try:
             value = parse(text)
@@ -195,13 +195,13 @@ def _literal(text: str) -> Any:
         except _UNREADABLE:
             continue
         if isinstance(value, tuple):
-            continue  # "1, 2" is a text
+            continue  # "1, 2" is text, not a tuple
         return value
     return text
 
 
 def _kinds(schema: Any) -> set[str]:
-    """The types that a schema names; empty if it names none."""
+    """Return the types that a schema names; empty if it names no type."""
     if not isinstance(schema, Mapping):
         return set()
     kind = schema.get("type")

@@ -1,7 +1,7 @@
 """Renders a conversation with a chat template, as a whole or message by message.
 
-Made-up conversations show what separates messages, and whether a message adds the same text
-whatever precedes it.
+Made-up conversations show what separates messages, and whether the text that a message adds depends
+on the messages before it.
 """
 
 from collections.abc import Mapping
@@ -36,8 +36,8 @@ class ChatTemplate(LearnedReplies):
         variables: Values for the template's variables, such as ``enable_thinking``.
 
     Attributes:
-        frames: Texts without a control token that separate messages (``[/INST]``).
-        is_additive: Whether each message adds its own text and changes no other text.
+        frames: Texts that separate messages and have no control token (``[/INST]``).
+        is_additive: Whether a message only adds text, and does not change the text before it.
 
     Raises:
         RendererMismatchError: The tokenizer has no usable template; the message says why.
@@ -54,14 +54,14 @@ class ChatTemplate(LearnedReplies):
         self.is_additive = self._ends_replies and all(map(self._adds_up, kinds))
 
     def message_text(self, message: Message, ctx: RenderContext) -> str:
-        """The text that one message adds. If tool results share a frame, the last one closes it."""
+        """Return the text that a message adds; if results share a frame, the last one closes it."""
         text = self.added_text(ctx, message)
         if is_tool(message) and is_tool(ctx.next_message):
             return common_prefix(text, self.added_text(ctx, message, RESULT))
         return text
 
     def added_text(self, ctx: RenderContext, *after: Message) -> str:
-        """The text that the messages ``after`` add; if empty, the text that opens a reply."""
+        """Return the text that the messages ``after`` add; without any, a reply's opening."""
         kind, before = stand_in(ctx)
         if after and not before and self._is_held_back(after[0]):
             return ""  # shown with the next message
@@ -88,7 +88,7 @@ class ChatTemplate(LearnedReplies):
         return text
 
     def _is_held_back(self, message: Message) -> bool:
-        """Whether a template shows a conversation's first message only once there is a second."""
+        """Return whether a template shows this first message only if another message follows."""
         role = message["role"]
         return role == TOOLS or (role == "system" and not self._opens_alone)
 
@@ -104,7 +104,7 @@ class ChatTemplate(LearnedReplies):
         for shape in ([USER, REPLY, USER, REPLY], [SYSTEM, USER, REPLY]):
             try:
                 tail = self.text(shape)
-            except Exception:  # it takes no system message
+            except Exception:  # the template accepts no system message
                 continue
             for before, after in pairwise(shape):
                 tail = tail.partition(str(before["content"]))[2]
@@ -114,7 +114,7 @@ class ChatTemplate(LearnedReplies):
         return [frame for frame in frames if len(frame) > 1]
 
     def _adds_up(self, messages: list[Message]) -> bool:
-        """Whether the messages' own tokens, concatenated, equal those of the whole."""
+        """Return whether the tokens of single messages add up to those of the conversation."""
         try:
             expected = self.text(messages, opens=True)
         except Exception:  # the template refuses such conversations, so they never occur

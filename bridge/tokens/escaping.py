@@ -1,16 +1,16 @@
 """Keeps text in a prompt from becoming control tokens.
 
-Renderers build a prompt as text, and a tokenizer then finds the control tokens in it. It cannot
-tell the template's own from those that a user types (``<|im_end|>``), a web page contains or the
-policy quotes. So every string is *marked* before a renderer gets it: inside each control token, and
-at an end that could form one with the neighbouring text. A mark is an unguessable word that
-templates leave alone. When a renderer encodes the text, ``MarkedTokenizer`` removes the marks and
-*spells* each marked control token: it encodes the characters, so that the model reads the same text
-without the token's effect. All other text is tokenised as usual.
+Renderers build a prompt as text, and a tokenizer then finds the control tokens in it. The tokenizer
+cannot tell the template's control tokens from those that a user types (``<|im_end|>``), a web page
+contains or the policy quotes. So every string is *marked* before a renderer gets it: inside each
+control token, and at an end that could form a control token with neighbouring text. A mark is an
+unguessable word that templates do not change. When a renderer encodes the text, ``MarkedTokenizer``
+removes the marks and *spells* each marked control token, that is, encodes its characters as plain
+text. All other text is tokenised as usual.
 
 A control token is any token added to a tokenizer's vocabulary, flagged as special or not, except
-white space and single characters. ``<tool_call>`` and ``</think>`` are control tokens too, so that
-text cannot pass for a call or a thought.
+white space and single characters. ``<tool_call>`` and ``</think>`` are control tokens too, so text
+cannot pass for a call or a thought.
 """
 
 import json
@@ -30,11 +30,11 @@ MARK = f"evertmark{secrets.token_hex(12)}z"
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # possessive: long strings match fast
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-_CACHED_LENGTH = 2000  # in characters: enough for a template's headers and a system prompt
+_CACHED_LENGTH = 2000  # characters: enough for a template's headers and a system prompt
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer; marks text that may contain one."""
+    """The control tokens of a tokenizer; it marks text that may contain one."""
 
     def __init__(self, tokenizer: Any) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {})
@@ -61,15 +61,15 @@ class ControlTokens:
     # -- marking ---------------------------------------------------------------------------------
 
     def mark(self, text: str) -> str:
-        """``text``, marked where it contains a control token or could be part of one.
+        """Mark a text where it contains a control token or could be part of one.
 
-        If the tokenizer looks for control tokens in the normalized text, that is marked.
+        If the tokenizer looks for control tokens in normalized text, mark the normalized text.
         """
         if not self.names:
             return text
         if self._normal is not None:
             text = self._normalized(text)
-        # A template may write <NAME> around it.
+        # A template may write the text between "<" and ">", for example.
         is_core = len(text) < self._longest and text.strip() in self._cores
         if not is_core and self._edges.search(text) is None:
             return text  # most texts
@@ -83,25 +83,25 @@ class ControlTokens:
         return f"{marked[:at]}{before}{body}{after}{marked[at + len(body) :]}"
 
     def _may_end_token(self, text: str) -> bool:
-        """Whether a text begins with the end of a control token."""
+        """Return whether a text begins with the end of a control token."""
         return any(text[:n] in self._endings for n in range(1, min(self._longest, len(text) + 1)))
 
     def _may_begin_token(self, text: str) -> bool:
-        """Whether a text ends with the beginning of a control token."""
+        """Return whether a text ends with the beginning of a control token."""
         return any(
             text[-n:] in self._beginnings for n in range(1, min(self._longest, len(text) + 1))
         )
 
     def _normalized(self, text: str) -> str:
-        """The text in which the tokenizer looks for control tokens."""
+        """Return the text in which the tokenizer looks for control tokens."""
         assert self._normal is not None
         normal = self._normal(text)
-        stays = self._normal(normal) == normal  # else the tokenizer would normalize it again
+        stays = self._normal(normal) == normal  # else the tokenizer would change it again
         holds = len(self.pattern.findall(normal)) > len(self.pattern.findall(text))
         return normal if stays or holds else text
 
     def mark_message(self, message: Message) -> Message:
-        """``message`` with its strings marked; the same object if there is nothing to mark."""
+        """Mark a message's strings; return the same object if there is nothing to mark."""
         content = message["content"]
         marked = self.mark(content) if isinstance(content, str) else self._mark_parts(content)
         if len(message) == 2:  # most messages: role and text
@@ -131,7 +131,7 @@ class ControlTokens:
         return call.model_copy(update={"id": call_id, "function": function})
 
     def _mark_json(self, text: str) -> str:
-        """JSON text with its strings marked, escaped ones too (``\\u003c``).
+        """Mark the strings in JSON text, including escaped strings (``\\u003c``).
 
         The rest stays as written, since it may be nested too deeply for Python's parser.
         """
@@ -162,7 +162,7 @@ class ControlTokens:
         return _json_string(marked)
 
     def mark_deep(self, value: Any) -> Any:
-        """A JSON value with every string marked, including keys."""
+        """Mark every string in a JSON value, including keys."""
         if isinstance(value, str):
             return self.mark(value)
         if isinstance(value, dict):
@@ -173,7 +173,7 @@ class ControlTokens:
 
 
 def _json_string(text: str) -> str:
-    """A string as JSON. Lone surrogates, which UTF-8 cannot encode, are escaped."""
+    """Write a string as JSON; escape lone surrogates, which UTF-8 cannot encode."""
     return json.dumps(text, ensure_ascii=_SURROGATE.search(text) is not None)
 
 
@@ -201,7 +201,7 @@ class MarkedTokenizer:
         return getattr(self._tokenizer, name)
 
     def encode(self, text: str, **options: Any) -> list[int]:
-        """Token ids of ``text`` without its marks."""
+        """Return the token ids of ``text`` without its marks."""
         if MARK not in text:
             if len(text) <= _CACHED_LENGTH:  # most texts
                 return list(self._encode_cached(text, **options))
@@ -219,7 +219,7 @@ class MarkedTokenizer:
         return [*tokens, *self._encode(plain[end:], **options)]
 
     def spelled_out(self, tokens: Iterable[int]) -> list[int]:
-        """The tokens, with each control token spelled."""
+        """Return the tokens, with each control token spelled as text."""
         names = self._control.by_id
         return [
             t
@@ -245,11 +245,11 @@ class MarkedTokenizer:
 class MarkedBackend(MarkedTokenizer):
     """A ``MarkedTokenizer`` for a ``tokenizers.Tokenizer``, which returns an object with ``ids``.
 
-    Since 0.6, the Cookbook's Qwen3 renderers encode contents with such a tokenizer of their own.
+    From version 0.6 on, the Cookbook's Qwen3 renderers encode contents with such a tokenizer.
     """
 
     def encode(self, text: str, **options: Any) -> Any:
-        """An object with the token ids of ``text`` as ``ids``."""
+        """Return an object whose ``ids`` are the token ids of ``text``."""
         return SimpleNamespace(ids=super().encode(text, **options))
 
     def _encode_uncached(self, text: str, **options: Any) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
-"""Replies made of several messages, each with a header and a channel: OpenAI's Harmony (gpt-oss).
+"""Reads OpenAI's Harmony (gpt-oss), whose replies consist of several messages with channels.
 
-No rendering shows that a thought, a text and calls are messages of a single reply, so this format
-is not learned but recognised by its control tokens.
+Renderings do not show that a thought, a text and calls are messages of one reply, so the format is
+not learned, but recognised by its control tokens.
 """
 
 import json
@@ -16,10 +16,10 @@ from evert.bridge.tokens.call_values import schemas_of
 from evert.bridge.tokens.probes import thinking
 
 MARKS = {"<|channel|>", "<|message|>", "<|call|>", "<|constrain|>"}
-"""The control tokens of tokenizers for models that write Harmony."""
+"""The control tokens by which Harmony is recognised."""
 
 STOPS = ("<|return|>", "<|call|>")
-"""These end a reply; ``<|end|>`` ends a message, which another one may follow."""
+"""Control tokens that end a reply; ``<|end|>`` ends only a message of the reply."""
 
 _MESSAGE = re.compile(
     r"\s*(?:<\|start\|>)?(?P<head>(?:(?!<\|message\|>).){0,200})<\|message\|>"
@@ -30,15 +30,15 @@ _TO = re.compile(r"to=(?:functions\.)?([\w.\-]+)")
 
 
 def is_harmony(names: Collection[str]) -> bool:
-    """Whether a tokenizer with these control tokens writes Harmony."""
+    """Return whether the model of a tokenizer with these control tokens writes Harmony."""
     return set(names) >= MARKS
 
 
 def read_harmony(text: str, tools: Sequence[Any] | None) -> Message:
-    """The message in a reply's text: thoughts, text and calls.
+    """Read thoughts, text and calls from a reply's text into one message.
 
     Args:
-        text: Begins after the header ``<|start|>assistant``, with the first channel.
+        text: The text after the header ``<|start|>assistant``, from the first channel on.
         tools: The tools that were offered; None if they are unknown.
     """
     thoughts: list[str] = []

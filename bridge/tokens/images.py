@@ -1,8 +1,8 @@
 """Checks an episode's images before a renderer sees them.
 
-A renderer opens any address that it gets, even a file on the trainer's machine. So all of an
-agent's images go through ``Images``, which accepts only ``data:`` URLs whose bytes can be opened as
-an image. They are opened in a thread, because that takes longer than a turn.
+A renderer opens any URL that it gets, even a file on the trainer's machine. So ``Images`` checks
+all images of an agent, and accepts only ``data:`` URLs with bytes that can be opened as an image.
+They are opened in a thread, because opening an image takes longer than a turn.
 """
 
 import base64
@@ -16,21 +16,21 @@ from tinker_cookbook.renderers.base import Message
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.tokens.loop_budget import LongTextError
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # only these: for some others, Pillow starts programs
-MOST_BYTES = 20_000_000  # of an image
-MOST_PIXELS = 50_000_000  # of an image; a file of a few kilobytes may claim many more
-MOST_IMAGES = 100  # of a message
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # for some other formats, Pillow starts programs
+MOST_BYTES = 20_000_000  # per image
+MOST_PIXELS = 50_000_000  # per image; a file of a few kilobytes may claim many more
+MOST_IMAGES = 100  # per message
 
 
 class Images:
-    """The images of one episode; each is opened once."""
+    """The images of one episode; each image is opened only once."""
 
     def __init__(self) -> None:
         self._urls: dict[str, str] = {}
         self._has_any = False
 
     def check(self, message: Message, max_chars: int | None = None) -> Message:
-        """``message`` with its images checked; a ``LongTextError`` unless ``max_chars`` is None."""
+        """Check a message's images; raise a ``LongTextError`` unless ``max_chars`` is None."""
         content = message["content"]
         if isinstance(content, str) or not any(part["type"] == "image" for part in content):
             if self._has_any and max_chars is not None:  # a template may render every image again
@@ -81,7 +81,7 @@ def _content(url: str) -> bytes:
 
 
 def _data_url(content: bytes) -> str:
-    """An image's bytes as a ``data:`` URL, if the whole image can be opened."""
+    """Return an image's bytes as a ``data:`` URL, or raise a 400 if they are no whole image."""
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             _check_pixels(image, "in a data: URL")

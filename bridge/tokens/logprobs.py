@@ -1,10 +1,10 @@
-"""Log-probabilities of sampled tokens, as the sampler gave them; evert computes none.
+"""Log-probabilities of sampled tokens, as the sampler returned them; evert does not compute any.
 
 The Cookbook gives an Env only the sampled token ids: ``env.step(action.tokens, extra=...)``.
-``SampledTokens`` is a list of token ids that also has their log-probabilities. It is made by
+``SampledTokens`` is a list of token ids that also has their log-probabilities. It is created by
 
     the Cookbook's ``TinkerTokenCompleter``   once an Env exists (``clients/takeover.py``)
-    evert's own policies                      ``ScriptedPolicy``, those of evaluations
+    evert's own policies                      ``ScriptedPolicy``, the policies of evaluations
     a loop of your own                        ``env.step(SampledTokens(tokens, logprobs))``
 
 An agent gets a ``TokenLogprob`` for each sampled token, as with vLLM and SGLang: including
@@ -27,7 +27,7 @@ class SampledTokens(list[int]):
 
     Args:
         tokens: The sampled token ids.
-        logprobs: One per token; None if they are not known.
+        logprobs: One log-probability per token; None if unknown.
 
     Raises:
         ValueError: There are more or fewer log-probabilities than tokens.
@@ -44,7 +44,7 @@ class SampledTokens(list[int]):
 
 
 def keep_logprobs(action: TokensWithLogprobs) -> TokensWithLogprobs:
-    """The action, with its log-probabilities, if any, put into its tokens."""
+    """Put an action's log-probabilities, if it has any, into its tokens; return the action."""
     if action.maybe_logprobs is not None and not isinstance(action.tokens, SampledTokens):
         action.tokens = SampledTokens(action.tokens, action.maybe_logprobs)
     return action
@@ -56,9 +56,9 @@ def with_logprobs(
     logprobs: Sequence[float] | None,
     renderer: PromptRenderer,
 ) -> Reply:
-    """The reply with its tokens' log-probabilities; raises the 400 if there are none."""
+    """Add the tokens' log-probabilities to a reply; raise a 400 if there are none."""
     if logprobs is None:
-        raise unavailable("this reply's tokens came without any")
+        raise unavailable("the tokens of this reply came without log-probabilities")
     token_logprobs = []
     for token, logprob in [*zip(tokens, logprobs, strict=True)][: reply.completion_tokens]:
         text = renderer.decode([token])
@@ -67,12 +67,12 @@ def with_logprobs(
 
 
 def unavailable(reason: str) -> openai.BadRequestError:
-    """The error for a reply without log-probabilities."""
+    """Return the 400 for a reply without log-probabilities."""
     return bad_request(
-        f"'logprobs' cannot be answered: {reason}. They come with tokens that the Cookbook's "
-        "TinkerTokenCompleter samples (so in training and evaluation) and with "
+        f"'logprobs' cannot be returned: {reason}. They come with tokens that the Cookbook's "
+        "TinkerTokenCompleter samples (as in training and evaluation) and with "
         "evert.ScriptedPolicy. In a loop of your own, step the Env with "
-        "evert.SampledTokens(tokens, logprobs). Or leave the field out.",
+        "evert.SampledTokens(tokens, logprobs), or leave the field out.",
         param="logprobs",
         code="logprobs_unavailable",
     )

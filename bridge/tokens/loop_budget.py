@@ -1,10 +1,10 @@
-"""Renders long texts in threads: on the event loop they would block all other episodes.
+"""Renders long texts in threads, because on the event loop they would block all other episodes.
 
-A tokenizer takes a second for a few megabytes. So work on the loop is limited to ``max_chars``
-characters. If there is more text, it raises a ``LongTextError`` before it changes anything, and
-``LongTexts`` repeats it in a thread, with the renderer's copy for threads. A tokenizer cannot be
-stopped, so a prompt that is certain to exceed its limit is refused beforehand (``least_tokens``),
-and huge texts, which may take seconds, have a thread and a copy of their own.
+A tokenizer takes a second for a few megabytes, so the event loop renders at most ``max_chars``
+characters at once. If there is more text, rendering raises a ``LongTextError`` before it changes
+anything, and ``LongTexts`` renders again in a thread, with a copy of the renderer. A tokenizer
+cannot be stopped, so a prompt that is certain to exceed its limit is refused first
+(``least_tokens``). Huge texts may take seconds, and get a thread and a copy of their own.
 """
 
 import asyncio
@@ -36,23 +36,23 @@ CHARACTERS = 4  # per token, roughly
 
 
 class LongTextError(Exception):
-    """There is more text to render than allowed here."""
+    """There is more text than may be rendered on the event loop."""
 
 
 def check_text(value: object, max_chars: int | None) -> None:
-    """Raise ``LongTextError`` if a value has more than ``max_chars`` characters; None: no limit."""
+    """Raise ``LongTextError`` if a value has more than ``max_chars`` characters."""
     if max_chars is None:
         return
     try:
         length = _length(value, max_chars)
-    except Exception as error:  # from an agent's own object, which its reader will refuse
+    except Exception as error:  # from an agent's own object, which will be refused when read
         raise LongTextError from error
     if length > max_chars:
         raise LongTextError
 
 
 def _length(value: object, max_chars: int) -> int:
-    """The number of characters in a value; counting stops above ``max_chars``."""
+    """Count the characters in a value; stop at more than ``max_chars``."""
     count = 0
     queue: list[Any] = [value]
     for item in queue:  # grows in the loop
@@ -94,7 +94,7 @@ class LongTexts:
         self._is_over = False
 
     async def render(self, work: Work[T], request: ChatRequest | None = None) -> T:
-        """Call ``work`` with a renderer and a limit; if exceeded, again in a thread without one.
+        """Call ``work`` with a limit; if it raises ``LongTextError``, without one in a thread.
 
         Raises:
             EnvClosedError: ``stop`` was called meanwhile.
@@ -126,26 +126,26 @@ class LongTexts:
         return await off_loop(work, copy, None)
 
     def stop(self) -> None:
-        """Stop waiting, since the Env is closed; work that has not begun is dropped."""
+        """Stop waiting, since the Env is closed; drop work that has not begun."""
         self._is_over = True
         if self._task is not None:
             self._task.cancel()
 
 
-# -- how short a prompt can be ---------------------------------------------------------------------
+# -- the minimum length of a prompt ----------------------------------------------------------------
 
 _COUNTED = (("[!-~]", "[!-~]"), (" [A-Za-z](?=[ -~])", "(?:^|\u0120)[A-Za-z]"))
-"""Patterns for characters and word starts, in a text and in tokens (U+0120 is a space)."""
+"""Patterns for characters and for word starts: in a text, and in tokens (U+0120 is a space)."""
 
 _maxima: WeakKeyDictionary[PromptRenderer, list[int]] = WeakKeyDictionary()
 
 
 def least_tokens(messages: Sequence[Any], renderer: PromptRenderer) -> int:
-    """The minimum number of tokens in a prompt of these messages; 0 if unknown.
+    """Return the minimum number of tokens in a prompt of these messages; 0 if unknown.
 
-    It is computed from the maximum number of characters, and of word starts, in any token. It is
-    certain only for tokenizers that preserve all text, and for the Cookbook's renderers, which show
-    the model every message in full.
+    The minimum follows from the maximum number of characters, and of word starts, in any token. It
+    is known only for tokenizers that preserve all text, and for the Cookbook's renderers, which
+    show the model every message in full.
     """
     maxima = _maxima.get(renderer)
     if maxima is None:
@@ -157,7 +157,7 @@ def least_tokens(messages: Sequence[Any], renderer: PromptRenderer) -> int:
 
 
 def _token_maxima(renderer: Any) -> list[int]:
-    """The highest count of each pattern in any token; empty if a token may represent any text."""
+    """Return each pattern's maximum count in a token; empty if a token may represent any text."""
     backend: Any = getattr(renderer.tokenizer, "backend_tokenizer", None)
     is_known = isinstance(getattr(backend, "model", None), BPE)
     is_known = is_known and isinstance(backend.normalizer, NFC | None)

@@ -1,7 +1,7 @@
 """Loads models from folders without running the code that may be in them.
 
-The Cookbook's environment variable ``HF_TRUST_REMOTE_CODE`` says whether code is trusted; worker
-processes inherit it. Commands overwrite it with their ``trust_remote_code``.
+The Cookbook's environment variable ``HF_TRUST_REMOTE_CODE`` says whether to trust such code. Worker
+processes inherit the variable. Commands set it to the value of their ``trust_remote_code``.
 """
 
 import json
@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 
 TRUST = "HF_TRUST_REMOTE_CODE"
 
-LARGEST_TEXT = 256 * 2**20  # maximum bytes of a ``.json`` or ``.jinja`` file, which is read whole
-LONGEST = 400  # characters of a loader's message to keep; it may quote the folder's files
+LARGEST_TEXT = 256 * 2**20  # maximum bytes of a ``.json`` or ``.jinja`` file
+LONGEST = 400  # maximum characters of a loader's message, which may quote the folder's files
 
 
 def code_is_trusted() -> bool:
-    """Whether models may currently run their own code."""
+    """Return whether models may currently run their own code."""
     return os.environ.get(TRUST, "").lower() in ("1", "true", "yes")
 
 
@@ -34,7 +34,7 @@ def trusting_code(trusted: bool) -> Iterator[None]:
     """Allow or forbid models to run their own code inside the block; allowing logs a warning."""
     if trusted:
         logger.warning(
-            "trust_remote_code=True: Python code that comes with a model is run, with your rights."
+            "trust_remote_code=True: Python code that comes with a model will run with your rights."
         )
     before = os.environ.get(TRUST)
     os.environ[TRUST] = str(int(trusted))
@@ -50,8 +50,8 @@ def trusting_code(trusted: bool) -> Iterator[None]:
 def from_pretrained(auto_class: Any, name: str, source: str, **options: Any) -> Any:
     """Load a model from a folder or the Hub, with a ``transformers`` auto class.
 
-    ``name`` is the user's name for the model, ``source`` its folder or its name on the Hub. A
-    folder that cannot be loaded is an ``InvalidModelError``.
+    ``name`` is the user's name for the model, ``source`` its folder or its name on the Hub. Raises
+    an ``InvalidModelError`` if a folder cannot be loaded.
     """
     with loading(name, source):
         if auto_class.__name__ == "AutoTokenizer" and _has_its_own_tokenizer(Path(source)):
@@ -61,7 +61,7 @@ def from_pretrained(auto_class: Any, name: str, source: str, **options: Any) -> 
 
 @contextmanager
 def loading(name: str, source: str) -> Iterator[None]:
-    """Turn loading errors into an ``InvalidModelError``; see ``from_pretrained``."""
+    """Turn loading errors into an ``InvalidModelError``, as ``from_pretrained`` describes."""
     folder = Path(source)
     if folder.is_dir():
         check_folder(name, folder)
@@ -74,9 +74,9 @@ def loading(name: str, source: str) -> Iterator[None]:
             raise _untrusted(name, folder) from error
         if not folder.is_dir():
             raise
-        reason = f"the loader says: {type(error).__name__}: {' '.join(str(error).split())}"
+        reason = f"the loader raised {type(error).__name__}: {' '.join(str(error).split())}"
         if isinstance(error, UnpicklingError):
-            reason = "its weights are a pickle with more than tensors; take .safetensors"
+            reason = "its weights are a pickle of more than tensors; use .safetensors"
         reason = "".join(character for character in reason if character.isprintable())
         raise InvalidModelError(
             f"Model {name!r} could not be loaded. Check the files in {source}; {reason:.{LONGEST}}"
@@ -84,7 +84,7 @@ def loading(name: str, source: str) -> Iterator[None]:
 
 
 def check_folder(name: str, folder: Path) -> None:
-    """Refuse a folder with files that cannot be read: reading a pipe would wait forever."""
+    """Refuse a folder with files that are too large, or not plain: a pipe would block forever."""
     for file in folder.iterdir():
         if not file.exists() or file.is_dir():
             continue
@@ -99,9 +99,9 @@ def check_folder(name: str, folder: Path) -> None:
 
 
 def register_folder(name: str) -> None:
-    """Make the Cookbook's ``get_tokenizer`` load a folder's tokenizer by ``from_pretrained``.
+    """Make the Cookbook's ``get_tokenizer`` load a folder's tokenizer with ``from_pretrained``.
 
-    The Cookbook itself would run any code in the folder. It still loads all other names.
+    The Cookbook itself would run any code in the folder. It still loads all other models.
     """
     from tinker_cookbook.tokenizer_utils import is_tokenizer_registered, register_tokenizer
 
@@ -122,7 +122,7 @@ def _load(name: str, folder: str, trusted: bool) -> Any:
 
 
 def _has_its_own_tokenizer(folder: Path) -> bool:
-    """Whether ``transformers`` lacks the tokenizer's class; it would silently use another."""
+    """Return whether ``transformers`` lacks the class; it would silently use another class."""
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
     config = read_json(folder / "tokenizer_config.json")
@@ -144,7 +144,7 @@ def _untrusted(name: str, folder: Path) -> InvalidModelError:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a model's file; empty if there is none."""
+    """Return the JSON object in a model's file; empty if there is none."""
     try:
         value = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):

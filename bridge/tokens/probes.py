@@ -1,4 +1,4 @@
-"""Made-up conversations that reveal a chat template's format, in words that no template has."""
+"""Made-up conversations that reveal a chat template's format; no template contains their words."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ from tinker_cookbook.renderers.base import (
 from evert.bridge.tokens.call_learning import FIRST
 
 TOOLS = "tools"
-"""Role of the message that carries tools to a template, with the system prompt as content."""
+"""Role of the message that passes tools to a template; its content is the system prompt."""
 
 SYSTEM = Message(role="system", content="Qzsystem")
 USER = Message(role="user", content="Qzuser")
@@ -34,18 +34,18 @@ those that show a call's name only in its id."""
 
 
 def probe_call(call_id: str, name: str, arguments: dict[str, Any]) -> ToolCall:
-    """A tool call."""
+    """Make a tool call."""
     body = ToolCall.FunctionBody(name=name, arguments=json.dumps(arguments))
     return ToolCall(id=call_id, function=body)
 
 
 def thinking(thought: str, text: str) -> list[ContentPart]:
-    """A reply's content: a thought and a text."""
+    """Make a reply's content from a thought and a text."""
     return [ThinkingPart(type="thinking", thinking=thought), *parts(text)]
 
 
 def parts(text: str) -> list[ContentPart]:
-    """A text as a list of parts; empty for an empty text."""
+    """Make a list of parts from a text; empty if the text is empty."""
     return [TextPart(type="text", text=text)] if text else []
 
 
@@ -55,7 +55,7 @@ RESULT = Message(role="tool", content="Qzresult", tool_call_id="qzcall000", name
 
 
 def shapes(*, thinks: bool, calls: bool) -> list[list[Message]]:
-    """Conversations of each kind that an agent may have."""
+    """Make conversations of each kind that an agent may have."""
     user = [Message(role="user", content=f"Qzuser {n}, please?") for n in range(3)]
     replies = [Message(role="assistant", content=f"Qzreply {n}.") for n in range(3)]
     plain = [user[0], replies[0], user[1], replies[1], user[2]]
@@ -81,9 +81,9 @@ def shapes(*, thinks: bool, calls: bool) -> list[list[Message]]:
 
 
 def stand_in(ctx: RenderContext) -> tuple[str, list[Message]]:
-    """The kind and the messages of a short conversation that replaces all messages before one.
+    """Return a short conversation to render in place of the messages before one, and its kind.
 
-    The kind "" means that nothing is replaced: there is at most one message before.
+    The kind is "" if at most one message comes before, which is then not replaced.
     """
     last = ctx.prev_message
     if last is None or ctx.idx == 1:
@@ -98,16 +98,16 @@ def stand_in(ctx: RenderContext) -> tuple[str, list[Message]]:
 
 
 def carrier(tools: list[ToolSpec], system_prompt: str) -> Message:
-    """The message that carries tools to a template."""
+    """Make the message that passes tools to a template."""
     return Message(role=TOOLS, content=system_prompt, tools=tools)  # type: ignore[typeddict-unknown-key]
 
 
 def is_tool(message: Message | None) -> bool:
-    """Whether a message is a tool's result."""
+    """Return whether a message is a tool's result."""
     return message is not None and message["role"] == "tool"
 
 
 def common_prefix(first: str, second: str) -> str:
-    """The longest common prefix."""
+    """Return the longest common prefix."""
     pairs = enumerate(zip(first, second, strict=False))
     return first[: next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))]

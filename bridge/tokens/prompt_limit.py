@@ -9,14 +9,14 @@ from tinker_cookbook.rl.types import StopReason
 class PromptLimit:
     """The longest prompt that leaves a runner room to sample."""
 
-    tokens: int | None  # its length; None for no limit
-    reason: StopReason  # of an episode that ends because a prompt exceeds the limit
-    response: int | None = None  # limit on tokens after a sequence's first prompt; None: no limit
+    tokens: int | None  # maximum length of a prompt; None for no limit
+    reason: StopReason  # stop reason of an episode in which a prompt exceeds the limit
+    response: int | None = None  # maximum tokens after a lineage's first prompt; None: no limit
 
     def longest(self, first: int | None) -> int | None:
-        """The limit on a prompt's tokens, if its sequence's first has ``first``; None: no limit.
+        """Return the limit on a prompt's tokens; None for no limit.
 
-        ``first`` is None for the first prompt itself.
+        ``first`` is the number of tokens of its lineage's first prompt; None if this is the first.
         """
         if first is None or self.response is None:
             return self.tokens

@@ -1,15 +1,15 @@
-"""What an Env needs of a Cookbook renderer.
+"""Wraps a Cookbook renderer for Envs.
 
-``PromptRenderer`` wraps one ``Renderer``: whole prompts (``full``), the tokens that new messages
-add (``tail``), the generation suffix, stops, parsing. It adds three things that renderers lack:
+``PromptRenderer`` renders whole prompts (``full``), the tokens that new messages add (``tail``) and
+the generation suffix, and it parses actions. It adds three things that a ``Renderer`` lacks:
 
-- *Literals.* A control token's text inside a message (``<|im_start|>`` typed by a user, or returned
-  by a tool) must not become that token. ``escape`` and ``tool_prefix`` ensure this for every
-  renderer that encodes text with its tokenizer (``escaping.py``).
+- *Escaping.* The text of a control token inside a message (``<|im_start|>`` typed by a user, or
+  returned by a tool) must not become that token. ``escape`` and ``tool_prefix`` prevent this for
+  every renderer that encodes text with its tokenizer (``escaping.py``).
 - *A lock.* Hugging Face tokenizers store "split special tokens" as state, so two threads that
-  encode at the same time corrupt each other's results. Long texts are tokenised off the event loop,
-  with a copy of the tokenizer that has its own lock, so short texts never wait for them.
-- *A cache* of the generation suffix, which is the same every turn.
+  encode at the same time corrupt each other's results. Long texts are tokenised off the event loop
+  by a copy of the tokenizer with its own lock, so short texts never wait for long ones.
+- *A cache* of the generation suffix, which is the same in every turn.
 """
 
 import copy
@@ -64,7 +64,7 @@ class PromptRenderer:
         self._name = type(renderer).__name__
         self._tokenizer = MarkedTokenizer(tokenizer, self._control)
         self._renderer = with_tokenizer(renderer, self._tokenizer)
-        if hasattr(renderer, "system_role_as_user"):  # else it refuses later system messages
+        if hasattr(renderer, "system_role_as_user"):  # or it would refuse later system messages
             vars(self._renderer)["system_role_as_user"] = True
         for name, value in vars(renderer).items():
             if isinstance(value, tokenizers.Tokenizer):
@@ -74,8 +74,8 @@ class PromptRenderer:
         self._suffixes: dict[str | None, list[int]] = {}
         self.stop: StopCondition = renderer.get_stop_sequences()
         self.end_tokens = [s for s in self.stop if isinstance(s, int)]
-        # Whether the tokens of history never change, so that new messages can be rendered alone.
-        # They may change if a template reads the whole conversation.
+        # Whether new messages can be rendered alone, because they never change the history's
+        # tokens. They may do so if a template reads the whole conversation.
         self.renders_tails = (
             renderer.has_extension_property
             and len(self.end_tokens) == len(self.stop) > 0
@@ -84,21 +84,21 @@ class PromptRenderer:
                 or type(renderer).build_generation_prompt is Renderer.build_generation_prompt
             )
         )
-        # Whether history shows a reply's call ids as the agent got them.
+        # Whether the history shows the call ids that the agent got.
         self.keeps_ids = isinstance(renderer, TemplateRenderer)
-        # Whether images become chunks; other renderers would drop them silently.
+        # Whether images become chunks; renderers without a processor would drop them silently.
         self.takes_images = getattr(renderer, "image_processor", None) is not None
 
     @cached_property
     def off_loop(self) -> "PromptRenderer":
-        """The same renderer with a copy of the tokenizer, for long texts in worker threads."""
+        """This renderer with a copy of its tokenizer, for long texts in worker threads."""
         tokenizer = copy.deepcopy(self.renderer.tokenizer)
         return PromptRenderer(with_tokenizer(self.renderer, tokenizer))
 
     # -- text ------------------------------------------------------------------------------------
 
     def escape(self, message: Message) -> Message:
-        """``message``, marked so that its texts stay texts."""
+        """Mark a message so that no text in it becomes a control token."""
         content = message["content"]
         if isinstance(content, list) and not self.takes_images:
             _refuse_images(content, self._name)
@@ -141,30 +141,30 @@ class PromptRenderer:
         return MARK not in self.decode([token for token in prompt if isinstance(token, int)])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of token ids, control tokens included."""
+        """Return the text of token ids, including control tokens."""
         with self.lock:
             return str(self.renderer.tokenizer.decode(list(tokens)))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``, nothing added, control tokens recognised."""
+        """Return the token ids of ``text`` alone, with control tokens recognised."""
         with self.lock:
             return list(self.renderer.tokenizer.encode(text, add_special_tokens=False))
 
     def spell(self, text: str) -> list[int]:
-        """Token ids of ``text``, nothing added, control tokens in it spelled out."""
+        """Return the token ids of ``text`` alone, with control tokens spelled as plain text."""
         marked = self._control.mark(text)
         with self.lock:
             return self._tokenizer.encode(marked, add_special_tokens=False)
 
     def differ_in_spelling(self, tokens: Sequence[int], other_tokens: Sequence[int]) -> bool:
-        """Whether the tokens are equal, apart from control tokens spelled out on one side."""
+        """Return whether the tokens differ at most in control tokens that one of them spells."""
         with self.lock:
             return self._tokenizer.spelled_out(tokens) == self._tokenizer.spelled_out(other_tokens)
 
     # -- prompts ---------------------------------------------------------------------------------
 
     def tool_prefix(self, tools: list[ToolSpec], system_prompt: str) -> list[Message]:
-        """The messages that offer ``tools`` in this renderer's format."""
+        """Return the messages that offer ``tools`` in this renderer's format."""
         try:
             with _MismatchErrors(self._name, NotImplementedError):
                 marked = [self._control.mark_deep(dict(tool)) for tool in tools]
@@ -183,7 +183,7 @@ class PromptRenderer:
 
     @cached_property
     def shows_ids(self) -> bool:
-        """Whether prompts show tool call ids; also True if made-up ids are refused."""
+        """Whether prompts show tool call ids; True also if the renderer refuses made-up ids."""
         body = ToolCall.FunctionBody(name="f", arguments="{}")
 
         def render(call_id: str) -> FlatPrompt:
@@ -198,13 +198,13 @@ class PromptRenderer:
             return True
 
     def full(self, messages: list[Message]) -> FlatPrompt:
-        """The whole prompt, including the generation suffix, from the renderer itself."""
+        """Render a whole prompt, including the generation suffix."""
         with self.lock, self._mismatch_errors:
             prompt = self._renderer.build_generation_prompt(messages)
         return flatten(prompt.chunks)
 
     def full_after(self, messages: list[Message], last: Rendering) -> tuple[FlatPrompt, Rendering]:
-        """The same, without encoding again what it shares with the ``last`` prompt."""
+        """Render a whole prompt, but encode only what it does not share with the ``last`` one."""
         if not isinstance(self._renderer, TemplateRenderer):
             return self.full(messages), last
         with self.lock, self._mismatch_errors:
@@ -212,7 +212,7 @@ class PromptRenderer:
         return [*rendering.tokens], rendering
 
     def tail(self, messages: list[Message], start: int, last_user: int) -> FlatPrompt:
-        """The tokens that ``messages[start:]`` add; ``last_user`` is an index, or -1."""
+        """Return the tokens that ``messages[start:]`` add; ``last_user`` is an index or -1."""
         flat: FlatPrompt = []
         renderer, places = self._renderer, range(start, len(messages))
         with self.lock, self._mismatch_errors:
@@ -220,7 +220,7 @@ class PromptRenderer:
                 new = ((messages[at], _context(messages, at, last_user)) for at in places)
                 return [*renderer.tail(new)]
             if start == 0:
-                flat.extend(renderer._bos_tokens)  # which otherwise only a whole prompt has
+                flat.extend(renderer._bos_tokens)  # messages rendered alone lack them
             for at in places:
                 rendered = renderer.render_message(messages[at], _context(messages, at, last_user))
                 if rendered.header is not None:
@@ -229,29 +229,29 @@ class PromptRenderer:
         return flat
 
     def as_history(self, messages: list[Message], index: int, last_user: int) -> FlatPrompt:
-        """The tokens of the reply ``messages[index]`` as history, without its header."""
+        """Render the reply ``messages[index]`` as history, without its header."""
         with self.lock:
             context = _context(messages, index, last_user)
             return flatten(self._renderer.render_message(messages[index], context).output)
 
     def stop_with(self, strings: Sequence[str]) -> StopCondition:
-        """The renderer's stops and ``strings``, as one stop condition."""
+        """Return one stop condition of the renderer's stops and ``strings``."""
         if not strings:
             return self.stop
-        # Token ids and strings cannot be mixed, so the renderer's stops are turned into strings.
+        # A stop condition cannot mix token ids and strings, so all stops become strings.
         stops = [stop if isinstance(stop, str) else self.decode([stop]) for stop in self.stop]
         return [*stops, *strings]
 
     def missing_end(self, action: list[int]) -> list[int]:
-        """The end-of-turn token that a cut action lacks; empty if it is there, or is a string."""
+        """Return the end-of-turn token that an action lacks, if it lacks one."""
         if action and action[-1] in self.end_tokens:
             return []
         return self.end_tokens[:1]
 
     def suffix(self, messages: list[Message], last_user: int) -> list[int]:
-        """The tokens that open the reply ("<|im_start|>assistant")."""
+        """Return the tokens that open the reply ("<|im_start|>assistant")."""
         key = messages[-1]["role"] if messages else None
-        # A chat template may show a lone message only once another follows.
+        # A chat template may show the first message only if another one follows.
         is_uncached = len(messages) < 2 and isinstance(self._renderer, TemplateRenderer)
         suffix = None if is_uncached else self._suffixes.get(key)
         if suffix is None:
@@ -265,14 +265,14 @@ class PromptRenderer:
     def parse(
         self, action: list[int], tools: Sequence[Any] | None = None
     ) -> tuple[Message, ParseTermination]:
-        """The renderer's parse of an action.
+        """Parse an action with the renderer.
 
         Args:
             action: The sampled tokens.
             tools: The tools that were offered; None if they are unknown.
 
         Raises:
-            RendererError: The action cannot be parsed at all.
+            RendererError: The action cannot be parsed.
         """
         if len(action) > CHECKED_TOKENS:
             check_marks(self.decode(action))
@@ -285,7 +285,7 @@ class PromptRenderer:
 def supervised_example(
     prompts: PromptRenderer, messages: list[Message], train_on: TrainOnWhat
 ) -> tuple[tinker.ModelInput, "torch.Tensor"]:
-    """A whole conversation's tokens, and a weight for each: 1 if it is trained on, else 0."""
+    """Return a whole conversation's tokens and their weights: 1 to train on a token, else 0."""
     with prompts.lock, prompts._mismatch_errors:
         return prompts._renderer.build_supervised_example(messages, train_on_what=train_on)
 
@@ -299,7 +299,7 @@ LONE_SURROGATE = (
 class _MismatchErrors:
     """Turns a renderer's errors, except those in ``skip``, into a ``RendererMismatchError``.
 
-    It is entered every turn; a context manager made of a generator takes eight times as long.
+    It is entered every turn; a context manager made from a generator takes eight times as long.
     """
 
     def __init__(self, name: str, *skip: type[Exception]) -> None:
@@ -312,7 +312,7 @@ class _MismatchErrors:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, self._skip):
             text = f"{self._name} raised {type(error).__name__}: {error}"
-            if "TextEncodeInput" in text:  # the error for a text without UTF-8
+            if "TextEncodeInput" in text:  # the error for text that UTF-8 cannot encode
                 text = LONE_SURROGATE
             raise RendererMismatchError(text) from error
 
@@ -331,7 +331,7 @@ def _refuse_frames(text: str, frames: Sequence[str], name: str) -> None:
     if separator is not None:
         raise RendererMismatchError(
             f"{name} separates messages with plain text, and this message has {separator!r}, "
-            f"which would begin another one: {text!r:.200}. Change the words, or use a renderer "
+            f"which would begin a new message: {text!r:.200}. Change the words, or use a renderer "
             "with control tokens."
         )
 
@@ -350,11 +350,11 @@ def _context(messages: list[Message], index: int, last_user: int) -> RenderConte
 _SECOND = RenderContext(
     idx=1, is_last=False, prev_message=Message(role="user", content=""), last_user_index=0
 )
-"""The context of any message but the first."""
+"""A context for a message that is not the first."""
 
 
 def with_tokenizer(renderer: Renderer, tokenizer: Any) -> Renderer:
-    """A copy of a renderer, with this tokenizer."""
+    """Copy a renderer, and give the copy this tokenizer."""
     # copy.copy would use the renderer's __reduce__ and lose the tokenizer
     clone: Renderer = object.__new__(type(renderer))
     vars(clone).update(vars(renderer))
@@ -367,11 +367,11 @@ SHARED = "_evert_prompt_renderer"  # a renderer's attribute for its ``PromptRend
 
 
 def prompt_renderer(renderer: Renderer | None) -> PromptRenderer:
-    """The shared ``PromptRenderer`` of ``renderer``; None means the shipped base's renderer."""
+    """Return the shared ``PromptRenderer`` of a renderer; None means the default renderer."""
     chosen = default_renderer() if renderer is None else renderer
     shared: PromptRenderer | None = getattr(chosen, SHARED, None)
     if shared is None:
         shared = PromptRenderer(chosen)
-        _ = shared.off_loop  # now: copying a large tokenizer blocks all threads for a second
+        _ = shared.off_loop  # made early: copying a large tokenizer blocks all threads for a second
         setattr(chosen, SHARED, shared)  # freed with the renderer
     return shared

@@ -1,8 +1,8 @@
-"""Encodes only the new part of a prompt that is rendered whole.
+"""Encodes only the new part of a prompt whose text is rendered as a whole.
 
-Control tokens split text for the tokenizer, so the text before one is encoded the same way whatever
-follows. A conversation's next prompt usually begins like the last one, so its tokens are known up
-to the last control token that both share.
+A tokenizer splits text at control tokens, so the text before a control token is encoded the same
+way whatever follows. A prompt usually begins like the conversation's previous prompt, so its tokens
+are known up to the last control token that both share.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from evert.bridge.tokens.escaping import ControlTokens
 
 
 class ControlPosition(NamedTuple):
-    """Where a control token is, in the text and among the tokens."""
+    """The position of a control token in the text and among the tokens."""
 
     name: str
     character: int
@@ -36,7 +36,7 @@ def rendering_after(
     control: ControlTokens,
     encode: Callable[[str], list[int]],
 ) -> Rendering:
-    """A prompt's rendering; the beginning that it shares with the ``last`` one is reused."""
+    """Encode a prompt's text, and reuse the beginning that it shares with the ``last`` prompt."""
     places = last.places[: _shared(text, last, control)]
     start = places.pop() if places else ControlPosition("", 0, 0)
     new = encode(text[start.character :])
@@ -44,7 +44,7 @@ def rendering_after(
     at = [number for number, token in enumerate(new, start.token) if token in control.by_id]
     tokens = last.tokens[: start.token] + new
     names = [control.by_id[tokens[number]] for number in at]
-    if [mark[0] for mark in marks] != names:  # a text spells a control token, or a token spells one
+    if [mark[0] for mark in marks] != names:  # some text only looks like a control token
         return Rendering(text, tokens, [])
     new_places = [
         ControlPosition(mark[0], mark.start(), number)
@@ -54,7 +54,7 @@ def rendering_after(
 
 
 def _shared(text: str, last: Rendering, control: ControlTokens) -> int:
-    """Number of the last prompt's control tokens that are in the text at the same place."""
+    """Return how many of the last prompt's control tokens are at the same place in the text."""
     low, high = 0, min(len(text), len(last.text))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,7 +1,7 @@
-"""How a chat template writes replies: how they begin and end, thoughts, frames and calls.
+"""Learns how a chat template writes replies: their beginning and end, thoughts, frames and calls.
 
-This is learned from small made-up conversations that the template renders. Texts are compared token
-by token, so that no difference cuts through a mark (``<think>``).
+The template renders small made-up conversations. Their texts are compared token by token, so that
+no difference cuts through a mark (``<think>``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,20 +40,20 @@ _KNOWN_THOUGHTS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|inner_prefix|>", "<|inner_suffix|>"),
 )
-"""Marks of thoughts that a template may hide: it strips them, or its prompt opens them."""
+"""Marks of thoughts, for templates that strip thoughts and for prompts that open a thought."""
 
 
 class LearnedReplies(TemplateText):
-    """The replies of a chat template; ``ChatTemplate`` has the arguments.
+    """A chat template's format of replies; ``ChatTemplate`` documents the arguments.
 
     Attributes:
         opening: Text that opens a reply.
         stops: Token ids: the template's end of a reply, then the model's other end tokens.
         ends_a_thought: Whether the token that ends a reply also occurs inside replies; it is a stop
-            only if the model has no other.
-        heads: What may come between the opening, or a thought, and a reply's text.
-        foot: What comes between a reply's text and its end.
-        why_no_calls: Why ``calls`` is None: which probe failed, and what it showed.
+            only if the model has no other end token.
+        heads: Texts that may come between the opening, or a thought, and a reply's text.
+        foot: The text between a reply's text and its end.
+        why_no_calls: Why ``calls`` is None: which probe failed, and what the template showed.
         harmony: Whether replies consist of several messages (``harmony.py``).
     """
 
@@ -104,14 +104,14 @@ class LearnedReplies(TemplateText):
         return list(dict.fromkeys(stops))
 
     def _end_of_a_reply(self) -> str:
-        """The control token that ends a reply and does not occur inside one."""
+        """Find the control token that ends a reply, if possible one that never occurs inside."""
         inside = self._marks_inside_replies()
         ends: list[tuple[bool, str]] = []
         tail, why = "", ""
-        for ends_replies in (True, False):  # some end a reply only before the next message
+        for ends_replies in (True, False):  # some templates end a reply only if a message follows
             try:
                 text = self.text([USER, REPLY] if ends_replies else [USER, REPLY, USER])
-            except Exception as error:  # the last message may have to be the user's
+            except Exception as error:  # some templates need a user's message at the end
                 why = f"{type(error).__name__}: {error}"
                 continue
             tail = text.rpartition("Qzreply")[2]
@@ -122,14 +122,14 @@ class LearnedReplies(TemplateText):
         choices = [choice for choice in ends if choice[1] not in inside] or ends
         if not choices:
             raise self._unusable(
-                f"ends a reply with {tail!r:.100}, which has no control token, so that a reply "
+                f"ends a reply with {tail!r:.100}, which has no control token, so a reply "
                 "would never end"
             )
         self._ends_replies, end = choices[0]
         return end
 
     def _marks_inside_replies(self) -> set[str]:
-        """Control tokens between a reply's thought and its text, or its text and its calls."""
+        """Return control tokens between a reply's thought and text, or its text and calls."""
         marks: set[str] = set()
         try:
             for self._thought_form in _THOUGHT_FORMS:
@@ -159,18 +159,18 @@ class LearnedReplies(TemplateText):
         return self.opening.rstrip().endswith(self.thought[0].strip())
 
     def marks_end(self, stop: int) -> bool:
-        """Whether the template itself ends a plain reply with this stop."""
+        """Return whether the template itself ends a plain reply with this stop."""
         return self.control.by_id[stop] in self.probed(USER, REPLY).rpartition("Qzreply")[2]
 
     def reply_to(self, *messages: Message) -> str:
-        """The last message's text after the opening; "" if the template refuses."""
+        """Return the last message's text after the opening; "" if the template refuses it."""
         opened = self.probed(*messages[:-1], opens=True)
         text = self._up_to_end(self.probed(*messages))
         end = self.control.by_id[self.stops[0]]
         return text.removeprefix(self.shared_prefix(text, opened)).removesuffix(end)
 
     def _up_to_end(self, text: str) -> str:
-        """The text up to the end of its last reply; the rest belongs to the next message."""
+        """Cut a text after its last reply, since what follows belongs to the next message."""
         if not self._ends_replies:
             return text
         names = (self.control.by_id[stop] for stop in self.stops)
@@ -182,7 +182,7 @@ class LearnedReplies(TemplateText):
             text = self.reply_to(USER, THOUGHT)
             before, thought, tail = text.partition("Qzthought")
             between, reply, _ = tail.partition("Qzreply")
-            if thought and reply and before[-1:] not in ("'", '"'):  # quoted: the parts as they are
+            if thought and reply and before[-1:] not in ("'", '"'):  # quoted: these are raw parts
                 return before, self._before_calls(between)
         self._thought_form = ""
         marks = set(self.control.names)
@@ -190,7 +190,7 @@ class LearnedReplies(TemplateText):
         return next(pairs, None)
 
     def _before_calls(self, between: str) -> str:
-        """What closes a thought before text, and before a call."""
+        """Return the text that closes a thought both before text and before a call."""
         calls = CALLS["tool_calls"]
         reply = Message(role="assistant", content=thinking("Qzthought", ""), tool_calls=calls)
         tail = self.probed(carrier([TOOL], ""), USER, reply).rpartition("Qzthought")[2]
@@ -231,7 +231,7 @@ class LearnedReplies(TemplateText):
         return table_form
 
     def render_calls(self, calls: Sequence[FunctionCall], preface: str = "") -> str:
-        """Render calls after ``preface`` in a reply. Raises ValueError if they are refused."""
+        """Render a reply with ``preface`` and calls. Raises ValueError if it is refused."""
         offered = carrier([TOOL], "")
         tool_calls = [
             probe_call(self._probe_ids.format(number=number, name=call.name), *call[:2])
@@ -254,7 +254,7 @@ class LearnedReplies(TemplateText):
         return text
 
     def _needs_short_ids(self) -> bool:
-        """Whether the template refuses ids in OpenAI's form; all accept nine letters and digits."""
+        """Return whether the template refuses ids in OpenAI's form, so that it needs short ones."""
         if self._probe_ids != PROBE_IDS:
             return False
         calls = [probe_call("call_0123456789abcdef01234567", *FIRST[:2])]
@@ -263,7 +263,7 @@ class LearnedReplies(TemplateText):
         return not self.probed(carrier([TOOL], ""), USER, reply, result)
 
     def _without_stop(self, form: CallFormat) -> CallFormat:
-        """The format without a token that ends only replies with calls; it becomes a stop."""
+        """Remove from a format a token that ends only replies with calls; make it a stop."""
         end = next((token for token in reversed(form.after) if not token.isspace()), "")
         if end not in self._ids or end in (form.between or ()):
             return form

@@ -1,7 +1,7 @@
 """A renderer that uses a tokenizer's own chat template, for models without a Cookbook renderer.
 
-A prompt equals the result of ``apply_chat_template``, token for token. If the template is additive
-(``chat_template.py``), a turn renders only its new messages; otherwise it renders the whole prompt.
+A prompt equals the output of ``apply_chat_template``, token for token. If the template is additive
+(``chat_template.py``), a turn renders only the new messages; otherwise it renders a whole prompt.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ class TemplateRenderer(Renderer):
     Args:
         tokenizer: The model's tokenizer, with its ``chat_template``.
         hermes: Whether to write tools in Hermes format (see ``ChatTemplate``).
-        chat_template: Values for the template's variables: ``{"enable_thinking": False}``.
+        chat_template: Values for the template's variables, such as ``{"enable_thinking": False}``.
 
     Raises:
         RendererMismatchError: The template is unusable, or does not read one of the variables.
@@ -56,11 +56,11 @@ class TemplateRenderer(Renderer):
 
     @property
     def has_extension_property(self) -> bool:
-        """Whether each prompt of a conversation begins with the one before it."""
+        """Whether each prompt of a conversation begins with the previous prompt."""
         return self.template.is_additive
 
     def get_stop_sequences(self) -> list[int]:
-        """Token ids: the template's end of a reply, then the model's other end tokens."""
+        """Return token ids: the template's end of a reply, then the model's other end tokens."""
         return list(self.template.stops)
 
     # -- rendering -------------------------------------------------------------------------------
@@ -68,17 +68,17 @@ class TemplateRenderer(Renderer):
     def build_generation_prompt(
         self, messages: list[Message], role: Role = "assistant", prefill: str | None = None
     ) -> tinker.ModelInput:
-        """The prompt from ``apply_chat_template``, with the reply's opening and prefill."""
+        """Return the output of ``apply_chat_template``, with the reply's opening and prefill."""
         text = self.template.text(messages, opens=True) + (prefill or "")
         return tinker.ModelInput.from_ints(self._encode(text))
 
     def render_after(self, messages: list[Message], last: Rendering) -> Rendering:
-        """The same prompt, without encoding again what it shares with the ``last`` one."""
+        """Render a prompt, but encode only what it does not share with the ``last`` one."""
         text = self.template.text(messages, opens=True)
         return rendering_after(text, last, self.template.control, self._encode)
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """The tokens that one message adds, if the template is additive."""
+        """Return the tokens that a message adds, if the template is additive."""
         text = self.template.message_text(message, ctx)
         if message["role"] != "assistant":
             return RenderedMessage(output=_chunks(self._encode(text)))
@@ -90,7 +90,7 @@ class TemplateRenderer(Renderer):
         return RenderedMessage(output, tinker.EncodedTextChunk(tokens=header))
 
     def tail(self, messages: Iterable[tuple[Message, RenderContext]]) -> list[int]:
-        """The tokens that messages add, if the template is additive."""
+        """Return the tokens that messages add, if the template is additive."""
         return self._encode("".join(self.template.message_text(*pair) for pair in messages))
 
     def _get_generation_suffix(self, role: Role, ctx: RenderContext) -> list[int]:
@@ -99,10 +99,10 @@ class TemplateRenderer(Renderer):
     def create_conversation_prefix_with_tools(
         self, tools: list[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
-        """One message that hands the tools to the template.
+        """Return one message that passes the tools to the template.
 
         Raises:
-            NotImplementedError: The template shows no tools, or calls that cannot be read.
+            NotImplementedError: The template shows no tools, or its calls cannot be read.
         """
         if self.template.calls is None:
             raise NotImplementedError
@@ -117,7 +117,7 @@ class TemplateRenderer(Renderer):
     def parse_response(
         self, response: list[int], tools: Sequence[Any] | None = None
     ) -> tuple[Message, ParseTermination]:
-        """The message in sampled tokens: its thought, text and tool calls.
+        """Parse sampled tokens into a message: its thought, text and tool calls.
 
         Args:
             response: The sampled tokens.
@@ -167,7 +167,7 @@ class TemplateRenderer(Renderer):
         return thought.strip("\n"), tail.lstrip("\n")
 
     def _without_head(self, text: str) -> str:
-        """The text without what the template puts before it: a channel, a header."""
+        """Remove what the template puts before a reply's text: a channel, a header."""
         for head in self.template.heads:
             if text.lstrip().startswith(head):
                 return text.lstrip().removeprefix(head).lstrip("\n")
@@ -182,7 +182,7 @@ class TemplateRenderer(Renderer):
 def _unpickle(
     make: Callable[..., Renderer], options: Mapping[str, Any], name: str, *arguments: Any
 ) -> Renderer:
-    """Unpickle a renderer; the Cookbook makes it from its name, even in another process."""
+    """Unpickle a renderer; the Cookbook makes it from its name, so register the name here."""
 
     def make_renderer(tokenizer: Any, images: Any = None) -> Renderer:
         return TemplateRenderer(tokenizer, **options)
@@ -192,7 +192,7 @@ def _unpickle(
 
 
 def common_tokens(tokens: Sequence[int], other_tokens: Sequence[int]) -> Sequence[int]:
-    """The longest common prefix of two token sequences."""
+    """Return the longest common prefix of two token sequences."""
     pairs = enumerate(zip(tokens, other_tokens, strict=False))
     shorter = min(len(tokens), len(other_tokens))
     return tokens[: next((at for at, (a, b) in pairs if a != b), shorter)]

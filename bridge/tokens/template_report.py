@@ -1,7 +1,7 @@
 """A report on a model's chat template, to read before a long run: ``evert model check``.
 
-Losses are measured on made-up conversations. A setting is suggested only if the same measurement
-shows that it loses less, and nothing else.
+The report measures on made-up conversations what the template loses. It suggests a setting only if
+the template then loses less, and loses nothing that it shows now.
 """
 
 import json
@@ -17,19 +17,19 @@ from evert.bridge.tokens.template import TemplateRenderer
 from evert.bridge.tokens.template_variables import variables_of
 
 Row = tuple[str, str]
-"""A subject, and the finding on it."""
+"""A subject, and what was found."""
 
 SYSTEM_PROMPTS, TOOLS, SEVERAL_CALLS = "system prompts", "tools", "several calls in one reply"
 PAST_THOUGHTS, STOPS_EARLY = "thoughts of earlier turns", "what follows a stop inside a reply"
 ONE_SEQUENCE = "one token sequence for a whole conversation"
-"""What may be lost."""
+"""What a template may lose."""
 
 _MAX_SHOWN = 300
-"""Number of characters to show of a rendered reply or an error."""
+"""Maximum number of characters to show of a rendered reply or an error."""
 
 
 def template_report(renderer: TemplateRenderer) -> list[Row]:
-    """What a template does with prompts, replies and history, what it loses, and what helps."""
+    """Report how a template shows prompts, replies and history, what it loses, and what helps."""
     template = renderer.template
     lost = lost_by(renderer)
     names = ", ".join(sorted(variables_of(renderer.tokenizer)))
@@ -46,7 +46,7 @@ def template_report(renderer: TemplateRenderer) -> list[Row]:
 
 
 def lost_by(renderer: TemplateRenderer) -> list[str]:
-    """What a template's chat format loses; empty if nothing."""
+    """Return what a template loses; empty if it loses nothing."""
     template = renderer.template
     prefix = _tool_prefix(renderer)
     lost = [] if "Qzsystem" in template.probed(SYSTEM, USER) else [SYSTEM_PROMPTS]
@@ -63,7 +63,7 @@ def lost_by(renderer: TemplateRenderer) -> list[str]:
 
 
 def _tool_prefix(renderer: TemplateRenderer) -> list[Message]:
-    """The messages that offer a tool; empty if it is not shown or calls cannot be read."""
+    """Return the messages that offer a tool; empty if tools are not shown or calls not readable."""
     try:
         prefix = renderer.create_conversation_prefix_with_tools([TOOL])
     except NotImplementedError:
@@ -72,7 +72,7 @@ def _tool_prefix(renderer: TemplateRenderer) -> list[Message]:
 
 
 def _kinds_of_replies(renderer: TemplateRenderer) -> dict[str, Message]:
-    """A reply of each kind that a model may write after the template's opening."""
+    """Return a reply of each kind that a model may write after the template's opening."""
     template, call = renderer.template, CALLS
     kinds = {} if template.opens_thoughts else {"plain replies": REPLY}
     if template.thought is not None and not template.closes_thoughts:
@@ -84,13 +84,13 @@ def _kinds_of_replies(renderer: TemplateRenderer) -> dict[str, Message]:
 
 
 def _changed_kinds(renderer: TemplateRenderer) -> list[str]:
-    """The kinds of replies that history does not show as they were sampled."""
+    """Return the kinds of replies that the history does not show as they were sampled."""
     kinds = _kinds_of_replies(renderer)
     return [kind for kind, reply in kinds.items() if not _extends(renderer, reply)]
 
 
 def _extends(renderer: TemplateRenderer, reply: Message) -> bool:
-    """Whether the prompt after a reply begins with the prompt before it and the reply."""
+    """Return whether the prompt after a reply begins with the prompt before it and the reply."""
     template, calls = renderer.template, bool(reply.get("tool_calls"))
     before = [*(_tool_prefix(renderer) if calls else []), USER]
     opened, ended = template.probed(*before, opens=True), template.probed(*before, reply).rstrip()
@@ -137,14 +137,14 @@ def _thoughts(renderer: TemplateRenderer, lost: list[str]) -> str:
 
 
 def _replies(renderer: TemplateRenderer) -> Iterator[Row]:
-    """Each kind of reply as rendered and as read back."""
+    """Yield each kind of reply, as rendered and as parsed."""
     template, end = renderer.template, renderer.template.stops[0]
     for kind, reply in _kinds_of_replies(renderer).items():
         prefix = _tool_prefix(renderer) if reply.get("tool_calls") else []
         text = template.reply_to(*prefix, USER, reply)
         text = text.removesuffix(str(renderer.tokenizer.convert_ids_to_tokens(end)))
         if template.thought is not None and kind == "thoughts" and "Qzthought" not in text:
-            before, between = template.thought  # hidden by the template, but written by the model
+            before, between = template.thought  # the template hides it, but the model writes it
             text = f"{'' if template.opens_thoughts else before}Qzthought{between}{text}"
         tokens = renderer.tokenizer.encode(text, add_special_tokens=False)
         stop = next((at for at, token in enumerate(tokens) if token in template.stops), len(tokens))
@@ -171,7 +171,7 @@ def _shorten(text: str) -> str:
 
 
 def _remedies(renderer: TemplateRenderer, lost: list[str]) -> Iterator[Row]:
-    """A row per setting that helps, best first, and one for what no setting recovers."""
+    """Yield a row per setting that helps, best first, and a row for what no setting recovers."""
     remaining = list(lost)
     settings = [*_settings(renderer, lost)] if lost else []
     while remaining and settings:
@@ -189,7 +189,7 @@ def _remedies(renderer: TemplateRenderer, lost: list[str]) -> Iterator[Row]:
 
 
 def _settings(renderer: TemplateRenderer, lost: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Settings that lose nothing else, with their costs in words, and what each still loses."""
+    """Yield settings that lose nothing more, their costs in words, and what each still loses."""
     template, names = renderer.template, sorted(variables_of(renderer.tokenizer))
     changes: list[tuple[bool, dict[str, bool]]] = [(True, {})] if TOOLS in lost else []
     changes += [(False, {name: value}) for name in names for value in (True, False)]

@@ -1,4 +1,4 @@
-"""Renders messages with a tokenizer's chat template, in the form that the template expects."""
+"""Converts messages to the form that a chat template expects, and renders them."""
 
 import hashlib
 import json
@@ -16,20 +16,20 @@ from evert.bridge.tokens.probes import TOOLS, common_prefix, is_tool, parts, thi
 from evert.bridge.tokens.template_variables import check_variables, template_of
 
 PARTS, BLOCKS = "parts", "blocks"
-"""Ways to pass a thought: as a part of the content (Ministral), as a block of it (Apertus)."""
+"""Ways to pass a thought to a template: as a content part (Ministral), as a block (Apertus)."""
 
 _EDGE = re.compile(r"\s|[>\]|]")
 
 
 class TemplateText:
-    """Renders messages with a chat template; ``ChatTemplate`` has the arguments.
+    """Renders messages with a chat template; ``ChatTemplate`` documents the arguments.
 
     Attributes:
         control: The tokenizer's control tokens.
-        thought: The text before a thought, and between it and the reply; None: thoughts are not
-            shown.
-        calls: Format of tool calls; None if tools are not shown or calls cannot be read back.
-        writes_calls: Whether calls are written into the text, since the template shows none.
+        thought: The text before a thought, and the text between a thought and the reply's text;
+            None if the marks of thoughts are unknown.
+        calls: Format of tool calls; None if tools are not shown or calls cannot be read.
+        writes_calls: Whether evert writes calls into the text, since the template shows none.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TemplateText:
         self._short_ids = self._arguments_as_text = False
 
     def text(self, messages: Sequence[Message], *, opens: bool = False) -> str:
-        """The messages' text; ``opens`` adds a reply's opening. Raises what the template raises."""
+        """Render messages; ``opens`` adds a reply's opening. Raises what the template raises."""
         tools: list[Any] | None = None
         chat: list[Any] = []
         before: Message | None = None
@@ -65,7 +65,7 @@ class TemplateText:
                     chat.append({"role": "system", "content": message["content"]})
             elif self.hermes and is_tool(message):
                 result = f"<tool_response>\n{get_text_content(message)}\n</tool_response>"
-                if is_tool(before):  # several results in one message: roles may have to alternate
+                if is_tool(before):  # join results, since some templates require alternating roles
                     chat[-1]["content"] += "\n" + result
                 else:
                     chat.append({"role": "user", "content": result})
@@ -84,14 +84,14 @@ class TemplateText:
         )
 
     def probed(self, *messages: Message, opens: bool = False) -> str:
-        """The text of made-up messages; "" if the template refuses them."""
+        """Render made-up messages; return "" if the template refuses them."""
         try:
             return self.text(messages, opens=opens)
         except Exception:  # a template may raise anything
             return ""
 
     def shared_prefix(self, text: str, other_text: str) -> str:
-        """The longest common prefix that does not cut through a mark or a word."""
+        """Return the longest common prefix that does not cut through a mark or a word."""
         shared = common_prefix(text, other_text)
         size = len(shared)
         for mark in self.control.pattern.finditer(text):
@@ -122,7 +122,7 @@ class TemplateText:
         return chat
 
     def _with_thought(self, thought: str, text: str) -> dict[str, Any]:
-        """The fields of a message with a thought, in the template's form."""
+        """Return the fields of a message with a thought, in the template's form."""
         if self._thought_form == PARTS:
             return {"content": thinking(thought, text)}
         if self._thought_form == BLOCKS:
@@ -144,7 +144,7 @@ class TemplateText:
 
 
 def short_id(call_id: str) -> str:
-    """A call's id turned into nine letters and digits, which every template accepts."""
+    """Turn a call's id into nine letters and digits, which every template accepts."""
     plain = call_id.replace(MARK, "")
     if re.fullmatch(r"[a-zA-Z0-9]{9}", plain):
         return call_id

@@ -1,6 +1,6 @@
-"""What a chat template reads besides the conversation: variables, and the date.
+"""The variables that a chat template reads besides the conversation, and the date.
 
-For a template the date is always ``TODAY``, so that a run can be resumed on another day.
+Templates always get the date ``TODAY``, so that a run can be resumed on another day.
 """
 
 import re
@@ -15,7 +15,7 @@ from jinja2.meta import find_undeclared_variables
 from evert.bridge.errors import RendererMismatchError, did_you_mean
 
 TODAY = datetime(2024, 7, 26)
-"""The date that a template gets: the one that Llama's templates use without a clock."""
+"""The date that templates get; Llama's templates use it if they have no clock."""
 
 _NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
@@ -23,14 +23,14 @@ _BUILTIN = {
     *("messages", "tools", "documents", "add_generation_prompt", "strftime_now"),
     *("raise_exception", "namespace", "range", "dict", "lipsum", "cycler", "joiner", "tojson"),
 }
-"""Names that every template gets."""
+"""Names that are defined for every template."""
 
 _GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
-"""A tag that transformers adds to Jinja, to mark what is trained on."""
+"""A tag that transformers adds to Jinja, to mark text to train on."""
 
 
 def template_of(tokenizer: Any, tools: Any = None) -> str:
-    """A tokenizer's chat template, with ``TODAY`` in place of calls that ask for the date."""
+    """Return a tokenizer's chat template, with ``TODAY`` in place of calls for the date."""
     return _without_clock(tokenizer.get_chat_template(tools=tools))
 
 
@@ -40,7 +40,7 @@ def _without_clock(template: str) -> str:
 
 
 def variables_of(tokenizer: Any) -> set[str]:
-    """The names that a tokenizer's chat template reads and a run may set."""
+    """Return the variables that a tokenizer's chat template reads and a run may set."""
     template = getattr(tokenizer, "chat_template", None) or ""
     texts = template.values() if isinstance(template, Mapping) else [template]
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
@@ -49,14 +49,14 @@ def variables_of(tokenizer: Any) -> set[str]:
         try:
             tree = environment.parse(_GENERATION.sub("", text))
         except TemplateError:
-            continue  # rendering will say what is wrong
+            continue  # rendering raises the error
         names |= find_undeclared_variables(tree) - _assigned_names(tree)
     builtin_names = _BUILTIN | {str(name) for name in getattr(tokenizer, "special_tokens_map", ())}
     return {name for name in names - builtin_names if not name.endswith("_token")}
 
 
 def _assigned_names(tree: nodes.Template) -> set[str]:
-    """Names that a template sets itself, in some branch, unless a run may set them."""
+    """Return the names that a template sets itself in some branch and a run may not set."""
     by_use: dict[str, set[str]] = {"store": set(), "param": set(), "load": set()}
     for name in tree.find_all(nodes.Name):
         by_use[name.ctx].add(name.name)
@@ -70,7 +70,7 @@ def check_variables(tokenizer: Any, values: Mapping[str, Any]) -> None:
     """Check that a template reads the variables that are set.
 
     Raises:
-        RendererMismatchError: It does not read one.
+        RendererMismatchError: It does not read one of them.
     """
     if not values:
         return

@@ -1,11 +1,11 @@
-"""``TokenLog``: a conversation's tokens, which grow at the end and are returned as whole prompts.
+"""``TokenLog`` stores a conversation's tokens; new tokens are appended, and prompts read them all.
 
 Returning a prompt of n tokens must not take n steps, so the log keeps its tokens in chunks. New
-tokens are merged with the last chunks until the chunk before them is at least twice as long. A log
-of n tokens thus has at most log2(n) + 1 chunks, each token is copied about log2(n) times in total,
-and a snapshot copies only pointers to chunks.
+tokens are merged with the last chunks until the preceding chunk is at least twice as long. A log of
+n tokens thus has at most log2(n) + 1 chunks, each token is copied about log2(n) times in total, and
+a snapshot copies only references to chunks.
 
-A *flat prompt* is one list of token ids, in which an image (any non-text chunk) is one element.
+A *flat prompt* is a list of token ids in which each image (or other non-text chunk) is one element.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ FlatPrompt = list[int | Chunk]
 
 
 def flatten(chunks: Iterable[Chunk]) -> FlatPrompt:
-    """The flat prompt of some chunks."""
+    """Return the flat prompt of some chunks."""
     flat: FlatPrompt = []
     for chunk in chunks:
         if isinstance(chunk, tinker.EncodedTextChunk):
@@ -30,24 +30,24 @@ def flatten(chunks: Iterable[Chunk]) -> FlatPrompt:
 
 
 def is_text(flat: Iterable[int | Chunk]) -> bool:
-    """Whether a flat prompt has only token ids."""
+    """Return whether a flat prompt has only token ids."""
     return set(map(type, flat)) <= {int}  # runs every turn: one pass, without a Python loop
 
 
 def length_of(flat: Sequence[int | Chunk]) -> int:
-    """Number of tokens; a non-text chunk counts with its length."""
+    """Return the number of tokens; a non-text chunk counts with its length."""
     if is_text(flat):
         return len(flat)
     return sum(1 if isinstance(element, int) else element.length for element in flat)
 
 
 def chunks_of(flat: FlatPrompt) -> list[Chunk]:
-    """The nonempty chunks of a flat prompt. The list must not change afterwards."""
+    """Return a flat prompt's nonempty chunks; the list must not change afterwards."""
     return [_text_chunk(piece) if isinstance(piece, list) else piece for piece in _pieces(flat)]
 
 
 def _pieces(flat: FlatPrompt) -> list[list[int] | Chunk]:
-    """Runs of token ids, and the non-text chunks between them."""
+    """Split a flat prompt into runs of token ids and the non-text chunks between them."""
     if is_text(flat):
         return [flat] if flat else []  # type: ignore[list-item]
     pieces: list[Any] = []
@@ -58,9 +58,9 @@ def _pieces(flat: FlatPrompt) -> list[list[int] | Chunk]:
 
 
 class TokenLog:
-    """Tokens; ``length`` is their number, where a non-text chunk counts with its length.
+    """Tokens; ``length`` is their number, and a non-text chunk counts with its length.
 
-    A log never changes: ``extended`` returns another log, which shares most of its chunks.
+    A log never changes: ``extended`` returns a new log, which shares most chunks with the old one.
     """
 
     __slots__ = ("_chunks", "length")
@@ -70,7 +70,7 @@ class TokenLog:
         self.length = length
 
     def extended(self, flat: FlatPrompt) -> "TokenLog":
-        """The log with a flat prompt at its end; the list must not change afterwards."""
+        """Return the log followed by a flat prompt; the list must not change afterwards."""
         log = TokenLog(self._chunks, self.length)
         for piece in _pieces(flat):
             if isinstance(piece, list):
@@ -82,7 +82,7 @@ class TokenLog:
         return log
 
     def _merged(self, tokens: list[int]) -> tinker.EncodedTextChunk:
-        """Merge tokens with the last chunks that are not twice as long, and remove these."""
+        """Merge tokens with the last chunks that are not twice as long; remove those chunks."""
         while self._chunks and isinstance(last := self._chunks[-1], tinker.EncodedTextChunk):
             if len(last.tokens) >= 2 * len(tokens):
                 break
@@ -91,7 +91,7 @@ class TokenLog:
         return _text_chunk(tokens)
 
     def followed_by(self, flat: FlatPrompt) -> tinker.ModelInput:
-        """The log and then ``flat``, as one prompt. The log itself does not change."""
+        """Return the prompt of the log followed by ``flat``; the log does not change."""
         return tinker.ModelInput(chunks=[*self._chunks, *chunks_of(flat)])
 
 

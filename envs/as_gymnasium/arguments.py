@@ -1,7 +1,7 @@
 """Checks an environment's arguments: errors name the mistake and what was expected.
 
 Wrong actions, calls in the wrong order and wrong ids raise Gymnasium's errors
-(``gymnasium.error.InvalidAction``, ``ResetNeeded``, ``RegistrationError``), which its users catch.
+(``gymnasium.error.InvalidAction``, ``ResetNeeded``, ``RegistrationError``), as its users expect.
 """
 
 from collections.abc import Iterable, Sequence
@@ -51,7 +51,7 @@ def require_supported(kind: str, names: Iterable[str], supported: Iterable[str])
 
 
 def read_tasks(tasks: Any) -> Sequence[Any] | None:
-    """The tasks, imported if ``tasks`` is an import path; None for no tasks."""
+    """Return the tasks, imported if ``tasks`` is an import path; None for no tasks."""
     if tasks is None:
         return None
     sequence = load_tasks(tasks)
@@ -60,7 +60,7 @@ def read_tasks(tasks: Any) -> Sequence[Any] | None:
 
 
 def read_options(options: EnvOptions, max_turns: int | None) -> EnvOptions:
-    """The options of ``ChatAgentEnv``, with ``max_turns`` in their limits."""
+    """Return the options of ``ChatAgentEnv``, with ``max_turns`` in their limits."""
     arguments = ("level", "max_turns", "render_mode", "tasks")
     require_supported("argument", options, (*EnvOptions.__annotations__, *arguments))
     plain: Any = {name: unwrap(value) for name, value in options.items()}
@@ -73,7 +73,7 @@ def read_options(options: EnvOptions, max_turns: int | None) -> EnvOptions:
 
 
 def is_same_task(first: Any, second: Any) -> bool:
-    """Whether two tasks are equal, arrays included."""
+    """Return whether two tasks are equal. They may be arrays."""
     if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
         return bool(np.array_equal(first, second))
     try:

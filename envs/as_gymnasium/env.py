@@ -2,7 +2,7 @@
 
 An observation is the agent's model call, and an action is the reply. ``reset`` draws a task and
 starts the agent (``episode.py``) on the event loop that all environments share (``loop.py``).
-``step`` waits for its next call. This file has Gymnasium's arguments, seeds, spaces and results.
+``step`` waits for the agent's next call. This file handles arguments, seeds, spaces and results.
 """
 
 import copy
@@ -57,21 +57,21 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
     """A chat agent as a Gymnasium environment.
 
     Make it with ``gymnasium.make``; ``evert.register_agent`` gives an agent an id. An instance has
-    the ``__doc__`` of its agent. A copy, by ``copy`` or ``pickle``, is a new environment with the
-    same arguments.
+    the ``__doc__`` of its agent. A copy made by ``copy`` or ``pickle`` is a new environment with
+    the same arguments.
 
     ## Action Space
 
-    level="messages": ``Text``, the reply; the end of the turn is added. Text that looks like a
-    control token stays text. The renderer still reads tool calls and the like in it.
+    level="messages": ``Text``, the reply; evert adds the end of the turn. Text that looks like a
+    control token stays text. The renderer still parses tool calls and the like.
     level="tokens": ``Sequence(Discrete(vocabulary))``, the sampled tokens with the end of the turn,
     used exactly as given.
 
     ## Observation Space
 
     level="messages": ``Sequence(Dict(role: Text, content: Text))``, the conversation the agent asks
-    the policy to continue; at the end, with the last reply. An image is shown as "[image_url]".
-    level="tokens": ``Sequence(Discrete(vocabulary))``, the same as a prompt.
+    the policy to continue, and at the end also the last reply. An image becomes "[image_url]".
+    level="tokens": ``Sequence(Discrete(vocabulary))``, the same conversation as a prompt.
 
     ## Starting State
 
@@ -90,7 +90,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
 
     ## Information
 
-    ``task`` (absent without tasks), ``messages`` (OpenAI's form, tool calls and images included),
+    ``task`` (absent without tasks), ``messages`` (OpenAI's format, with tool calls and images),
     ``tokens`` (absent with images), ``tools``, ``stop``, ``max_tokens`` (absent without a cap; a
     longer action is cut). After a step also ``action_tokens``, ``metrics`` and ``logs``; after the
     last one ``stop_reason``.
@@ -137,7 +137,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         self._vocabulary = len(self._renderer.renderer.tokenizer)
         if level == "messages":
             self.observation_space, self.action_space = message_space(), AnyText()
-        else:  # two spaces, since each has its own seed
+        else:  # two objects, since each has its own seed
             self.observation_space = token_space(self._vocabulary)
             self.action_space = token_space(self._vocabulary)
         self.__doc__ = inspect.getdoc(self._agent) or type(self).__doc__
@@ -169,7 +169,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return self.finish_reset(self._run(self.prepare_reset(seed=seed, options=options)))
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Answer the agent with ``action``.
+        """Reply to the agent's call with ``action``.
 
         Raises:
             gymnasium.error.InvalidAction: The action is not in the action space.
@@ -207,7 +207,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
                 loop.at_end = None
             loop.leave()
 
-    # -- the halves of reset and step: the work on the loop, and the use of its result -------------
+    # -- reset and step in two halves: the work on the loop, and what to do with its result --------
 
     def prepare_reset(self, *, seed: int | None, options: dict[str, Any] | None) -> Work:
         """Prepare a reset, and return the work that stops the old episode and starts a new one."""

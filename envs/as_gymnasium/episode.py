@@ -1,8 +1,8 @@
 """One episode of a Gymnasium environment: a ``ChatAgentEnv`` on the event loop.
 
 ``start`` and ``act`` return a ``Moment``: the state of the episode, in messages and in tokens.
-Elsewhere the Cookbook's samplers enforce token budgets. Here this module does: it cuts a reply at
-its cap, and ends an episode that has used up its sampled tokens. The wall-clock limits have no
+In training the Cookbook's samplers enforce token budgets. Here this module does: it cuts a reply at
+its cap, and ends an episode that has used up ``max_sampled_tokens``. The wall-clock limits have no
 effect.
 """
 
@@ -29,7 +29,7 @@ from evert.bridge.tokens.renderer import PromptRenderer
 from evert.bridge.tokens.token_log import flatten, is_text
 
 LIMITS = frozenset({*DEFAULT_LIMIT_STOP_REASONS, TRUNCATED})
-"""Stop reasons of truncated episodes; with any other, an episode is terminated."""
+"""Stop reasons of truncated episodes; with any other reason, an episode is terminated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,10 @@ class Moment:
     """The state of an episode between two actions, or at its end.
 
     Attributes:
-        messages: The conversation to continue, as sent; at the end, the last one with its reply.
-        tokens: The prompt's token ids; at the end, including the last action. None if it has
-            images.
+        messages: The conversation to continue, as the agent sent it; at the end with the reply.
+        tokens: The prompt's token ids; at the end also the last action. None with images.
         stop_reason: Why the episode is over; None while it runs.
-        max_tokens: Longest reply, in tokens; None: any length.
+        max_tokens: Maximum length of the reply in tokens; None: any length.
         action: The last action's tokens, after any cut; None at the start.
     """
 
@@ -75,7 +74,7 @@ class AgentEpisode:
         """Run the agent to its first call.
 
         Raises:
-            EnvStateError: The episode ended before that.
+            EnvStateError: The episode ended before the first call.
         """
         first = await self._env.initial_observation()
         if isinstance(first, InitialObservationOverflow):
@@ -121,7 +120,7 @@ class AgentEpisode:
         await self._env.close()
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a reply: its text, where control tokens stay text, and the end of turn."""
+        """Return a reply's tokens: its text, where control tokens stay text, and the turn's end."""
         end = self._renderer.end_tokens[:1]
         if not end and isinstance(self._renderer.stop[0], str):
             end = self._renderer.encode(self._renderer.stop[0])
@@ -182,7 +181,7 @@ def _token_ids(prompt: tinker.ModelInput) -> tuple[int, ...] | None:
 
 
 def copy_json(value: Any) -> Any:
-    """A deep copy of JSON data, in a tenth of ``copy.deepcopy``'s time."""
+    """Return a deep copy of JSON data, in a tenth of ``copy.deepcopy``'s time."""
     if type(value) is str:
         return value
     if type(value) is dict:

@@ -31,7 +31,7 @@ PATIENCE = 5.0
 
 
 class Loop:
-    """A use of the shared loop, released by ``leave`` or when its owner is garbage-collected.
+    """One user of the shared loop, until ``leave`` or until its owner is garbage-collected.
 
     Attributes:
         at_end: Work to do on the loop before the release, or None. It must not refer to the owner.
@@ -103,7 +103,7 @@ async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], future: Futur
     except asyncio.CancelledError:
         future.cancel()
         raise
-    except BaseException as error:  # even an agent's KeyboardInterrupt: others share the loop
+    except BaseException as error:  # even KeyboardInterrupt, since other episodes share the loop
         if future.set_running_or_notify_cancel():
             future.set_exception(error)
     else:

@@ -103,7 +103,7 @@ def _taken_message(id: str) -> str:
     name = holder if isinstance(holder, str) else agent_name(holder)
     base, _, version = id.rpartition("-v")
     return (
-        f"The id {id!r} is taken, by {name}. Choose another id, or the next version "
+        f"The id {id!r} is taken by {name}. Choose another id, or the next version "
         f"({base}-v{int(version) + 1}), or pass replace=True to take its place."
     )
 
@@ -127,7 +127,7 @@ def check_some_tasks(tasks: Any) -> None:
 
 
 def import_path(value: Any) -> str | None:
-    """The path 'package.module:name' at which ``value`` can be imported, or None."""
+    """Return the path 'package.module:name' at which ``value`` can be imported, or None."""
     if isinstance(value, str):
         return value
     module_name, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
@@ -143,7 +143,7 @@ def import_path(value: Any) -> str | None:
 
 
 def wrap(value: Any) -> Any:
-    """``value`` if it is a scalar or a list of scalars, else wrapped in a ``Kept``."""
+    """Return ``value`` if it is a scalar or a list of scalars, else wrapped in a ``Kept``."""
     value = unwrap(value)
     if isinstance(value, (list, tuple)) and all(_is_scalar(item) for item in value):
         return list(value)

@@ -34,7 +34,7 @@ class AnyText(spaces.Text):
         super().__init__(sys.maxsize, min_length=0, charset=characters, seed=seed)
 
     def contains(self, x: Any) -> bool:
-        """Whether ``x`` is a string that can be encoded."""
+        """Return whether ``x`` is a string that can be encoded."""
         return isinstance(x, str) and is_encodable(x)
 
     def sample(
@@ -42,7 +42,7 @@ class AnyText(spaces.Text):
         mask: tuple[int | None, NDArray[np.int8] | None] | None = None,
         probability: tuple[int | None, NDArray[np.float64] | None] | None = None,
     ) -> str:
-        """A random text of at most ``SAMPLE_LENGTH`` characters, unless a mask gives a length."""
+        """Return a random text of up to ``SAMPLE_LENGTH`` characters, or of a mask's length."""
         if mask is None and probability is None:
             mask = (None, None)
         return super().sample(self._with_length(mask), self._with_length(probability))
@@ -62,7 +62,7 @@ class AnyText(spaces.Text):
 
 
 def is_encodable(text: str) -> bool:
-    """Whether ``text`` has a UTF-8 encoding: half of a surrogate pair has none."""
+    """Return whether ``text`` has a UTF-8 encoding: half of a surrogate pair has none."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -71,25 +71,25 @@ def is_encodable(text: str) -> bool:
 
 
 def message_space() -> spaces.Sequence:
-    """A conversation: a tuple of ``{"role": ..., "content": ...}``."""
+    """Return the space of conversations: tuples of ``{"role": ..., "content": ...}``."""
     role = spaces.Text(16, charset=string.ascii_lowercase)
     return spaces.Sequence(spaces.Dict({"role": role, "content": AnyText()}))
 
 
 def token_space(vocabulary: int) -> spaces.Sequence:
-    """A token sequence: a tuple of ids below ``vocabulary``."""
+    """Return the space of token sequences: tuples of ids below ``vocabulary``."""
     return spaces.Sequence(spaces.Discrete(vocabulary))
 
 
 def message_observation(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], ...]:
-    """Messages as an observation, with only role and text."""
+    """Return messages as an observation, with only role and text."""
     return tuple(
         {"role": str(message.get("role")), "content": text_of(message)} for message in messages
     )
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """The text of a message, where a part without text becomes its type in brackets."""
+    """Return the text of a message; a part without text becomes its type in brackets."""
     content = message.get("content")
     if isinstance(content, str):
         return content

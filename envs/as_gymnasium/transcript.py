@@ -17,7 +17,7 @@ _STYLES = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "magen
 
 
 def transcript(moment: "Moment", total: float) -> str:
-    """The conversation as text, with a closing line if the episode is over."""
+    """Return the conversation as text, with a closing line if the episode is over."""
     parts = [f"[{message['role']}]\n{_body(message)}\n" for message in moment.messages]
     if moment.stop_reason is not None:
         parts.append(f"{_closing(moment, total)}\n")
@@ -47,7 +47,7 @@ class Screen:
         self._is_closed = False
 
     def show(self, moment: "Moment", total: float) -> None:
-        """Print the messages that were not printed yet."""
+        """Print the messages that have not been printed yet."""
         from rich.console import Console  # here, since most users never render
         from rich.text import Text
 

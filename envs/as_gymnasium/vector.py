@@ -34,8 +34,8 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
     """Many episodes of a chat agent at once: a step takes as long as its slowest episode.
 
     ``gymnasium.make_vec`` makes one from any of evert's ids. The same seeds and actions give the
-    same results as ``SyncVectorEnv``, which plays one episode at a time. A copy, by ``copy`` or
-    ``pickle``, is a new environment with the same arguments.
+    same results as ``SyncVectorEnv``, which plays one episode at a time. A copy made by ``copy`` or
+    ``pickle`` is a new environment with the same arguments.
 
     An episode that fails (``AgentError``, ``AgentTimeoutError``, ``RewardError``, ...) does not
     stop the others. It is truncated, with reward NaN, its last observation and, in
@@ -176,7 +176,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
                 env.queue_step(results[i] if env.failure is None else env.failure)
 
     def _play(self, works: Mapping[int, Work]) -> dict[int, Moment | EvertError]:
-        """Do these environments' work. An agent's error is returned as its result."""
+        """Run these environments' work on the loop. An agent's error is returned as its result."""
         if self._loop is None or not self._loop.is_ours:
             self._loop = Loop(self)
         results = dict[int, Moment | EvertError]()
@@ -200,7 +200,7 @@ class Member(AgentGymEnv):
     """One environment of a vector: ``reset`` and ``step`` return results prepared in advance.
 
     Attributes:
-        results: The prepared results, in order. Empty: ``reset`` and ``step`` play.
+        results: The prepared results, in order. If empty, ``reset`` and ``step`` play.
         failure: The error that kept the episode from starting, or None.
         is_over: Whether the latest step ended the episode.
     """

@@ -1,7 +1,7 @@
 """The names of an environment's actions, and how replies are parsed.
 
-A reply is a name or a number for a ``Discrete`` space, JSON for arrays, and the text itself for
-text. ``actions_of`` takes the names from ``get_action_meanings()`` (Atari), an enumeration
+For a ``Discrete`` space, a reply is a name or a number; for arrays, it is JSON; for text, it is the
+action itself. ``actions_of`` takes the names from ``get_action_meanings()`` (Atari), an enumeration
 ``actions`` (MiniGrid), or the docstring's "Action Space" (Gymnasium).
 """
 
@@ -36,17 +36,17 @@ class Actions:
     parse: Callable[[str], Any] | None = None
 
     def name(self, action: Any) -> str:
-        """An action in words: its name, else its number, the text, or JSON."""
+        """Return an action in words: its name, else its number, the text, or JSON."""
         if isinstance(self.space, spaces.Discrete):
             return self.names.get(int(action), str(action))
         return action if isinstance(action, str) else json.dumps(np.asarray(action).tolist())
 
     def brief(self, action: Any) -> str:
-        """An action in few tokens: its number if it has one, else like ``name``."""
+        """Return an action in few tokens: its number if it has one, else like ``name``."""
         return str(int(action)) if isinstance(self.space, spaces.Discrete) else self.name(action)
 
     def read(self, reply: str) -> tuple[Any, str]:
-        """The action in a reply and ""; or None and the reason why the reply is not an action."""
+        """Return the action in a reply and "", or None and why the reply is not an action."""
         try:
             action = self._parse_reply(reply) if self.parse is None else self.parse(reply)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -58,7 +58,7 @@ class Actions:
         return None, f"{reply.strip()[:80]!r} is not an action{detail}. {self.choices()}"
 
     def choices(self) -> str:
-        """A sentence that tells the policy which replies are actions."""
+        """Return a sentence that tells the policy which replies are actions."""
         if isinstance(self.space, spaces.Discrete):
             first = int(self.space.start)
             numbers = range(first, first + int(self.space.n))
@@ -87,7 +87,7 @@ class Actions:
 
     @cached_property
     def _unique_words(self) -> dict[int, set[str]]:
-        """By action, the words that only its name has, such as "left" in "Move left"."""
+        """For each action, the words that only its name has, such as "left" in "Move left"."""
         words = {n: {*_words(name)} for n, name in self.names.items()}
         return {
             n: name_words - {w for m in words if m != n for w in words[m]}
@@ -100,10 +100,10 @@ def _words(text: str) -> list[str]:
 
 
 def actions_of(env: Env, parse: Callable[[str], Any] | None = None) -> Actions:
-    """The actions of an environment.
+    """Return the actions of an environment.
 
     Raises:
-        EnvArgumentError: They need a ``parse``.
+        EnvArgumentError: The actions need a ``parse`` function.
     """
     space = env.action_space
     if isinstance(space, spaces.Discrete):
@@ -121,7 +121,7 @@ def actions_of(env: Env, parse: Callable[[str], Any] | None = None) -> Actions:
 
 
 def legal_in(env: Env, info: Mapping[str, Any]) -> Sequence[int] | None:
-    """The actions that ``info``'s ``action_mask`` allows; None if it has no mask."""
+    """Return the actions that ``info``'s ``action_mask`` allows; None if it has no mask."""
     mask, space = info.get("action_mask"), env.action_space
     if mask is None or not isinstance(space, spaces.Discrete) or len(mask) != space.n:
         return None
@@ -138,7 +138,7 @@ def _names(env: Env) -> Mapping[int, str]:
 
 @lru_cache(64)
 def _names_in_docstring(doc: str) -> Mapping[int, str]:
-    """The names under "Action Space": lines "- 0: Stick", or a table's "| 0 | Stick |"."""
+    """Return the names under "Action Space": lines "- 0: Stick", or a table's "| 0 | Stick |"."""
     section = re.search(r"^\s*## Action Space\n(.*?)(?=^\s*## |\Z)", doc, re.M | re.S)
     text = section[1] if section else ""
     entries = re.findall(r"^\s*[-*|]\s*(\d+)\s*[:|]\s*([^|\n]+)", text, re.M)

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
 
 Describe: TypeAlias = Callable[[Any, dict[str, Any], "gymnasium.Env[Any, Any]"], str]
-"""From an observation, its info and the environment to text for the policy."""
+"""Function from an observation, its info and the environment to text for the policy."""
 
 Parse: TypeAlias = Callable[[str], Any]
-"""From a reply to an action. None, or a ``ValueError`` with the reason, rejects the reply."""
+"""Function from a reply to an action. None, or a ``ValueError`` with a reason, rejects it."""
 
 Message: TypeAlias = dict[str, Any]
 
@@ -52,19 +52,20 @@ class GymAgent:
     How a reply is parsed: its last line has the name or number of one action, or a JSON list if
     actions are arrays; if actions are text, the whole reply counts. Names come from the environment
     (``get_action_meanings()``, an enumeration ``actions``) or its docstring. If ``info`` has an
-    ``action_mask``, the policy is told which actions are left; others still go to the environment.
+    ``action_mask``, the policy is told which actions are left; any other still goes to the
+    environment.
 
     Args:
         id: Id for ``gymnasium.make``.
         describe: Function from an observation, its ``info`` and the environment to text for the
-            policy, or its import path. None: words that fit the space.
+            policy, or its import path. None: a text that suits the space.
         parse: Function from a reply to an action, or its import path; it returns None or raises
             ``ValueError`` if the reply is not an action. None: the rules above.
-        illegal: What happens after a reply that is not an action, which the environment never sees.
-            "explain": the policy is told the actions and asked again; the third time in a row the
-            episode is truncated. "end": the episode ends. A number: it ends with that reward.
-        prompt: System message. None: made from the environment's docstring and spaces; "": none.
-        off_loop: Whether each episode's environment runs in a thread, because it blocks.
+        illegal: What happens after a reply that is not an action; the environment never sees it.
+            "explain": the policy is told the actions and asked again; three such replies in a row
+            truncate the episode. "end": the episode ends. A number: it ends with that reward.
+        prompt: System message. None: from the environment's docstring and spaces; "": no message.
+        off_loop: Whether to run each episode's environment in a thread, because it blocks.
         **make: Arguments of ``gymnasium.make``: ``is_slippery=False``, ``max_episode_steps=20``.
 
     Raises:
@@ -167,17 +168,17 @@ class GymAgent:
     # -- messages --------------------------------------------------------------------------------
 
     def actions(self, env: "gymnasium.Env[Any, Any]") -> Actions:
-        """The environment's actions, with their names.
+        """Return the environment's actions, with their names.
 
         Raises:
-            EnvArgumentError: They need a ``parse``.
+            EnvArgumentError: The actions need a ``parse`` function.
         """
         return actions_of(env, self._parse)
 
     def opening(
         self, env: "gymnasium.Env[Any, Any]", actions: Actions, observation: Any, info: Any
     ) -> list[Message]:
-        """The first messages: the system message, if any, and the first observation."""
+        """Return the first messages: the system message, if any, and the first observation."""
         prompt = prompt_of(env, actions) if self.prompt is None else self.prompt
         system = [{"role": "system", "content": prompt}] if prompt else []
         return [*system, self.observation_message(env, actions, observation, info)]
@@ -185,14 +186,14 @@ class GymAgent:
     def observation_message(
         self, env: "gymnasium.Env[Any, Any]", actions: Actions, observation: Any, info: Any
     ) -> Message:
-        """The message with an observation."""
+        """Return the message with an observation."""
         text = self._describe(observation, info, env)
         if (legal := legal_in(env, info)) is not None:
             text += f"\nActions left: {', '.join(map(actions.name, legal))}."
         return {"role": "user", "content": text}
 
     def demonstrations(self, seed: int) -> Iterator[list[Message]]:
-        """Endless conversations with random actions; legal ones if there is an action mask.
+        """Yield endless conversations with random actions, which obey any action mask.
 
         They show how to reply, not how to play. Each has at most ``DEMONSTRATED`` actions.
 
@@ -232,14 +233,14 @@ class GymAgent:
 
 
 def start_of(task: Any, seed: int) -> dict[str, Any]:
-    """The arguments of ``reset`` for a task.
+    """Return the arguments of ``reset`` for a task.
 
     Args:
         task: A seed, None, or ``{"seed": ..., "options": ...}``.
         seed: The episode's seed, for a task without one.
 
     Raises:
-        EnvArgumentError: The task has a different form.
+        EnvArgumentError: The task is none of these.
     """
     arguments = task if isinstance(task, Mapping) else {"seed": task}
     start = {"seed": seed, **{key: value for key, value in arguments.items() if value is not None}}

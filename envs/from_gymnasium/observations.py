@@ -13,7 +13,7 @@ Env = gymnasium.Env[Any, Any]
 
 
 def in_words(observation: Any, info: Mapping[str, Any], env: Env) -> str:
-    """The text of an observation, for a ``GymAgent`` without ``describe``."""
+    """Return the text of an observation, for a ``GymAgent`` without ``describe``."""
     if describe := toy_text(env):
         return describe(observation, env.unwrapped)
     if isinstance(observation, Mapping) and {"mission", "image"} <= observation.keys():
@@ -22,13 +22,13 @@ def in_words(observation: Any, info: Mapping[str, Any], env: Env) -> str:
 
 
 def toy_text(env: Env) -> Callable[[Any, Any], str] | None:
-    """The function that describes a toy-text game's observations; None for other games."""
+    """Return the function that describes a toy-text game's observations; None for other games."""
     functions = (_TOY_TEXT.get(f"{c.__module__}:{c.__name__}") for c in type(env.unwrapped).__mro__)
     return next(filter(None, functions), None)
 
 
 def plainly(observation: Any) -> str:
-    """The text of any observation: strings as they are, arrays as lists, mappings by key."""
+    """Return the text of any observation: strings unchanged, arrays as lists, mappings by key."""
     if isinstance(observation, Mapping):
         return "\n".join(f"{key}: {plainly(value)}" for key, value in observation.items())
     if isinstance(observation, tuple):
@@ -89,7 +89,7 @@ _DIRECTIONS = ("east", "south", "west", "north")
 
 
 def minigrid_in_words(observation: Mapping[str, Any]) -> str:
-    """The text of a MiniGrid observation: the mission, the object carried, the objects in view.
+    """Return the text of a MiniGrid observation: the mission, the carried object, what is in view.
 
     Args:
         observation: Has ``mission``, ``direction`` (may be absent) and ``image``: the object,

@@ -17,12 +17,12 @@ SECTIONS = (
 """Sections of Gymnasium's and MiniGrid's docstrings to include in the message."""
 
 _MARKUP = r"\s*\[<a [^>]*>[^<]*</a>\]|<[^>]*>|!\[[^\]]*\]\([^)]*\)"
-"""References, tags and images."""
+"""Matches references, tags and images, which the message leaves out."""
 
 
 def prompt_of(env: gymnasium.Env[Any, Any], actions: Actions) -> str:
-    """The rules of an environment, and how to reply."""
-    omitted = "Observation Space" if toy_text(env) else ""  # evert words observations differently
+    """Return the rules of an environment, and how to reply."""
+    omitted = "Observation Space" if toy_text(env) else ""  # evert describes them differently
     rules = _rules(type(env.unwrapped).__doc__ or "", omitted)
     if not rules:
         name = env.spec.id if env.spec else type(env.unwrapped).__name__

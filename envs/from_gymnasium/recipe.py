@@ -21,11 +21,11 @@ OFFLINE: Mapping[str, Mapping[str, Any]] = {
 
 TRAIN_TASKS = range(10_000)
 TEST_TASKS = range(10_000, 10_200)
-"""Seeds."""
+"""Seeds for ``reset``."""
 
 ILLEGAL = -1.0
 """Reward of an episode that ends with an illegal reply. With 0, a policy that loses most games
-learns illegal replies, as Blackjack's did."""
+learns to reply illegally, as Blackjack's did."""
 
 KNOWN: Mapping[str, Mapping[str, Any]] = {
     # Many deals with few hands each: rewards vary more between deals than between hands.
@@ -44,14 +44,14 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
 
 
 def gymnasium(id: str, **arguments: Any) -> Game:
-    """The game of a Gymnasium environment.
+    """Return the game of a Gymnasium environment.
 
     Args:
         id: Id of the environment.
         **arguments: Arguments of ``GymAgent`` and of ``gymnasium.make``.
 
     Raises:
-        GameError: No environment has this id, or it does not take an argument.
+        GameError: No environment has this id, or it does not take one of the arguments.
     """
     arguments = {"illegal": ILLEGAL, **arguments}
     agent = _agent(id, arguments)

@@ -16,13 +16,13 @@ taskset: a module of your own with a function ``taskset``, or an entry point in 
     miniwob.py          MiniWoB++'s pages in a headless Chromium
     openenv.py          the environment of an OpenEnv server
     openenv_session.py  one episode at an OpenEnv server; checks of its answers
-    answers.py          which answers are safe for reasoning-gym's scorers: some use ``eval``
+    answers.py          which answers are safe for reasoning-gym's scorers, since some use ``eval``
     reasoning_gym.py    reasoning-gym's generators and scorers: an example for other tasksets
     scienceworld.py     ScienceWorld's experiments, in its Java simulator
     textarena.py        TextArena's games, with a seat for each player
     verifiers.py        verifiers' environments: their tasks, and the agent that plays them
-    verifiers_v0.py     those of verifiers before 0.4
-    verifiers_v1.py     those of verifiers 0.4
+    verifiers_v0.py     the environments of verifiers before 0.4
+    verifiers_v1.py     the environments of verifiers 0.4
 """
 
 import inspect
@@ -79,7 +79,7 @@ def task_game(fields: Mapping[str, Any]) -> Game:
 
 
 def _maker(taskset: str, id: str) -> Callable[..., Any]:
-    """The function of a taskset: an entry point, or ``taskset`` in a user's module."""
+    """Return the function of a taskset: an entry point, or ``taskset`` in a user's module."""
     entries = {entry.name: entry for entry in entry_points(group=GROUP)}
     if taskset in entries:
         try:

@@ -34,10 +34,10 @@ OFFLINE: Mapping[str, Mapping[str, Any]] = {
 
 
 def agentdojo(suites: str, *, attack: str = "", defense: str = "") -> Game:
-    """The game of one or more of AgentDojo's workspaces.
+    """Return the game of one or more of AgentDojo's workspaces.
 
     Args:
-        suites: Their names, separated by commas: "banking,slack".
+        suites: Names of workspaces, separated by commas: "banking,slack".
         attack: See ``AgentDojo``.
         defense: See ``AgentDojo``.
 
@@ -111,7 +111,7 @@ class AgentDojo:
             _pipeline(client, self.defense),
             suite.get_user_task_by_id(user),
             suite.get_injection_task_by_id(goals[0]) if goals else None,
-            {},  # the injections are in the environment
+            {},  # the injections are in the environment already
             environment=_environment(name, self.attack, user, *goals).model_copy(deep=True),
         )
         if not goals:
@@ -160,12 +160,12 @@ def _pipeline(client: "BlockingAgentClient", defense: str) -> Any:
 @lru_cache
 def _attack(suite: str, attack: str) -> Any:
     target = _imported("agentdojo.agent_pipeline").AgentPipeline([])
-    target.name = "local"  # where attacks that name the model get its name
+    target.name = "local"  # attacks that name the model read this name
     return _imported("agentdojo.attacks").load_attack(attack, _suite(suite), target)
 
 
 def _under(attack: str, user: str) -> list[str]:
-    """A user's task with each injection, or with one for a denial of service: all are the same."""
+    """Return a user's task with each injection, or with only one for a denial of service."""
     if not attack:
         return [user]
     suite = user.partition("/")[0]
@@ -177,7 +177,7 @@ def _under(attack: str, user: str) -> list[str]:
 
 @lru_cache(128)
 def _environment(suite: str, attack: str, user: str, goal: str = "") -> Any:
-    """The tools' initial environment, cached because reading it takes 0.3 s: copy it."""
+    """Return the tools' initial environment, to be copied. Cached, since reading takes 0.3 s."""
     workspace = _suite(suite)
     injections = {}
     if goal:

@@ -3,7 +3,7 @@
 Four call ``eval``. Five call ``sympy.parse_expr``, which also calls ``eval``, with all of Python's
 built-in functions. These scorers get only harmless answers: no calls except to mathematical
 functions, no powers that could take long. All others score 0. The remaining scorers get any answer,
-apart from the one that reads fractions.
+except for the one in ``FRACTIONS``.
 
 This is the second line of defence. The first is that scorers run in isolates
 (``bridge/isolation.py``), which stop what these patterns miss.
@@ -19,16 +19,16 @@ LONGEST = {
 """Maximum length of an answer, in characters; 2,000 for the others of the nine."""
 
 LITERALS = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
-"""Answers are strings and lists. Without "(", "*" and "for" they call nothing and take no time."""
+"""Their answers are strings and lists; without "(", "*" and "for" these call nothing, fast."""
 
 SUMS = {"countdown", "puzzle24"}
-"""Answers have numbers and the four operators."""
+"""Their answers have numbers and the four operators."""
 
 TERMS = {"intermediate_integration", "polynomial_multiplication", "simple_integration"}
-"""Answers also have powers and functions of symbols."""
+"""Their answers also have powers and functions of symbols."""
 
 FRACTIONS = {"coin_flip"}
-"""Answers are read by ``Fraction``, for which 1e9999999 takes seconds."""
+"""Its answers are parsed by ``Fraction``, for which 1e9999999 takes seconds."""
 
 _LONG_EXPONENT = re.compile(r"[\d.]e[+-]?[\d_]{3}", re.IGNORECASE)
 _LITERAL = re.compile(r"[\w\s\[\],'\".+-]*", re.ASCII)
@@ -41,14 +41,14 @@ _POWER = re.compile(
     r"(\w|\))\s*(?:\*\*|\^)\s*(?:(\d{1,2})(?![\d.])|\(-?(\d{1,2})(?:/2)?\))", re.ASCII
 )
 _COMPUTED, _TALL, _DIGITS = 2, 9, 40
-"""Limits for powers and roots of numbers or brackets: their number, exponent, and digits.
+"""Limits for powers and roots of numbers or brackets: how many, exponent, digits of the answer.
 
 sympy takes minutes for a power or a root of a number with thousands of digits.
 """
 
 
 def may_be_read(generator: str, answer: str) -> bool:
-    """Whether an answer is safe for a generator's scorer."""
+    """Return whether an answer is safe for a generator's scorer."""
     if generator in FRACTIONS:
         return _LONG_EXPONENT.search(answer) is None
     if generator not in LITERALS | SUMS | TERMS:

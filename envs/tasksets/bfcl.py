@@ -5,8 +5,8 @@
 
 Rows, APIs and checker come from the Berkeley Function-Calling Leaderboard. The APIs run in an
 isolate (``bfcl_apis.py``). The package's requirements conflict with evert's, but this taskset needs
-none of them: ``pip install --no-deps bfcl-eval``. It has no tasks in ``OFFLINE``: prompts have four
-to eight thousand tokens, too many for a small model on a few cores.
+none of them: ``pip install --no-deps bfcl-eval``. It has no tasks in ``OFFLINE``, since prompts
+have four to eight thousand tokens, too many for a small model on a few cores.
 """
 
 # pyright: reportMissingImports=false
@@ -43,10 +43,10 @@ FLOAT = " This is a float type value."
 
 
 def bfcl(categories: str) -> Game:
-    """The game of one or more of BFCL's multi-turn categories.
+    """Return the game of one or more of BFCL's multi-turn categories.
 
     Args:
-        categories: Their names, separated by commas.
+        categories: Names of the categories, separated by commas.
 
     Raises:
         GameError: The package is not installed, or has no such category.
@@ -67,14 +67,14 @@ class Bfcl:
     """An agent that gives the policy tools and a user's requests, one per turn.
 
     A task is a row's id: 'multi_turn_base_17'. The reward is 1 if, after each turn, the APIs are in
-    the state that the row's correct calls leave, and the policy's results include the results of
-    those; else 0.
+    the state that the row's correct calls leave, and the results of the policy's calls include
+    those of the correct calls; else 0.
 
     Attributes:
-        categories: Their names, separated by commas.
+        categories: Names of the categories, separated by commas.
         train_tasks: Tasks to train on.
-        test_tasks: Rows whose number, which has the same story in all categories, is never trained
-            on.
+        test_tasks: Held-out rows. A row's number is held out in all categories, since rows with the
+            same number tell the same story.
     """
 
     from_path: ClassVar[bool] = True
@@ -113,7 +113,7 @@ class Bfcl:
 
 
 def _apis() -> Callable[..., Any]:
-    """The function of an episode's isolate, which calls a method of an ``ApiState``."""
+    """Return the function for an episode's isolate, which calls a method of an ``ApiState``."""
     from evert.envs.tasksets.bfcl_apis import ApiState  # imports the package
 
     episode = ApiState()
@@ -121,7 +121,7 @@ def _apis() -> Callable[..., Any]:
 
 
 async def _play(client: "AgentClient", row: dict[str, Any], ask: Any) -> list[list[list[Any]]]:
-    """The calls, by turn and step. After too many steps, the remaining turns are missing."""
+    """Return the calls by turn and step. After too many steps, the remaining turns are missing."""
     messages: list[dict[str, Any]] = []
     tools, turns = _tools(row), list[list[list[Any]]]()
     for number, question in enumerate(row["question"]):
@@ -146,7 +146,7 @@ async def _play(client: "AgentClient", row: dict[str, Any], ask: Any) -> list[li
 
 
 async def _calls(client: "AgentClient", messages: list[Any], tools: list[Any]) -> list[list[Any]]:
-    """The id, name and arguments of each call; empty if any call's arguments are not an object."""
+    """Return each call's id, name and arguments; empty if any arguments are not an object."""
     completion = await client.chat.completions.create(messages=messages, tools=tools)
     message = completion.choices[0].message
     messages.append(message.model_dump(exclude_none=True))
@@ -178,7 +178,7 @@ def _rows(category: str) -> dict[str, dict[str, Any]]:
 
 
 def _tools(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The tools at the start of a row, by name: its APIs' tools, except those added later."""
+    """Return a row's first tools by name: its APIs' tools, except those added later."""
     missed = {name for names in row.get("missed_function", {}).values() for name in names}
     docs = _docs(row)
     first = {name: tool for name, tool in docs.items() if name not in missed}
@@ -204,7 +204,7 @@ def _docs(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _typed(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema for the chat API, since the package uses Python's type names."""
+    """Return a schema for the chat API; the package uses Python's type names."""
     converted = {**schema, "type": _constant("type_mappings").GORILLA_TO_OPENAPI[schema["type"]]}
     if schema["type"] == "float" and "description" in converted:
         converted["format"], converted["description"] = "float", converted["description"] + FLOAT

@@ -18,7 +18,7 @@ from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPIN
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
 
 Call: TypeAlias = "str | list[Any]"
-"""A method's name and its arguments by name; or source, as in the ground truth: ``cd('docs')``."""
+"""A method's name and its arguments by name; or code, as in the ground truth: ``cd('docs')``."""
 
 _instances: dict[str, dict[str, Any]] = {}
 
@@ -94,6 +94,6 @@ class ApiState:
         return execute(calls, *arguments, long_context="long_context" in self.row["id"])[0]
 
     def check(self, turns: list[list[list[Call]]]) -> dict[str, Any]:
-        """The checker's verdict on calls by turn and step."""
+        """Return the checker's verdict on calls by turn and step."""
         verdict = checker.multi_turn_checker(turns, self.truth, self.row, "", "checking")
         return {name: verdict.get(name) for name in ("valid", "error_type")}

@@ -52,7 +52,7 @@ STOPPED_METRIC = {STOPPED: Metric("Answers at which the scorer was stopped", "sh
 def game_of_agent(
     id: str, agent: Any, recipe: Mapping[str, Any], metrics: Mapping[str, Metric] | None = None
 ) -> Game:
-    """The game for an agent that has both lists of tasks and a ``repr`` that is an import path."""
+    """Return the game for an agent with both lists of tasks, whose ``repr`` is an import path."""
     path = f"{type(agent).__module__}:{agent!r}"
     return Game(
         id,
@@ -76,11 +76,11 @@ def split(tasks: Sequence[T]) -> tuple[list[T], list[T]]:
 def no_such(
     owner: str, what: str, name: str, names: Iterable[str], listed: Iterable[str] | None = None
 ) -> GameError:
-    """The error for an unknown name, with the nearest known name and a list of names.
+    """Return the error for an unknown name, with the nearest known name and a list of names.
 
     Args:
-        owner: What has such names: "ScienceWorld".
-        what: What they name: "task".
+        owner: What the names belong to: "ScienceWorld".
+        what: What kind of thing they name: "task".
         name: The unknown name.
         names: All known names.
         listed: Names that the message lists; None: all.

@@ -41,7 +41,7 @@ QUIET = {"body", "div", "form", "p", "span", "table", "tbody", "tr", "ul"}
 
 
 def miniwob(name: str, *, seconds: float = 3600.0) -> Game:
-    """The game for one of MiniWoB++'s pages.
+    """Return the game for one of MiniWoB++'s pages.
 
     Args:
         name: Name of the page, "click-button".
@@ -85,13 +85,13 @@ def miniwob(name: str, *, seconds: float = 3600.0) -> Game:
 
 
 def browser() -> tuple[str | None, str | None]:
-    """The paths of Chromium and of its driver; None for one that is not on the PATH."""
+    """Return the paths of Chromium and of its driver; None for one that is not on the PATH."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     return chromium, shutil.which("chromedriver")
 
 
 def page(observation: Mapping[str, Any], info: Mapping[str, Any], env: Any) -> str:
-    """The instruction, and a line for each element: number, tag, text, value, id, classes."""
+    """Return the instruction, and a line for each element: number, tag, text, value and so on."""
     lines = [f"Task: {observation['utterance']}"]
     for element in observation["dom_elements"]:
         tag, text = element["tag"], " ".join(str(element["text"]).split())
@@ -105,7 +105,7 @@ def page(observation: Mapping[str, Any], info: Mapping[str, Any], env: Any) -> s
 
 
 def command(reply: str) -> str:
-    """The command in a reply: its last line.
+    """Return the command in a reply: its last line.
 
     Raises:
         ValueError: The line is not a command.

@@ -4,7 +4,7 @@
 
 An action is text (the reply), fields (one tool whose parameters are the action's schema) or a call
 to an MCP tool. Before a game is returned, an episode is started to see whether the server gives
-rewards, since its schema does not say so. This needs the extra ``openenv``.
+rewards, since its schema does not tell. This needs the extra ``openenv``.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ def openenv(
     probe: int = 8,
     message_timeout_s: float = 60.0,
 ) -> Game:
-    """The game for a server's environment.
+    """Return the game for a server's environment.
 
     Args:
         url: URL of the server, "http://127.0.0.1:8000".
@@ -71,7 +71,7 @@ def _check_once(agent: "OpenEnv", probe: int) -> None:
 
 
 def _field(url: str, field: str | None) -> str:
-    """The field that takes a reply; "" if actions are tool calls."""
+    """Return the field that takes a reply; "" if actions are tool calls."""
     action = action_schema(url)
     fields = action["properties"]
     texts = [name for name, schema in fields.items() if schema.get("type") == "string"]
@@ -94,8 +94,8 @@ class OpenEnv:
     """An agent that plays a server's environment; the task is the seed of its reset.
 
     The first message is the reset's observation, with a line per field; the answers to actions are
-    observations or tool results. Each reward goes to its action's turn, the reset's to the first
-    turn. If actions are tool calls, a reply without one ends the episode.
+    observations or tool results. Each reward goes to its action's turn; the reset's reward goes to
+    the first turn. If actions are tool calls, a reply without one ends the episode.
 
     Args:
         url: URL of the server.
@@ -156,10 +156,10 @@ class OpenEnv:
 
         Args:
             probe: Number of actions to try, with each field's default or an empty value; 0: do not
-                look for rewards. An action that the server refuses proves nothing.
+                look for rewards. If the server refuses an action, the check ends without a result.
 
         Raises:
-            GameError: There are no tools, or no reward until the end or in ``probe`` actions.
+            GameError: There are no tools, or no reward by the end or in ``probe`` actions.
         """
         async with opened(self.url, self.message_timeout_s, lambda reward: None) as session:
             tools = [] if self.field else await session.list_tools()

@@ -33,14 +33,14 @@ STEP = "step"
 """Name of the tool that takes an action's fields."""
 
 WHILE_FULL = (0.1, 0.3, 1.0)
-"""Seconds between attempts to begin an episode: servers free a session only after it was closed."""
+"""Seconds between attempts to begin an episode: servers free a session only after it closes."""
 
 
 @asynccontextmanager
 async def opened(
     url: str, message_timeout_s: float, pay: Callable[[float], None]
 ) -> AsyncIterator["Session"]:
-    """Open a session, which connects with its first message, and close it.
+    """Open a session, which connects with its first message, and close it at the end.
 
     Args:
         url: URL of the server.
@@ -107,7 +107,7 @@ class Session:
         return plainly(fields)
 
     def no_reward(self, when: str) -> GameError:
-        """The error for a server that gave no reward."""
+        """Return the error for a server that gave no reward."""
         return GameError(
             f"{self.url} gave no reward {when}: each was None (the latest observation: "
             f"{self.text!r:.200}). Its environment must set Observation.reward to a number, 0.0 "
@@ -128,7 +128,7 @@ class Session:
         await self._send("step", lambda: self._env.step(action))
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """The tools to offer, in OpenAI's form: those of MCP, or one that takes an action."""
+        """Return the tools to offer, in OpenAI's format: the MCP tools, or one for an action."""
         if not calls_tools(self._action):
             description = str(self._action.get("description", "Take an action."))
             return [_tool(STEP, description, self._action)]
@@ -206,7 +206,7 @@ def _tool(name: str, description: str, parameters: Mapping[str, Any]) -> dict[st
 
 
 def _result(observation: Any) -> str:
-    """The text of a tool's result or error."""
+    """Return the text of a tool's result or error."""
     if not isinstance(observation, Mapping) or "tool_name" not in observation:
         return plainly(observation)
     if error := observation.get("error"):
@@ -219,14 +219,14 @@ def _result(observation: Any) -> str:
 
 
 def calls_tools(action: Mapping[str, Any]) -> bool:
-    """Whether actions are calls of MCP tools, as the schema of OpenEnv's own classes says."""
+    """Return whether actions are MCP tool calls, by the schema of OpenEnv's own classes."""
     kind = action["properties"].get("type", {}).get("const")
     return kind in ("call_tool", "list_tools") or not action["properties"]
 
 
 @cache
 def action_schema(url: str) -> Mapping[str, Any]:
-    """The JSON schema of a server's actions; its client has no method for it."""
+    """Return the JSON schema of a server's actions; its client has no method for it."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(f"{url}/schema", timeout=PATIENCE) as answer:

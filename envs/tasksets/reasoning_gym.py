@@ -41,7 +41,7 @@ OF_A_LEVEL = 100
 """Training tasks per level: few, so that a curriculum plays each several times."""
 
 HELD_OUT = 100
-"""Held-out tasks."""
+"""Number of held-out tasks."""
 
 _TRIES = 1000
 
@@ -49,14 +49,14 @@ _making = threading.Lock()  # some generators draw from the global state of ``ra
 
 
 def reasoning_gym(names: str, **arguments: Any) -> Game:
-    """The game for one or more of reasoning-gym's generators.
+    """Return the game for one or more of reasoning-gym's generators.
 
     Args:
         names: Names of the generators, separated by commas.
         **arguments: Arguments of ``Reasoning``.
 
     Raises:
-        GameError: There is no such generator, or it does not take an argument.
+        GameError: There is no such generator, or it does not take one of the arguments.
     """
     generators = names.split(",")
     agent = Reasoning(*generators, **arguments)
@@ -95,8 +95,8 @@ class Reasoning:
 
     Args:
         *names: Names of generators: "chain_sum". Tasks come from each in turn.
-        prompt: The system message, or the name of one of reasoning-gym's ("default" asks for
-            thoughts and answer tags). "" for none.
+        prompt: The system message, or the name of a reasoning-gym prompt ("default" asks for
+            thoughts and answer tags). "": no system message.
         seed: Seed for the items.
         size: Number of a generator's items.
         levels: Number of levels of reasoning-gym's curricula to use, from the easiest up. With
@@ -164,24 +164,24 @@ class Reasoning:
         return [(name, level) for name in self._names for level in levels]
 
     def item(self, task: int) -> tuple[Any, dict[str, Any]]:
-        """A task's generator and item: question, answer, metadata."""
+        """Return a task's generator and item: question, answer, metadata."""
         number, kind = divmod(task, len(self.kinds))
         with _making:
             dataset = self._datasets[kind]
             return dataset, dataset[number]
 
     def task_at(self, place: int, *, held_out: bool) -> int:
-        """The held-out task, or training task, at an index.
+        """Return the held-out task, or training task, at an index.
 
         Raises:
-            GameError: No question for this part is found.
+            GameError: No question for this split is found.
         """
         draw = random.Random(place)
         for _ in range(_TRIES):
             number = draw.randrange(self._arguments["size"])
             task = number * len(self.kinds) + place % len(self.kinds)
             question = self.item(task)[1]["question"]
-            # Split by the question's text, so that no question is in both parts.
+            # Split by the question's text, so that no question is in both splits.
             if (crc32(question.encode()) % ONE_IN == 0) == held_out:
                 return task
         raise GameError(
@@ -191,7 +191,7 @@ class Reasoning:
 
     async def __call__(self, client: "AgentClient", task: int) -> float:
         """Ask a question, and score the answer."""
-        _, item = await off_loop(self.item, task)  # knight_swap needs a second for it
+        _, item = await off_loop(self.item, task)  # takes a second for knight_swap
         completion = await client.chat.completions.create(messages=self._messages(item))
         kind = task % len(self.kinds)
         name, level = self._sources[kind]
@@ -199,14 +199,14 @@ class Reasoning:
         reply = completion.choices[0].message.content or ""
         score = await isolated_score(client, scorer, item, reply)
         if not (isinstance(score, float) and 0 <= score <= 1):
-            score = 0.0  # even if an answer has taken over the isolate
+            score = 0.0  # an answer may have taken over the isolate
         client.metric("solved", float(score >= 1))
         if len(self.kinds) > 1:
             client.metric(_metric(self.kinds[kind]), score)
         return score
 
     def demonstrations(self, seed: int) -> Iterator[list[dict[str, str]]]:
-        """Endless questions with the generators' answers, for a warm-up.
+        """Yield endless questions with the generators' answers, for a warm-up.
 
         Raises:
             GameError: The generators have no answers with the full score.
@@ -236,7 +236,7 @@ class Reasoning:
 def _scorer(
     name: str, arguments: dict[str, Any], level: int | None
 ) -> Callable[[dict[str, Any], str], float]:
-    """A generator's scorer of replies, which runs in an isolate."""
+    """Return a generator's scorer of replies, which runs in an isolate."""
     factory = needed("reasoning_gym", "reasoning_gym.factory", "pip install 'evert[reasoning]'")
     dataset = _new_dataset(factory, name, arguments, level)
     with suppress(Exception):
@@ -270,7 +270,7 @@ def _new_dataset(factory: Any, name: str, arguments: dict[str, Any], level: int 
         return factory.create_dataset(name, **arguments)
     except GameError:
         raise
-    except Exception as error:  # each generator checks by asserts
+    except Exception as error:  # each generator checks its arguments with assert
         raise GameError(
             f"reasoning-gym's {name} cannot be made with {arguments}: {type(error).__name__}: "
             f"{error}. Check the arguments: tasks.KEY=VALUE."

@@ -2,7 +2,7 @@
 
     evert train tasks=scienceworld:find-animal tasks.simplifications=easy model_name=smollm2
 
-They are scored by the simulator, a Java program. This needs Java and the extra ``scienceworld``.
+The simulator, a Java program, scores them. This needs Java and the extra ``scienceworld``.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ CLOSING = 10.0
 
 
 def scienceworld(names: str, *, simplifications: str = "", steps: int = 100) -> Game:
-    """The game for one or more of ScienceWorld's tasks.
+    """Return the game for one or more of ScienceWorld's tasks.
 
     Args:
         names: Names of tasks, separated by commas: "boil", "1-1", or "all".
@@ -162,7 +162,7 @@ def end(env: Any) -> None:
 
 @cache
 def _tasks(names: str) -> tuple[list[str], list[str]]:
-    """Training and test tasks, which only the simulator knows."""
+    """Return training and test tasks, which only the simulator knows."""
     env = started(1)
     train, test = list[str](), list[str]()
     try:

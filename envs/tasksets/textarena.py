@@ -34,7 +34,7 @@ NETWORK = {
     "EnglishDictionary": "loads its words from the network (nltk.download)",
     "nltk": "loads its words from the network (nltk.download)",
 }
-"""A word in a game's source -> how the game uses the network."""
+"""Word in a game's source code -> how the game uses the network."""
 
 MOST_PLAYERS = 15
 
@@ -135,7 +135,7 @@ class TextArena:
 
 
 class _RunningGame:
-    """A running game with its own random state, since games use the global one of ``random``."""
+    """A running game with its own random state, since games use the global state of ``random``."""
 
     def __init__(self, agent: TextArena, seed: int) -> None:
         import textarena
@@ -146,7 +146,7 @@ class _RunningGame:
         self._as_itself(lambda: self.env.reset(num_players=agent.players, seed=seed))
 
     def observation(self) -> Any:
-        """The player to move, and that player's observation."""
+        """Return the player to move, and that player's observation."""
         return self._as_itself(self.env.get_observation)
 
     def step(self, reply: str) -> bool:
@@ -209,7 +209,7 @@ def _refuse_network(name: str, module: str) -> None:
 
 
 def _checked_agent(name: str, players: int | None, options: Mapping[str, Any]) -> TextArena:
-    """An agent whose game starts; without ``players``, with as few players as possible."""
+    """Return an agent whose game starts; without ``players``, with as few players as possible."""
     import textarena
 
     failures = []

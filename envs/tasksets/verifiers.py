@@ -2,8 +2,8 @@
 
     evert train tasks=verifiers:marble-v1 tasks.pieces=2 model_name=Qwen/Qwen3-8B
 
-verifiers 0.4 has tasksets and harnesses ("v1", ``verifiers_v1.py``); the versions before it have
-environments that a function ``load_environment`` returns ("v0", ``verifiers_v0.py``). Each needs
+verifiers 0.4 has tasksets and harnesses ("v1", ``verifiers_v1.py``); earlier versions have
+environments, which a function ``load_environment`` returns ("v0", ``verifiers_v0.py``). Each needs
 its own virtual environment. Packages from the Environments Hub must be installed first.
 """
 
@@ -40,8 +40,8 @@ def verifiers(name: str, **options: Any) -> Game:
     Args:
         name: The environment's name, as verifiers itself takes it: "marble-v1".
         **options: v0: the arguments of ``load_environment``. v1: settings of the taskset, or of the
-            environment if it has one of that name: ``agent.harness.id``. ``eval.KEY`` is a
-            setting of the held-out tasks alone.
+            environment if it has a setting of that name: ``agent.harness.id``. ``eval.KEY`` is a
+            setting for only the held-out tasks.
 
     Raises:
         GameError: verifiers is not installed or has no such environment, or the environment needs a
@@ -49,7 +49,7 @@ def verifiers(name: str, **options: Any) -> Game:
     """
     needed("verifiers", "verifiers", INSTALL)
     agent = Verifiers(name, options)
-    _ = agent.environment  # errors before the first step
+    _ = agent.environment  # raises errors before the first step
     return game_of_agent(f"verifiers/{_module_name(name)}", agent, TOOLS)
 
 
@@ -125,7 +125,7 @@ def _module_name(name: str) -> str:
 
 
 def _module_of(name: str) -> str:
-    """The module that verifiers imports for a name in its own form: 'owner/my-env@0.1'."""
+    """Return the module that verifiers imports for a name in its own form: 'owner/my-env@0.1'."""
     module = _module_name(name)
     candidates = [f"{BUILTIN}.{module.lower()}", module, module.lower()]
     for candidate in candidates:

@@ -79,10 +79,10 @@ class VerifiersAgent:
         env: Its configuration, like the ``env`` block in verifiers' configuration: a dict or a
             ``vf.EnvConfig``.
 
-    A task is its number in the taskset, or a ``vf.Task``. The reward is the trace's; its parts are
-    the metrics ``reward/NAME``, alongside verifiers' own metrics. If one of verifiers' limits ended
-    the episode, ``stop/truncated`` is set. In a multi-agent environment the policy plays all agents
-    that do not name their own model; exactly one of them must have a trainable trace.
+    A task is its number in the taskset, or a ``vf.Task``. The reward is the trace's, and its parts
+    are the metrics ``reward/NAME``, alongside verifiers' own metrics. If one of verifiers' limits
+    ended the episode, ``stop/truncated`` is set. In a multi-agent environment the policy plays all
+    agents that do not name their own model; exactly one of them must have a trainable trace.
 
     Raises (when it plays):
         InvalidDatasetError: There is no such task.
@@ -94,7 +94,7 @@ class VerifiersAgent:
         self.env = env
 
     def config(self) -> Any:
-        """Return the configuration as verifiers reads it."""
+        """Return the configuration as verifiers parses it."""
         return vf.resolve_env_config(dict(self.env) if isinstance(self.env, Mapping) else self.env)
 
     def tasks(self, limit: int | None = None) -> list[int]:
@@ -151,7 +151,7 @@ class _Served:
 
 
 class _Tasks(Sequence[Any]):
-    """The tasks of a taskset, which are read in order; an endless one is read as needed."""
+    """The tasks of a taskset, read in order; an endless taskset is read only as far as needed."""
 
     def __init__(self, taskset: Any) -> None:
         self._iterator = iter(taskset)
@@ -169,7 +169,7 @@ class _Tasks(Sequence[Any]):
 
 
 def _block(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``env`` block of verifiers' configuration, as a dict."""
+    """Return the ``env`` block of verifiers' configuration, as a dict."""
     block: dict[str, Any] = {"taskset": {"id": name}}
     taskset_class(name)  # raises if there is none, unlike the next line
     kind = vf.env_config_type(name)
@@ -190,7 +190,7 @@ def _block(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(name: str, config: Any, options: Mapping[str, Any], task: Any) -> None:
-    """Refuse what needs a container, unless the options name its runtime."""
+    """Refuse an environment that needs a container, unless the options name its runtime."""
     for role, harness in config.agent_harnesses().items():
         kind, runtime = harness_class(harness.id), getattr(config, role).runtime.type
         if runtime != "subprocess":

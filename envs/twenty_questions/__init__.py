@@ -4,7 +4,7 @@ Read in this order:
 
     nouns.py           the 200 nouns to find
     facts.py           facts about the nouns: yes, no, n/a
-    understanding/     turns a question in plain English into what it asks
+    understanding/     parses questions in plain English
     particulars.py     more facts, for the answerer: trunks and tusks, lengths and weights
     game.py            state, rules, scoring, transcript; shared by all players
     answerers.py       answers from the facts, or from a model
@@ -14,7 +14,7 @@ Read in this order:
     player.py          the player as an agent function; the tasks
     baselines.py       players without a model: random, and the most informative question
     habits.py          players with fixed habits, most of them poor
-    demonstrations.py  games that show the form of the game
+    demonstrations.py  games that show the format of the game
     errors.py          classes of errors
 
 The data are ``nouns.csv``, ``facts.csv``, ``particulars.toml``, ``measures.csv`` and
@@ -117,7 +117,7 @@ VARIANTS = {
         },
     )
 }
-"""The game with the category shown, the second experiment.
+"""The game with the category shown: the second experiment.
 
 A player that knows the category can guess its ten nouns one by one: the random player wins four
 games in five. So training games have six questions, and a wrong guess costs reward.

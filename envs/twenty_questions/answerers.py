@@ -50,7 +50,7 @@ class KnowledgeAnswerer:
     """Answers from facts by parsing the question, deterministically and without a model.
 
     Args:
-        facts: The facts; None: the shipped ones, with particulars. Other attributes are "n/a".
+        facts: The facts; None: the shipped ones, with particulars. About anything else, "n/a".
     """
 
     def __init__(self, facts: Facts | None = None) -> None:
@@ -82,7 +82,7 @@ class KnowledgeAnswerer:
         return Answer(answer, brief_reason=", ".join(reasons))
 
     def _answer_part(self, noun: Noun, part: Attribute | Comparison | None) -> YesNo | None:
-        """The answer to one part of a question; None if the facts do not say."""
+        """Return the answer to one part of a question; None if the facts do not tell."""
         if isinstance(part, Comparison):
             measures = shipped_measures().get(noun.answer, {})
             if part.quantity not in measures:
@@ -100,7 +100,7 @@ _OPPOSITE: dict[YesNo, YesNo] = {"yes": "no", "no": "yes", "n/a": "n/a"}
 
 @cache
 def shipped_answerer() -> KnowledgeAnswerer:
-    """The default answerer, shared by all games."""
+    """Return the default answerer, shared by all games."""
     return KnowledgeAnswerer()
 
 
@@ -134,7 +134,7 @@ class ModelAnswerer:
     Args:
         model: A ``RemoteModel``, a Cookbook completer, or a sampling client.
         renderer: Renderer for a token completer or sampling client; None: the shipped base's.
-        attempts: Maximum number of attempts to get a reply that fits.
+        attempts: Maximum number of attempts to get a valid reply.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class QuestionPlayer(Protocol):
     """Asks questions without a model."""
 
     def question(self, game: QuestionGame) -> str:
-        """The next question, based on what a player may know about the game."""
+        """Return the next question, based on what a player may know about the game."""
         ...
 
 
@@ -55,7 +55,7 @@ class RandomPlayer:
         self._random = random.Random(seed)
 
     def question(self, game: QuestionGame) -> str:
-        """A new question: a guess half of the time, as long as both kinds are left."""
+        """Return a new question: a guess half of the time, as long as both kinds are left."""
         previous = {turn.question for turn in game.turns}
         guesses = [guess(noun.answer) for noun in shipped_nouns() if _is_possible(noun, game)]
         attributes = [*load_lexicon().questions.values()]
@@ -75,7 +75,7 @@ class OraclePlayer:
         self._knowledge = Knowledge()
 
     def question(self, game: QuestionGame) -> str:
-        """The question whose answer has the highest entropy; of equal ones, a guess."""
+        """Return the question whose answer has the highest entropy; among equals, a guess."""
         candidates = self._knowledge.candidates(game)
         bits, attribute = self._knowledge.best(candidates)[0]
         if candidates and entropy((1, candidates.bit_count() - 1)) >= bits:
@@ -89,23 +89,23 @@ AgentOf: TypeAlias = Callable[[Task], Awaitable[Outcome]]
 
 
 def random_agent(seed: int) -> AgentOf:
-    """The random player as an agent that calls no model; the category is hidden."""
+    """Return the random player as an agent that calls no model; the category is hidden."""
     return _random(seed, HIDDEN)
 
 
 def shown_random_agent(seed: int) -> AgentOf:
-    """The random player as an agent; the category is shown."""
+    """Return the random player as an agent; the category is shown."""
     return _random(seed, SHOWN)
 
 
 def oracle_agent(seed: int = 0) -> AgentOf:
-    """The oracle as an agent that calls no model; the category is hidden, the seed unused."""
+    """Return the oracle as an agent without a model; the category is hidden, the seed unused."""
     oracle = OraclePlayer()
     return _as_agent(lambda _: oracle, HIDDEN)
 
 
 def shown_oracle_agent(seed: int = 0) -> AgentOf:
-    """The oracle as an agent; the category is shown."""
+    """Return the oracle as an agent; the category is shown."""
     oracle = OraclePlayer()
     return _as_agent(lambda _: oracle, SHOWN)
 

@@ -1,4 +1,4 @@
-"""Games that show the form of the game, as conversations for a supervised warm-up.
+"""Games that show the format of the game, as conversations for a supervised warm-up.
 
 They are played by the players in ``habits.py`` on training nouns; no held-out noun is named. The
 conversations have the short prompts, with the category hidden or shown. Most players are weak: they
@@ -20,12 +20,12 @@ from evert.envs.twenty_questions.player import HIDDEN, SHOWN, conversation
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Endless conversations, with the category hidden. The same seed gives the same ones."""
+    """Return endless conversations with the category hidden, the same for the same seed."""
     return _conversations(seed, HIDDEN)
 
 
 def shown_demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Endless conversations, with the category shown."""
+    """Return endless conversations with the category shown."""
     return _conversations(seed, SHOWN)
 
 

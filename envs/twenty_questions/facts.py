@@ -26,7 +26,7 @@ class Facts:
         return answer in self.table
 
     def of(self, answer: str, attribute: str) -> YesNo:
-        """Whether an attribute holds for a noun.
+        """Return whether an attribute holds for a noun.
 
         Raises:
             FactsError: There is no such noun or attribute.
@@ -44,5 +44,5 @@ class Facts:
 
 @cache
 def shipped_facts() -> Facts:
-    """The facts about the nouns that ship with evert."""
+    """Return the facts about the nouns that ship with evert."""
     return Facts({row.pop("answer"): cast(dict[str, YesNo], row) for row in rows("facts.csv")})

@@ -2,7 +2,7 @@
 
 All players use it. It says what the player may see, and records the turns:
 
-    game = Game(noun)
+    game = QuestionGame(noun)
     while not game.over:
         question = ...                          from game.situation() and game.turns
         game.record(question, answer)           the answerer's Answer
@@ -29,7 +29,7 @@ class Answer:
     Attributes:
         yes_or_no: "n/a" if the answerer cannot tell, or the question makes no sense for the noun.
         correct: Whether the question named the noun, which wins the game.
-        brief_reason: A reason for people; the player never sees it.
+        brief_reason: A reason for human readers; the player never sees it.
     """
 
     yes_or_no: YesNo
@@ -47,8 +47,8 @@ class Rules:
     Attributes:
         max_questions: Number of questions, guesses included.
         show_category: Whether the player is told the noun's category.
-        max_searches: Searches before each question, if there is a search tool.
-        guess_cost: Cost of a wrong guess, taken from the reward and not from the score.
+        max_searches: Maximum number of searches before each question, if there is a search tool.
+        guess_cost: Cost of a wrong guess, subtracted from the reward but not from the score.
     """
 
     max_questions: int = 20
@@ -127,12 +127,12 @@ class QuestionGame:
         self.turns.append(QuestionTurn(question, answer, searches))
 
     def situation(self) -> str:
-        """Text for the player: the category, if shown, and the number of the question."""
+        """Return text for the player: the category, if shown, and the question's number."""
         category = f"Category: {self.noun.category}. " if self.rules.show_category else ""
         return f"{category}Question {self.number} of {self.rules.max_questions}."
 
     def summary(self) -> dict[str, Any]:
-        """Counts of the game so far: found, questions, n/a answers, searches."""
+        """Return counts of the game so far: found, questions, n/a answers, searches."""
         return {
             "found": self.score,
             "questions": len(self.turns),
@@ -141,7 +141,7 @@ class QuestionGame:
         }
 
     def transcript(self) -> str:
-        """The whole game for people, with the noun, the reasons and the searches."""
+        """Return the whole game for human readers, with noun, reasons and searches."""
         lines = [f"{self.noun.answer} ({self.noun.category}, {self.noun.split})"]
         for index, turn in enumerate(self.turns, 1):
             lines += [f"    search: {s.query} -> {s.result}" for s in turn.searches]
@@ -152,7 +152,7 @@ class QuestionGame:
 
 
 def question_of(reply: str) -> str:
-    """The question in a player's reply, without a label; "" if the reply is empty.
+    """Return the question in a player's reply, without a label; "" if the reply is empty.
 
     Models tend to think aloud before they ask. So the question is the last line that ends with a
     question mark, or else the last line, cut at ``LONGEST_QUESTION`` characters.

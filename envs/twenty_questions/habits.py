@@ -50,7 +50,7 @@ class HabitPlayer:
         self._unnamed = {guess(name) for name in knowledge.names(knowledge.everything & ~allowed)}
 
     def question(self, game: QuestionGame) -> str:
-        """The next question."""
+        """Return the next question."""
         lists = [
             (chance, [text for text in texts if text not in self._unnamed])
             for chance, texts in self.lists(game)
@@ -61,7 +61,7 @@ class HabitPlayer:
         return self._random.choice(pool)
 
     def lists(self, game: QuestionGame) -> list[tuple[float, list[str]]]:
-        """The lists from which the next question is chosen, each with its probability.
+        """Return the lists from which the next question is chosen, each with its probability.
 
         All questions in a list are equally probable. Guesses include nouns that the player may not
         name.
@@ -105,7 +105,7 @@ class HabitPlayer:
 def players(
     knowledge: Knowledge, rng: random.Random, allowed: int | None = None
 ) -> Iterator[HabitPlayer]:
-    """Endless players. All pairs of habits are equally frequent, except that "few" is rarer."""
+    """Yield endless players. All pairs of habits are equally frequent, but "few" is rarer."""
     weights = [GOOD_RATE if guesses == "few" else 1.0 for guesses in get_args(Guesses)]
     while True:
         (guesses,) = rng.choices(get_args(Guesses), weights)

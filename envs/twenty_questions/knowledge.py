@@ -22,7 +22,7 @@ GUESS = "Is it {}?"
 
 
 def guess(answer: str) -> str:
-    """The question that names a noun."""
+    """Return the question that names a noun."""
     return GUESS.format(answer)
 
 
@@ -65,42 +65,42 @@ class Knowledge:
         self.best = lru_cache(maxsize=10_000)(self._best)
 
     def set_of(self, nouns: Iterable[Noun]) -> int:
-        """Some nouns as a set."""
+        """Return some nouns as a set."""
         return sum(self._bits[guess(noun.answer)] for noun in nouns)
 
     def names(self, candidates: int) -> list[str]:
-        """The nouns of a set, in their order."""
+        """Return the nouns of a set, in their order."""
         return [noun.answer for i, noun in enumerate(self.nouns) if candidates >> i & 1]
 
     def category(self, name: str) -> int:
-        """The nouns of a category."""
+        """Return the nouns of a category."""
         return self.set_of(noun for noun in self.nouns if noun.category == name)
 
     def possible(self, game: QuestionGame) -> int:
-        """The nouns still possible before the first question."""
+        """Return the nouns still possible before the first question."""
         return self.category(game.noun.category) if game.rules.show_category else self.everything
 
     def after(self, candidates: int, question: str, answer: str) -> int:
-        """The nouns in a set that fit an answer; all of them if the question is unknown."""
+        """Return the nouns in a set that fit an answer; all of them if the question is unknown."""
         if question in self._bits:
             return candidates & (self._bits[question] if answer == "yes" else ~self._bits[question])
         name = self._attributes.get(question)
         return candidates if name is None else candidates & self._where[name][answer]
 
     def candidates(self, game: QuestionGame) -> int:
-        """The nouns that fit all answers of the game so far."""
+        """Return the nouns that fit all answers of the game so far."""
         candidates = self.possible(game)
         for turn in game.turns:
             candidates = self.after(candidates, turn.question, turn.answer.yes_or_no)
         return candidates
 
     def row(self, attribute: str) -> list[int]:
-        """An attribute's facts by noun: 1 for yes, -1 for no, else 0."""
+        """Return an attribute's facts by noun: 1 for yes, -1 for no, else 0."""
         where = self._where[attribute]
         return [(where["yes"] >> i & 1) - (where["no"] >> i & 1) for i in range(len(self.nouns))]
 
     def answer_entropy(self, candidates: int, question: str) -> float:
-        """The entropy of the answer over a set of nouns, in bits; 0 for an unknown question."""
+        """Return the answer's entropy over a set of nouns, in bits; 0 for an unknown question."""
         if question in self._bits:
             match = candidates & self._bits[question]
             return entropy((match.bit_count(), (candidates & ~match).bit_count()))
@@ -108,7 +108,7 @@ class Knowledge:
         return entropy((candidates & nouns).bit_count() for nouns in where.values())
 
     def max_bits(self, candidates: int) -> float:
-        """The maximum number of bits that a question, or a guess, can give."""
+        """Return the maximum number of bits that a question, or a guess, can give."""
         return max(self.best(candidates)[0][0], entropy((1, candidates.bit_count() - 1)))
 
     def _best(self, candidates: int) -> list[tuple[float, str]]:
@@ -118,7 +118,7 @@ class Knowledge:
 
 
 def informative_attributes(knowledge: Knowledge, count: int) -> list[str]:
-    """The ``count`` attributes that together distinguish the nouns best.
+    """Return the ``count`` attributes that together distinguish the nouns best.
 
     They are chosen greedily: each distinguishes the most pairs of nouns, with "yes" for one and
     "no" for the other. A pair that n chosen attributes already distinguish counts 1 / (n + 1) ** 2.
@@ -137,7 +137,7 @@ def informative_attributes(knowledge: Knowledge, count: int) -> list[str]:
 
 
 def entropy(counts: Iterable[int]) -> float:
-    """The entropy of a distribution given by counts, in bits; 0 if no count is at least 1."""
+    """Return the entropy of counts as a distribution, in bits; 0 if no count is at least 1."""
     counts = [count for count in counts if count > 0]
     total = sum(counts)
     return (

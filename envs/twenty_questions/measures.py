@@ -21,7 +21,7 @@ from evert.envs.twenty_questions.understanding.parsed import (
 
 
 def measures(game: QuestionGame) -> dict[str, float]:
-    """Metrics of a finished game.
+    """Return the metrics of a finished game.
 
     Returns:
         ``asks_first``: 1.0 if the first question is about attributes or a number, 0.0 if it is a
@@ -53,7 +53,7 @@ def measures(game: QuestionGame) -> dict[str, float]:
 
 
 def _repeats(game: QuestionGame, questions: list[Parsed]) -> int:
-    """The number of questions that repeat a subject or, if not understood, the words."""
+    """Return the number of questions that repeat a subject or, if not understood, the words."""
     subjects = [
         parsed.attribute if isinstance(parsed, Attribute) else parsed or turn.question.casefold()
         for parsed, turn in zip(questions, game.turns, strict=True)

@@ -31,17 +31,17 @@ class Noun:
 
 
 def rows(name: str) -> list[dict[str, str]]:
-    """The rows of a CSV file of this folder."""
+    """Return the rows of a CSV file of this folder."""
     with (FOLDER / name).open(newline="", encoding="utf-8") as file:
         return [*csv.DictReader(file)]
 
 
 @cache
 def shipped_nouns() -> tuple[Noun, ...]:
-    """The nouns that ship with evert, in the order of ``nouns.csv``."""
+    """Return the nouns that ship with evert, in the order of ``nouns.csv``."""
     return tuple(Noun(**row) for row in rows("nouns.csv"))  # type: ignore[arg-type]
 
 
 def of_split(nouns: Iterable[Noun], split: Split) -> list[Noun]:
-    """The nouns of one split, in their order."""
+    """Return the nouns of one split, in their order."""
     return [noun for noun in nouns if noun.split == split]

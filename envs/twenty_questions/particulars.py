@@ -4,7 +4,7 @@
 
 ``particulars.toml`` has phrases on the left, and all nouns that they are true of on the right.
 ``measures.csv`` has the usual length and weight of every noun, and of things to compare with. Only
-the answerer knows both; players, the search and the bases have only the facts.
+the answerer uses both; players, the search and the bases have only the facts.
 """
 
 import tomllib
@@ -24,7 +24,7 @@ Measures = Mapping[str, Mapping[str, float]]
 
 @cache
 def shipped_measures() -> Measures:
-    """The measures that ship with evert."""
+    """Return the measures that ship with evert."""
     return {
         row.pop("thing"): {name: float(value) for name, value in row.items() if value}
         for row in rows("measures.csv")
@@ -33,7 +33,7 @@ def shipped_measures() -> Measures:
 
 @cache
 def extended_facts() -> tuple[Facts, Lexicon]:
-    """The shipped facts and lexicon, plus an attribute for each line of the particulars."""
+    """Return the shipped facts and lexicon, plus an attribute for each line of the particulars."""
     facts, lexicon, measures = shipped_facts(), load_lexicon(), shipped_measures()
     path = FOLDER / "particulars.toml"
     lines: dict[str, str] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -55,7 +55,7 @@ def extended_facts() -> tuple[Facts, Lexicon]:
 
 
 def _nouns_of_line(nouns: str, facts: Facts, measures: Measures) -> tuple[set[str], set[str]]:
-    """The nouns that a line is true of, and those for which the answer is "n/a".
+    """Return the nouns that a line is true of, and those for which the answer is "n/a".
 
     A token is a name, ``@attribute`` or ``kilograms>5``. With ``-`` before it, its nouns are
     removed; with ``?``, their answer is "n/a".

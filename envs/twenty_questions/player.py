@@ -34,17 +34,17 @@ class Task(TypedDict):
 
 
 def tasks_of(nouns: Iterable[Noun]) -> list[Task]:
-    """The tasks for some nouns."""
+    """Return the tasks for some nouns."""
     return [Task(answer=n.answer, category=n.category, split=n.split) for n in nouns]
 
 
 def noun_of(task: Task) -> Noun:
-    """The noun of a task."""
+    """Return the noun of a task."""
     return Noun(task["answer"], task["category"], task["split"])
 
 
 def with_rules(tasks: Iterable[Task], **rules: Any) -> list[Task]:
-    """The same tasks with other rules, such as ``max_questions=6``."""
+    """Return the same tasks with other rules, such as ``max_questions=6``."""
     replace(Rules(), **rules)
     return [Task({**task, "rules": rules}) for task in tasks]
 
@@ -52,7 +52,7 @@ def with_rules(tasks: Iterable[Task], **rules: Any) -> list[Task]:
 TRAIN_TASKS = tasks_of(of_split(shipped_nouns(), "train"))
 TEST_TASKS = tasks_of(of_split(shipped_nouns(), "test"))
 SHOWN_TRAIN_TASKS = with_rules(TRAIN_TASKS, max_questions=6, guess_cost=0.1)
-"""With six questions and a cost for wrong guesses, guessing a category's ten nouns does not pay."""
+"""With six questions and a cost for wrong guesses, it is no use to guess a category's ten nouns."""
 
 HIDDEN = Rules(show_category=False)
 SHOWN = Rules(show_category=True)
@@ -86,7 +86,7 @@ PATIENCE = 3
 
 
 def opening(game: QuestionGame, style: Style, *, search: bool = False) -> list[dict[str, Any]]:
-    """The messages before the first question.
+    """Return the messages before the first question.
 
     "short" is for models with a few million parameters: a single user message of a few words.
     """
@@ -100,7 +100,7 @@ def opening(game: QuestionGame, style: Style, *, search: bool = False) -> list[d
 
 
 def turn_prompt(game: QuestionGame, style: Style) -> str:
-    """The text before the next question: the last answer, and the number of the question."""
+    """Return the text before the next question: the last answer, and the number of the question."""
     last = game.turns[-1].answer.yes_or_no if game.turns else None
     if style == "short":
         first = game.noun.category if game.rules.show_category else "20 questions"
@@ -109,7 +109,7 @@ def turn_prompt(game: QuestionGame, style: Style) -> str:
 
 
 def conversation(game: QuestionGame, style: Style) -> list[dict[str, Any]]:
-    """Any player's game as a model's conversation, without searches."""
+    """Return any player's game as a model's conversation, without searches."""
     prefix = QuestionGame(game.noun, game.rules)
     messages = opening(prefix, style)
     for turn in game.turns:
@@ -140,7 +140,7 @@ class TwentyQuestions:
     style: Style = "full"
 
     async def __call__(self, client: AgentClient, task: Task) -> float:
-        """Play a game. Return 1.0 if the noun is found, else 0.0, minus what wrong guesses cost."""
+        """Play a game. Return 1.0 if the noun is found, else 0.0, minus the wrong guesses' cost."""
         rules = replace(self.rules, **task.get("rules", {}))
         return report(client, await self.play(client, QuestionGame(noun_of(task), rules)))
 
@@ -162,7 +162,7 @@ class TwentyQuestions:
     async def _question(
         self, client: AgentClient, game: QuestionGame, messages: list[dict[str, Any]]
     ) -> tuple[str, tuple[Search, ...]]:
-        """The next question, and the searches before it. Appends to ``messages``."""
+        """Return the next question and the searches before it; append to ``messages``."""
         options: dict[str, Any] = {} if self.search is None else {"tools": [SEARCH_TOOL]}
         searches: list[Search] = []
         refusals = 0
@@ -216,7 +216,7 @@ def report(client: AgentClient | BlockingAgentClient, game: QuestionGame) -> flo
 
 
 def outcome_of(game: QuestionGame) -> Outcome:
-    """A finished game's reward (score minus the cost of wrong guesses), metrics and transcript."""
+    """Return a finished game's reward (score minus cost of guesses), metrics and transcript."""
     logs: dict[str, str | int | float] = {
         "target": game.noun.answer,
         "transcript": game.transcript(),
@@ -228,7 +228,7 @@ def outcome_of(game: QuestionGame) -> Outcome:
 
 @cache
 def shipped_search() -> KnowledgeSearch:
-    """The default search, shared by all players."""
+    """Return the default search, shared by all players."""
     return KnowledgeSearch()
 
 
@@ -251,7 +251,7 @@ async def twenty_questions_agent(client: AgentClient, task: Task) -> float:
     1 if the noun was found, else 0, at the end.
 
     ## Episode End
-    Terminated by the right guess, or after twenty questions, unless the task has another number;
+    Terminated by the right guess, or after twenty questions, unless the task sets another number;
     truncated only by a limit on turns or tokens.
 
     ## Information
@@ -273,17 +273,17 @@ async def twenty_questions_agent(client: AgentClient, task: Task) -> float:
 
 
 async def short_twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """The same game with prompts of a few words, for models of a few million parameters."""
+    """Play the same game with prompts of a few words, for models of a few million parameters."""
     return await TwentyQuestions(rules=HIDDEN, style="short")(client, task)
 
 
 async def searching_twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """The same game with a tool that looks things up in the shipped facts."""
+    """Play the same game with a tool that looks things up in the shipped facts."""
     return await TwentyQuestions(rules=HIDDEN, search=shipped_search())(client, task)
 
 
 async def searching_short_twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """The same game with short prompts and the search tool."""
+    """Play the same game with short prompts and the search tool."""
     agent = TwentyQuestions(rules=HIDDEN, search=shipped_search(), style="short")
     return await agent(client, task)
 
@@ -325,16 +325,16 @@ async def shown_twenty_questions_agent(client: AgentClient, task: Task) -> float
 
 
 async def shown_short_twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """The same game with prompts of a few words."""
+    """Play the same game with prompts of a few words."""
     return await TwentyQuestions(rules=SHOWN, style="short")(client, task)
 
 
 async def shown_searching_twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """The same game with a tool that looks things up in the shipped facts."""
+    """Play the same game with a tool that looks things up in the shipped facts."""
     return await TwentyQuestions(rules=SHOWN, search=shipped_search())(client, task)
 
 
 async def shown_searching_short_twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """The same game with short prompts and the search tool."""
+    """Play the same game with short prompts and the search tool."""
     agent = TwentyQuestions(rules=SHOWN, search=shipped_search(), style="short")
     return await agent(client, task)

@@ -33,7 +33,7 @@ class SearchTool(Protocol):
     """A tool that looks things up."""
 
     async def search(self, query: str) -> str:
-        """The result as text; ``NOTHING`` if there is no result."""
+        """Return the result as text; ``NOTHING`` if there is no result."""
         ...
 
 
@@ -58,7 +58,7 @@ class KnowledgeSearch:
         return KnowledgeSearch, self._arguments
 
     async def search(self, query: str) -> str:
-        """The nouns that fit, in the order of the list, or what is true of a noun."""
+        """Return the nouns that fit, in the order of the list, or what is true of a noun."""
         parsed = self._parser.parse(query)
         if isinstance(parsed, Guess):
             return self._about(parsed.answer)
@@ -98,7 +98,7 @@ class ModelSearch:
         self._ask = frozen_model(model, prompt_renderer(renderer))
 
     async def search(self, query: str) -> str:
-        """The model's reply."""
+        """Return the model's reply."""
         messages: list[Any] = [
             {"role": "system", "content": self.PROMPT},
             {"role": "user", "content": query},
@@ -108,11 +108,11 @@ class ModelSearch:
 
 
 class HttpSearch:
-    """Searches by getting a page.
+    """Searches by fetching a page.
 
     Args:
         url: URL, with ``{}`` in place of the query.
-        timeout: Maximum seconds for a search.
+        timeout: Maximum time of a search, in seconds.
     """
 
     def __init__(self, url: str, *, timeout: float = 30.0) -> None:
@@ -121,7 +121,7 @@ class HttpSearch:
         self._url, self._timeout = url, timeout
 
     async def search(self, query: str) -> str:
-        """The beginning of the page."""
+        """Return the beginning of the page."""
         import aiohttp
 
         limit = aiohttp.ClientTimeout(total=self._timeout)

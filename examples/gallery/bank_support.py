@@ -42,12 +42,12 @@ class Database:
 
 
 async def agent(client, task):
-    """Play a question; 0.5 for the right decision on the card, 0.5 for the balance if needed."""
+    """Play a question; return 0.5 for the right card decision, 0.5 for the balance if needed."""
     model = OpenAIChatModel(client.model, provider=OpenAIProvider(openai_client=client.openai))
     dependencies = SupportDependencies(customer_id=123, db=Database(task["balance"]))
     try:
         result = await support_agent.run(task["says"], deps=dependencies, model=model)
-    except UnexpectedModelBehavior:  # the answer does not have the format
+    except UnexpectedModelBehavior:  # the answer is malformed
         return 0.0
     told = task["block"] or str(task["balance"]) in result.output.support_advice
     return 0.5 * (result.output.block_card == task["block"]) + 0.5 * told

@@ -1,7 +1,7 @@
 """The task of the coding agents: a folder with a bug. Only the reward command sees the check.
 
 The check runs their code in a separate process, since ``os._exit(0)`` in the check's own process
-would be a success.
+would count as a success.
 """
 
 import sys

@@ -20,14 +20,14 @@ ASKS = "Please put me into seat {seat}. My confirmation number is {confirmation}
 
 
 async def agent(client, task):
-    """Play a customer's message; 1.0 if the seat was booked, else up to 0.2 for the reply."""
+    """Play a message; return 1.0 if the seat was booked, else up to 0.2 by the reply."""
     provider = OpenAIProvider(openai_client=client.openai)
     config = RunConfig(model_provider=provider, tracing_disabled=True)
     context = AirlineAgentContext()
     asked = ASKS.format(**task)
     try:
         result = await Runner.run(triage_agent, asked, context=context, run_config=config)
-    except ModelBehaviorError:  # the reply was cut
+    except ModelBehaviorError:  # the reply was truncated
         return 0.0
     booked = {"confirmation": context.confirmation_number, "seat": context.seat_number} == task
     return 1.0 if booked else 0.2 * closeness(result.final_output, task["seat"])

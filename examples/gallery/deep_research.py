@@ -47,6 +47,6 @@ async def agent(task):
     settings = {"configurable": {"allow_clarification": False}}
     try:
         state = await deep_researcher.ainvoke(asked, settings)
-    except (LengthFinishReasonError, ValidationError):  # the brief does not have the format
+    except (LengthFinishReasonError, ValidationError):  # the brief is malformed
         return 0.0
     return closeness(state["final_report"], task["answer"])

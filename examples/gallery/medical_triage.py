@@ -26,10 +26,10 @@ TASKS = [
 
 
 async def agent(task):
-    """Play a patient; 1.0 for the right path."""
+    """Play a patient; return 1.0 for the right path."""
     patient = PatientInfo(patient_id="P001", age=64, known_conditions=[])
     try:
         outcome = await MedicalTriageSystem().handle_patient(task["complaint"], patient)
-    except UnexpectedModelBehavior:  # the answer does not have the format
+    except UnexpectedModelBehavior:  # the answer is malformed
         return 0.0
     return float(outcome["final_status"] == task["path"])

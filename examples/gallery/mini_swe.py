@@ -33,7 +33,7 @@ CONFIG["step_limit"] = 8
 
 
 def agent(client, task):
-    """Solve an issue in an empty folder; 0.5 for the file, 0.5 for its content."""
+    """Solve an issue in an empty folder; return 0.5 for the file, 0.5 for its content."""
     name, key = f"openai/{client.model}", {"api_key": "unused"}
     with tempfile.TemporaryDirectory() as folder:
         model, shell = LitellmModel(model_name=name, model_kwargs=key), LocalEnvironment(cwd=folder)

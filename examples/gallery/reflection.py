@@ -118,6 +118,6 @@ async def agent(client, task):
     chat = OpenAIChatClient(model=client.model, async_client=client.openai)
     try:
         response = await reflecting(chat).run(task["asked"])
-    except ChatClientException:  # the review does not have the format
+    except ChatClientException:  # the review is malformed
         return 0.0
     return closeness(response.text, task["answer"])

@@ -32,7 +32,7 @@ async def agent(client, task):
     try:
         with example.time_range_agent.override(model=model):
             answer = (await example.infer_time_range(inputs)).model_dump(mode="json")
-    except UnexpectedModelBehavior:  # the answer does not have the format
+    except UnexpectedModelBehavior:  # the answer is malformed
         return 0.0
     expected = task["expected_output"]
     return sum(closeness(answer.get(key), expected[key]) for key in expected) / len(expected)

@@ -1,4 +1,4 @@
-r"""Agents as tools in the OpenAI Agents SDK: an orchestrator calls translators, another sums up.
+r"""Agents as tools in the OpenAI Agents SDK: one calls translators, another sums up.
 
 Source: openai/openai-agents-python, examples/agent_patterns/agents_as_tools.py (MIT); unchanged,
 from the sources of openai-agents. The agents make their own clients; evert takes over their calls.
@@ -32,6 +32,6 @@ async def agent(task):
     try:
         translated = await Runner.run(orchestrator_agent, asked)
         summed_up = await Runner.run(synthesizer_agent, translated.to_input_list())
-    except ModelBehaviorError:  # the reply was cut
+    except ModelBehaviorError:  # the reply was truncated
         return 0.0
     return closeness(summed_up.final_output, f"{task['Spanish']}\n{task['French']}")

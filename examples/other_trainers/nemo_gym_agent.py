@@ -60,7 +60,7 @@ class EvertAgent(SimpleResponsesAPIAgent):
         )
 
     async def responses(self, body=Body()):  # noqa: B008
-        """Not supported: an agent makes its own conversation."""
+        """Raise an error, since an agent makes its own conversation."""
         raise NotImplementedError
 
 

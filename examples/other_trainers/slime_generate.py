@@ -43,7 +43,7 @@ class Router(TokenCompleter):
 
 @cache
 def renderer_of(checkpoint):
-    """Return the model's renderer, by slime's name or folder of the checkpoint."""
+    """Return the renderer of a checkpoint, which slime gives as a name or a folder."""
     return model_renderer(checkpoint, None)
 
 

@@ -1,4 +1,4 @@
-"""The module by whose name verifiers finds ``AgentHarness`` and ``AgentTaskset``."""
+"""verifiers finds ``AgentHarness`` and ``AgentTaskset`` by the name of this module."""
 
 from evert.verifiers import AgentHarness, AgentTaskset
 

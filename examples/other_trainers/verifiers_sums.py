@@ -18,7 +18,7 @@ class SumTask(vf.Task[Sum, vf.State, vf.TaskConfig]):
 
     @vf.reward(weight=2.0)
     async def right(self, trace):
-        """Whether the last answer has the sum."""
+        """Return whether the last answer has the sum."""
         return float(str(self.data.a + self.data.b) in trace.last_reply)
 
     @vf.metric
@@ -56,5 +56,5 @@ class Twice(vf.Harness[vf.HarnessConfig]):
 __all__ = ["Sums", "Twice"]
 
 ENVIRONMENT = {"taskset": {"id": "verifiers-sums"}, "agent": {"runtime": {"type": "subprocess"}}}
-agent = VerifiersAgent(ENVIRONMENT)  # the env block of a configuration of verifiers
+agent = VerifiersAgent(ENVIRONMENT)  # the env block of a verifiers configuration
 TASKS = range(3)  # or agent.tasks(), the numbers of all tasks in the taskset

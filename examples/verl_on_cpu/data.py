@@ -1,4 +1,4 @@
-"""Writes ``identity.parquet`` and ``guess_number.parquet`` into the folder of its argument."""
+"""Writes ``identity.parquet`` and ``guess_number.parquet`` into the folder given as argument."""
 
 import sys
 from pathlib import Path

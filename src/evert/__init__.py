@@ -7,7 +7,7 @@ on first use. Importing evert registers the games with Gymnasium, as other Gymna
 does not load torch, tinker or transformers. Where things live:
 
     evert.bridge     agent function -> Env, groups, datasets
-    evert.agents     ready agents for well-known programs
+    evert.agents     ready-made agents that run well-known programs
     evert.envs       the games, and agents as Gymnasium environments
     evert.trainers   the embedded engine, training, evaluation
 """

@@ -1,4 +1,4 @@
-"""Harbor's trials as agents: ``HarborAgent``, ``TaskFolders``, and ``Bubblewrap``, a sandbox.
+"""Harbor's trials as agents (``HarborAgent``, ``TaskFolders``), and a sandbox (``Bubblewrap``).
 
 See ``docs/harbor.md``.
 """

@@ -1,4 +1,4 @@
-"""evert's groups on Ray: ``pip install 'evert[ray]'``, ``RayRollouts(workers=8)``."""
+"""Groups of episodes on Ray workers: ``pip install 'evert[ray]'``, ``RayRollouts(workers=8)``."""
 
 from evert.trainers.workers.actors import RayRollouts
 

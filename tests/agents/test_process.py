@@ -217,7 +217,7 @@ async def test_a_program_that_cannot_start_is_an_error_with_advice(tmp_path: Pat
 
     assert isinstance(plain.__cause__, CommandError)
     assert "The program 'evert-no-such-program' was not found" in str(plain)
-    assert "install it in a folder of PATH, or give its whole path" in str(plain)
+    assert "install it in a folder of PATH, or give its full path" in str(plain)
     assert "To fix it: npm install -g evert-no-such-program." in str(with_advice)
     assert "wrote last" not in str(with_advice)
     assert "cannot be started: [Errno 13] Permission denied" in str(denied)

@@ -287,7 +287,7 @@ async def test_files_written_to_a_kept_folder_follow_no_link_of_an_earlier_comma
             cwd=project, files=files, sandbox=True, reward=lambda result, task: 1.0,
         )  # fmt: skip
         await ChatAgentEnv(agent).initial_observation()
-        with pytest.raises(AgentError, match=r"cannot be written to .*follows no link"):
+        with pytest.raises(AgentError, match=r"cannot be written to .*does not follow links"):
             await ChatAgentEnv(agent).initial_observation()
         (project / link).unlink()
     assert (outside / "file").read_text() == "mine"
@@ -361,7 +361,7 @@ async def test_an_unavailable_sandbox_is_an_error_or_warned_of_once(
     without(line)
     sandboxes: list[Any] = [True, [os.curdir]]
     for sandbox in sandboxes:
-        with pytest.raises(AgentError, match=f"asks for a sandbox, and .*{said}.*sandbox=False"):
+        with pytest.raises(AgentError, match=f"asks for a sandbox, but .*{said}.*sandbox=False"):
             await kit.play(ProcessAgent([sys.executable, "-c", ""], sandbox=sandbox))
     for _ in range(2):
         agent = ProcessAgent([sys.executable, "-c", ""], sandbox=None)

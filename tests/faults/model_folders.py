@@ -231,8 +231,8 @@ TOKENIZER = NEEDS % (
 )
 CONFIG = NEEDS % "config.json names {'AutoConfig': 'evil.EvilConfig', …"
 DAMAGED = "Model 'FOLDER' could not be loaded. Check the files in FOLDER; "
-SAYS = f"{DAMAGED}the loader says: "
-PICKLE = f"{DAMAGED}its weights are a pickle with more than tensors; take .safetensors"
+SAYS = f"{DAMAGED}the loader raised "
+PICKLE = f"{DAMAGED}its weights are a pickle of more than tensors; use .safetensors"
 
 ROWS = [
     # code, where it is needed
@@ -263,7 +263,7 @@ ROWS = [
         NEEDS % "tokenizer_config.json names {'AutoTokenizer': ['them/theirs--evil.Theirs'…"),
     Row("images read by its own code", edit("preprocessor_config.json",
         auto_map={"AutoImageProcessor": "evil.EvilImages"}, image_processor_type="EvilImages"),
-        to_show_images_to, "has a chunk that is not text, and FOLDER is a model of type qwen3.…"),
+        to_show_images_to, "has a chunk that is not text, but FOLDER is a model of type qwen3.…"),
     Row("images read by its own code, and a model that is shown some",
         lambda folder: (edit("config.json", model_type="qwen3_vl")(folder),
         edit("preprocessor_config.json", auto_map={"AutoImageProcessor": "evil.EvilImages"},
@@ -292,8 +292,8 @@ ROWS = [
     Row("weights that its index has elsewhere", replaced("model.safetensors",
         lambda path: edit("model.safetensors.index.json", metadata={},
         weight_map={"a": "../../w"})(path.parent)), to_sample_from,
-        "Model 'FOLDER': model.safetensors.index.json names ../../w, not in FOLDER; expected each "
-        "file of weights in the folder. Get the whole folder again."),
+        "Model 'FOLDER': model.safetensors.index.json names ../../w, missing from FOLDER; expected "
+        "each file of weights in the folder. Get the whole folder again."),
     # what is no file
     Row("a pipe for a tokenizer", replaced("tokenizer.json", os.mkfifo), as_a_renderers_model,
         "Model 'FOLDER': 'tokenizer.json' in FOLDER is a pipe, a device or a socket; expected a "

@@ -56,7 +56,7 @@ def test_trusted_code_is_run_logged_and_recorded(folder: Path, caplog: Logs) -> 
     evaluating(str(folder), f"models={folder}", "trust_remote_code=True")
 
     assert (folder / RAN).exists()
-    assert "trust_remote_code=True: Python code that comes with a model is run" in caplog.text
+    assert "trust_remote_code=True: Python code that comes with a model will run" in caplog.text
     record = Path(f"{folder}-evaluation") / "evaluation.json"
     assert json.loads(record.read_text())["settings"]["trust_remote_code"] is True
     assert pretrained.TRUST not in os.environ

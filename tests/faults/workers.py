@@ -149,7 +149,7 @@ LOST = (
     "LostGroupError: The group of …agent on the task 1.0 was lost with its worker 3 times…: {}. …"
 )
 NONE = "WorkerError: No worker can be started: each died 3 times… The last time {}. …"
-SILENT = "process … was killed, since it gave no answer for 0.5 s: …(its standard error says where)"
+SILENT = "process … was killed, since it gave no answer for 0.5 s: …standard error shows where)"
 
 PROGRAMS = [
     Program(name, text, LOST.format(f"process … {how}"),

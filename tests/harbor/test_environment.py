@@ -190,8 +190,8 @@ def test_a_dockerfiles_files_and_variables_are_in_the_sandbox(tmp_path: Path) ->
             {},
             "COPY at /usr/share/mine, which is the sys",
         ),
-        ("FROM debian\nCOPY files /app/../tmp/x", {}, "COPY at /tmp/x, which is the system's"),
-        ("FROM debian\nWORKDIR /usr/src", {}, "the workdir at /usr/src, which is the system's"),
+        ("FROM debian\nCOPY files /app/../tmp/x", {}, "COPY at /tmp/x, which the sandbox provides"),
+        ("FROM debian\nWORKDIR /usr/src", {}, "the workdir at /usr/src, which the sandbox"),
         ("FROM debian\nENV A='1", {}, "ENV A='1: No closing quotation"),
         ("FROM debian\nCOPY", {}, "COPY: not enough values"),
         ("FROM debian\nCOPY up /app/", {}, r"COPY up, with a link that leads elsewhere"),
@@ -208,6 +208,6 @@ def test_a_task_that_needs_an_image_is_refused_by_name(
         (tmp_path / name / "inner").mkdir(parents=True)
         (tmp_path / name / "inner/link").symlink_to(leads)
     (tmp_path / "to-up").symlink_to("up")
-    advice = r".*The task mine needs an image .*Run it in a container: environment=docker"
+    advice = r".*The task mine needs an image .*Run it in a container \(environment=docker"
     with pytest.raises(SandboxBuildFailedError, match=f"(?s)(?={advice}).*{what}"):
         plan(tmp_path, dockerfile, **config)

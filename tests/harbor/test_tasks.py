@@ -80,7 +80,7 @@ def test_the_command_lines_of_the_harbor_page_are_valid() -> None:
         ({"environment": {"type": "dokcer"}}, "no environment 'dokcer'"),
         ({"timeout": 3}, "no field of TrialConfig 'timeout'. Did you mean 'timeout_multiplier'"),
         ({"trial_name": "mine"}, "no field of TrialConfig 'trial_name'"),
-        ({"serve_address": "trainer:8443"}, "expected the URL by which an agent reaches this"),
+        ({"serve_address": "trainer:8443"}, "expected the URL at which an agent reaches this"),
         ({"timeout_multiplier": "often"}, "timeout_multiplier: Input should be a valid number"),
         ({"agent": {"name": "aider", "env": 3}}, "env: Input should be a valid dictionary"),
     ],
@@ -152,8 +152,8 @@ def test_each_of_harbors_agents_gets_the_episodes_address(name: str, tmp_path: P
 @pytest.mark.parametrize(
     ("agent", "options", "message"),
     [
-        ("devin", {}, "Harbor's agent 'devin' uses only its maker's models"),
-        ("mini-swe-agent", {}, "Give an address of this machine: host='172.17.0.1'"),
+        ("devin", {}, "Harbor's agent 'devin' supports only its vendor's models"),
+        ("mini-swe-agent", {}, "Give an address of this machine, such as host='172.17.0.1'"),
     ],
 )
 async def test_an_agent_that_cannot_reach_the_episode_is_refused(

@@ -380,14 +380,14 @@ ROUTED = "actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
     ("overrides", "settings", "message"),
     [
         ([], {"seats": ["a", "b"]}, "verl trains one policy"),
-        ([], {"branches": "all"}, "only its V1 trainers take several"),
+        ([], {"branches": "all"}, "only verl's V1 trainers take several"),
         ([], {"branches": "some"}, "branches is 'some'; expected 'all', 'last'"),
         ([], {"policy_name": "gpt-4o"}, "Did you mean 'policy_names'"),
         ([], {"limits": {"max_turn": 3}}, "Did you mean 'limits.max_turns'"),
         ([], {"models": {"judge": "evert-tiny"}}, "verl's workers have no engine for"),
         ([], {"agent": "verl_agents:nobody"}, "No agent at 'verl_agents:nobody'"),
         ([], {"task": "extra_info.question"}, "has no 'extra_info.question'; it has .*task_json"),
-        ([ROUTED], {}, "does not carry a router's choices"),
+        ([ROUTED], {}, "does not pass the experts' routing"),
     ],
 )
 async def test_an_unsupported_setting_is_refused_with_the_reason(
@@ -516,7 +516,7 @@ def test_verl_reads_back_the_written_tasks_unchanged(tmp_path: Path) -> None:
     ("tasks", "message"),
     [
         ([], "needs at least one task"),
-        ([(1, 2)], r"Task 0, \(1, 2\), is not the same after a round trip through JSON"),
+        ([(1, 2)], r"Task 0, \(1, 2\), changes in a round trip through JSON"),
         ([0, {1, 2}], r"Task 1, \{1, 2\}, cannot be written as JSON"),
         ("no.such:TASKS", "No tasks at 'no.such:TASKS'"),
     ],

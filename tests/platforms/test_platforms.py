@@ -53,6 +53,7 @@ def test_a_run_is_trained_evaluated_and_shown(platform: str, tmp_path: Path) -> 
         viewer.terminate()
 
 
+@pytest.mark.nightly
 def test_a_mac_plays_in_a_pool_and_sweeps(tmp_path: Path) -> None:
     pooled = evert("darwin", tmp_path, *SHORT, "rollouts=pool", "rollout_workers=1")
     assert pooled.returncode == 0, pooled.stderr

@@ -22,20 +22,20 @@ TESTED = {
     "openai": "3.57.0",
     "peft": "0.21.2",
 }
-"""The newest versions that evert was tested with, of the packages that matter most."""
+"""The newest tested versions of the most important packages."""
 
 SYSTEMS = {
     "linux": "",
     "darwin": "tested in simulation only; please report problems",
-    "win32": "tested in simulation only; without commands as agents, evert sweep, rollouts=pool",
+    "win32": "tested in simulation only; no commands as agents, evert sweep or rollouts=pool",
 }
-"""What users of a system should know."""
+"""What we tell the users of each operating system."""
 
 USAGE = """\
 Usage: evert doctor
 
-Says what is installed and what is missing, which versions are newer than those that evert was
-tested with, and which device and sandbox evert would use. It changes nothing, and stays offline.
+Shows what is installed and what is missing, which versions are newer than the tested ones, and
+which device, sandbox and engine evert would use. Changes nothing, and needs no network.
 """
 
 
@@ -64,7 +64,7 @@ def _packages() -> Iterator[tuple[str, str, str]]:
             yield name, "missing", f"pip install {name}"
             continue
         is_newer = _numbers(installed) > _numbers(tested)
-        note = f"newer than {tested}, the newest that was tested" if is_newer else ""
+        note = f"newer than {tested}, the newest tested version" if is_newer else ""
         yield name, installed, note
 
 
@@ -101,7 +101,7 @@ def _choices() -> Iterator[tuple[str, str, str]]:
     device = device_kinds()[0]
     names: dict[str, Callable[[], str]] = {
         "cuda": torch.cuda.get_device_name,
-        "mps": lambda: "Apple's GPU; evert was tested on a stand-in for it, not on hardware",
+        "mps": lambda: "Apple's GPU; tested on a stand-in for it, not on hardware",
         "cpu": lambda: f"{os.cpu_count()} cores",
     }
     yield "device=auto", device, names[device]()

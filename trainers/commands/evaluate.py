@@ -1,13 +1,13 @@
 """Evaluate models on a game or an agent: ``evert evaluate env=twenty_questions models=...``.
 
-Every model plays every task several times. The output folder has
+Every model plays every task several times. The output folder contains
 
     evaluation.json                 the settings, with versions
     episodes.jsonl                  every episode
     rollouts.jsonl                  every episode's tokens, with record=True
     scores.csv                      scores by model, split and category
     splits.png  categories.png      the scores as bars
-    pass_at.png                     pass@k by k, with pass_at=
+    pass_at.png                     pass@k for each k, with pass_at=
 
 Each episode has its own seed, so ``out=FOLDER`` can resume an interrupted evaluation.
 """
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from evert.trainers.episodes.playing import EpisodeLog, EpisodeResult, PlannedEpisode
 
 SHOWN = 3
-"""Tasks of each model whose answers are shown below the table."""
+"""How many tasks per model are shown with their replies below the table."""
 SPLITS_FIGURE, CATEGORIES_FIGURE, PASS_AT_FIGURE = "splits.png", "categories.png", "pass_at.png"
 
 USAGE = """\
@@ -73,7 +73,7 @@ MAY_CHANGE = frozenset(
     {"models", "seeds", "pass_at", "parallel", "record", "device", "threads", "out"}
     | {"base_url", "api_key_env"}  # recorded without passwords; digests tell endpoints apart
 )
-"""Settings that may change when an evaluation is resumed: the played episodes stay valid."""
+"""Settings that a resumed evaluation may change, because the finished episodes stay valid."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,7 +119,7 @@ def _run_with(settings: EvaluateSettings, plan: PlayingPlan) -> int:
         _check_folder(Path(settings.out).expanduser(), settings)  # before models are loaded
     contestants = _contestants(plan)
     folder = run_folder.output_folder(settings.out, "evaluations", settings.name, EVALUATION)
-    console = Console(highlight=False, markup=False, emoji=False)  # print names as they are
+    console = Console(highlight=False, markup=False, emoji=False)  # print names literally
     tasks = {f"{split}_tasks": listed for split, listed in plan.tasks.items()}
     for warning in texts_as_tasks(tasks):
         console.print(redacted(f"warning: {warning}"), soft_wrap=True)
@@ -145,8 +145,8 @@ def _check_folder(path: Path, settings: EvaluateSettings) -> None:
     ]
     if changes:
         raise RunFolderError(
-            f"{path} holds an evaluation with other settings:{''.join(changes)}\nTo resume it, "
-            "leave these out; to start another, choose another out=."
+            f"{path} holds an evaluation with different settings:{''.join(changes)}\nTo resume it, "
+            "leave these settings out; to start a new one, choose another out=."
         )
 
 
@@ -215,7 +215,7 @@ def _progress(
     def on_episode(episode: "EpisodeResult") -> None:
         nonlocal won, count
         won, count = won + episode.success, count + 1
-        successes = f"{won} successes"  # a rate would be biased: short episodes end first
+        successes = f"{won} successes"  # a rate would be biased, as short episodes end first
         bar.update(task, advance=1, successes=successes)
         if not console.is_terminal and count % -(-total // 5) == 0:
             console.print(f"{name}: {count}/{total}  {successes}", soft_wrap=True)
@@ -243,7 +243,7 @@ def _report(
     if len({row.split for row in splits}) > 1:
         totals = score(episodes)
         rows = [r for t in totals for r in (*(s for s in splits if s.model == t.model), t)]
-    title = f"{settings.name}: {settings.seeds} episodes a task"
+    title = f"{settings.name}: {settings.seeds} episodes per task"
     title += f", temperature {settings.temperature:g}" + ", with search" * settings.search
     title += f", against {redacted(settings.opponent)}" * bool(settings.opponent)
     console.print(title, soft_wrap=True)

@@ -1,11 +1,11 @@
 """Evaluate on every taskset that needs no network: ``evert evaluate tasks=all-offline models=M``.
 
 The packages of tasksets conflict, so each taskset is evaluated in a separate process: with this
-Python, or with the first virtual environment in ``environments=`` that has its packages. A taskset
+Python, or with the first virtual environment in ``environments=`` that has the packages. A taskset
 whose packages are missing everywhere is reported and left out.
 
     evaluation.json   the arguments, with versions
-    NAME/ NAME.txt    one evaluation, and its output
+    NAME/ NAME.txt    the evaluation on one taskset, and what it printed
     scores.csv        all scores
 
 ``out=FOLDER`` resumes an interrupted evaluation.
@@ -35,7 +35,7 @@ from evert.trainers.system.provenance import origin
 
 ALL = "all-offline"
 TYPED = "typed"
-"""Key of the arguments in ``evaluation.json``."""
+"""The key under which ``evaluation.json`` has the arguments."""
 STOP_SECONDS = 30
 """How long an interrupted evaluation may take to end before it is killed."""
 
@@ -56,7 +56,7 @@ except EvertError as error:
 def run(pairs: Mapping[str, str], settings: EvaluateSettings) -> int:
     """Evaluate on every offline taskset; return 1 if an evaluation failed.
 
-    ``pairs`` has the arguments without ``tasks``; ``settings`` are the same, parsed.
+    ``pairs`` has the arguments except ``tasks``; ``settings`` has these arguments, parsed.
     """
     console = Console(highlight=False, markup=False, emoji=False)
     path = output_folder(settings.out, "evaluations", ALL, EVALUATION)
@@ -67,7 +67,7 @@ def run(pairs: Mapping[str, str], settings: EvaluateSettings) -> int:
     rows, has_failed = list[dict[str, str]](), False
     console.print(f"evaluations: {path}", soft_wrap=True)
     if without_list:
-        console.print(f"left out, since they list no offline tasks: {', '.join(without_list)}")
+        console.print(f"left out, because they list no offline tasks: {', '.join(without_list)}")
     try:
         for number, (name, defaults) in enumerate(tasks, 1):
             out = path / slug(name)
@@ -116,7 +116,7 @@ def offline_tasks() -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
 
 
 def _python_of(evaluation: Mapping[str, str], environments: str) -> tuple[str, str]:
-    """Return the first Python that can make the taskset's game; or "", and why this one cannot."""
+    """Return the first Python that can make the taskset's game, or "" and this one's error."""
     arguments = [f"id={evaluation['tasks']}"]
     arguments += [f"{k[6:]}={v}" for k, v in evaluation.items() if k.startswith("tasks.")]
     interpreters = sorted(Path(environments).expanduser().glob("*/bin/python"))
@@ -132,13 +132,13 @@ def _python_of(evaluation: Mapping[str, str], environments: str) -> tuple[str, s
 
 
 def _evaluate(python: str, evaluation: Mapping[str, str], output: Path) -> str:
-    """Evaluate on one taskset; return "", or what went wrong."""
+    """Evaluate on one taskset; return an error message, or ""."""
     pairs = [f"{key}={value}" for key, value in evaluation.items()]
     command = [python, "-P", "-m", "evert.trainers.cli", "evaluate", *pairs]
     with (
         output.open("wb") as file,
-        # In a new session, the process gets neither the terminal's Ctrl-C nor its hang-up: we pass
-        # them on, once.
+        # In a new session, the terminal's Ctrl-C and hang-up do not reach the process. We pass
+        # each on once.
         subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True) as process,
         _hang_up_interrupts(),
     ):
@@ -160,7 +160,7 @@ def _evaluate(python: str, evaluation: Mapping[str, str], output: Path) -> str:
 
 @contextmanager
 def _hang_up_interrupts() -> Iterator[None]:
-    """Inside the block the terminal's hang-up acts like Ctrl-C, unless it is ignored (nohup)."""
+    """Treat the terminal's hang-up like Ctrl-C inside the block, unless it is ignored (nohup)."""
     if sys.platform == "win32":  # has no SIGHUP
         yield
         return
@@ -174,17 +174,17 @@ def _hang_up_interrupts() -> Iterator[None]:
 
 
 def _scores(folder: Path) -> list[dict[str, str]]:
-    """Return the scores of an evaluation's splits; none if it has not finished."""
+    """Return an evaluation's scores by split; [] if the evaluation has not finished."""
     return [row for row in read_csv(folder / SCORES) if not row["category"]]
 
 
 def _failed_episodes(folder: Path) -> list[str]:
-    """Return how many episodes of an evaluation failed and the most common error; [] for none."""
+    """Return lines with the number of failed episodes and their most common error; [] for none."""
     from evert.trainers.episodes.playing import EpisodeError, EpisodeLog, failures
 
     try:
         counts = failures([*EpisodeLog(folder).by_key.values()])
-    except EpisodeError:  # written by another version, which the evaluation has reported
+    except EpisodeError:  # another version wrote the log, which the evaluation reported
         return []
     return [f"  {line}" for line in counts.describe().splitlines()] if counts.count else []
 

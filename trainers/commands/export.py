@@ -35,7 +35,7 @@ USAGE = """\
 Usage: evert export run=RUN [format=sft] [min_reward=1] [out=sft.jsonl] [key=value ...]
 
 Writes the recorded rollouts of a run or an evaluation (record=) for other programs, one JSON
-object a line:
+object per line:
 
   format=sft     conversations for the Cookbook's chat_sl or TRL's SFTTrainer, with their tools
   format=pairs   the best and the worst episode of each group, for TRL's DPOTrainer
@@ -43,8 +43,8 @@ object a line:
   format=training_trace   calls with tokens, masks and log-probabilities: OpenEnv's TrainingTrace
   format=otel    spans in OpenTelemetry's GenAI conventions (OTLP), for Langfuse, Phoenix, ...
 
-An out= without .jsonl is a folder that datasets.load_dataset reads; atif writes a file for each
-trajectory. run= may be a trace of another program, in ATIF or as TrainingTrace.
+An out= that does not end in .jsonl is a folder, which datasets.load_dataset can read; atif writes
+one file per trajectory. run= may be another program's trace, in ATIF or as a TrainingTrace.
 
 """
 
@@ -53,12 +53,12 @@ trajectory. run= may be a trace of another program, in ATIF or as TrainingTrace.
 class ExportSettings:
     """The rollouts to write, the format, and the output."""
 
-    run: str = chz.field(doc="folder of a run or an evaluation, or a file of a Recorder")
+    run: str = chz.field(doc="folder of a run or an evaluation, or a Recorder's file")
     format: Literal["sft", "pairs", "atif", "training_trace", "otel"] = setting(
         "sft", "format to write"
     )
     min_reward: float | None = setting(
-        None, "lowest reward of a rollout, group reward included; None: any"
+        None, "lowest total reward of a rollout (group reward included); None: any"
     )
     out: str | None = setting(
         None, "file or folder to write; None: FORMAT.jsonl, or the folder atif"
@@ -67,7 +67,7 @@ class ExportSettings:
 
 
 class _Selection:
-    """Selects the rollouts to write; counts them, and the rows that they become."""
+    """Selects the rollouts to write, and counts rollouts and rows."""
 
     def __init__(self, settings: ExportSettings) -> None:
         self.min_reward = settings.min_reward
@@ -82,7 +82,7 @@ class _Selection:
 
 
 def export(settings: ExportSettings) -> None:
-    """Write the rows, one after the other, and print how many there are."""
+    """Write the rollouts in the chosen format, and print the number of rows."""
     record_files(settings.run)  # a wrong name raises before the slow import of the formats
     from evert.trainers.rundir.exports import FORMATS
 
@@ -95,7 +95,7 @@ def export(settings: ExportSettings) -> None:
             raise RecordError(_why_nothing(settings, selection, left_out))
         out = _write(settings, chain([first], lines))
     count = f"{selection.rows} {NOUNS[settings.format][1]}"
-    of = f"of {selection.selected} rollouts ({selection.total} on record)"
+    of = f"from {selection.selected} rollouts ({selection.total} recorded)"
     console.print(f"{out}: {count} {of}", soft_wrap=True)
     if left_out:
         console.print(f"left out: {len(left_out)}. The first: {left_out[0]}", soft_wrap=True)
@@ -104,7 +104,7 @@ def export(settings: ExportSettings) -> None:
 def _lines(
     settings: ExportSettings, rows: Iterable["Row"], selection: _Selection
 ) -> Iterator[bytes]:
-    """The rows in JSON, without known secrets; duplicate conversations and pairs only once."""
+    """Yield the rows as JSON without known secrets; with ``unique``, skip duplicates."""
     from evert.bridge.redaction import redacted
 
     indent = 2 if settings.format == "atif" else None
@@ -140,10 +140,10 @@ def _write(settings: ExportSettings, lines: Iterable[bytes]) -> Path:
 def _why_nothing(settings: ExportSettings, selection: _Selection, left_out: Sequence[str]) -> str:
     if left_out:
         what = NOUNS[settings.format][0]
-        return f"No {what} of {selection.selected} rollouts can be written. {left_out[0]}"
+        return f"No {what} from {selection.selected} rollouts can be written. {left_out[0]}"
     if not selection.selected and selection.total:
         least = f"min_reward={settings.min_reward:g}"
-        return f"None of {selection.total} rollouts earned {least}. Lower it."
+        return f"None of {selection.total} rollouts reaches {least}. Lower min_reward."
     if selection.selected and settings.format == "pairs":
         return f"{settings.run} has no group whose rewards differ, so there are no pairs."
     return f"There is no conversation in {settings.run}: no model was called."

@@ -1,4 +1,4 @@
-"""Make a starter folder, ``evert init NAME``: copies files of ``src/evert/starters``."""
+"""Make a starter folder from ``src/evert/starters``: ``evert init NAME``."""
 
 import shutil
 import textwrap
@@ -20,14 +20,14 @@ Usage: evert init [NAME] [--agent openai|openai-agents|anthropic|langgraph|comma
   evert init my-agent
   evert init my-agent --agent langgraph
 
-Makes a folder with an agent, its tasks, a test without a model and a README with the commands that
-play, train and evaluate it.
+Makes a folder with an agent, its tasks, a test that needs no model, and a README with the commands
+to play, train and evaluate the agent.
 
 """
 
 
 class InitError(EvertError, FileExistsError):
-    """The folder to make exists already, and is not empty."""
+    """The path to make already exists, and is not an empty folder."""
 
 
 @chz.chz
@@ -63,7 +63,7 @@ def _init(settings: InitSettings) -> None:
     folder = Path(settings.name).expanduser()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InitError(
-            f"{folder} exists already, and is not an empty folder. Nothing was changed. Choose "
+            f"{folder} already exists and is not an empty folder. Nothing was changed. Choose "
             "another name: evert init NAME."
         )
     for part in ("common", settings.agent):

@@ -1,4 +1,4 @@
-"""Models in and out: ``evert model import``, ``evert model check``, ``evert model export``."""
+"""``evert model import``, and the choice between ``import``, ``check`` and ``export``."""
 
 import sys
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ Usage: evert model import SOURCE out=FOLDER
   evert model import path/to/model.gguf out=my-model    weights become float32
   evert model import path/to/folder out=my-model        copies a folder in Hugging Face format
 
-It checks the weights, the tokenizer, the chat template and an answer, and shows the memory that
-training needs. If a check fails, nothing is written. A model may be split into files: name
-their folder, one of them (model-00001-of-00003.gguf), or their packages
-(package:NAME-part1,NAME-part2). `evert model check FOLDER` shows what the chat template can do,
+Checks the weights, the tokenizer, the chat template and a reply, and shows the memory that
+training needs. If a check fails, nothing is written. If a model is split into several files, pass
+the folder, one of the files (model-00001-of-00003.gguf), or all packages
+(package:NAME-part1,NAME-part2). `evert model check FOLDER` shows what the chat template supports;
 `evert model export model=runs/NAME out=FOLDER` writes trained weights for other programs.
 
 Settings:
@@ -63,32 +63,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command_of(arguments: Sequence[str]) -> Command[Any]:
-    """The command whose second word comes first; import for any other."""
+    """Return the command that the first argument names; ``import`` if it names none."""
     commands: dict[str, Command[Any]]
     commands = {"check": model_check.COMMAND, "export": model_export.COMMAND}
     return commands.get(arguments[0] if arguments else "", COMMAND)
 
 
 def summary(imported: "Imported | None", out: Path) -> str:
-    """Return the results of the check as text; None: the model has no chat template."""
+    """Return the results of the checks as text; None: the model has no chat template."""
     from evert.trainers.commands.plan import PlanSettings, in_bytes, make_plan
     from evert.trainers.engine.models.importing import QUESTION
 
     plan, chat = make_plan(PlanSettings(model=str(out))), list[str]()
     if imported is None:
-        chat += ["  renderer    the model has no chat template: pass renderer_name= in training"]
+        chat += ["  renderer    the model has no chat template: pass renderer_name= to train it"]
     else:
         is_whole, has_tools = not imported.renders_tails, imported.shows_tools
-        tails = "each prompt is rendered whole" if is_whole else "a turn adds its own tokens"
-        tools = "takes tools" if has_tools else f"takes no tools (renderer_name={HERMES} adds them)"
+        tails = "each prompt is rendered whole" if is_whole else "each turn only adds its tokens"
+        tools = "supports tools" if has_tools else f"no tools (renderer_name={HERMES} adds them)"
         chat += [f"  renderer    {imported.renderer_name}: {tails}; {tools}"]
         chat += [f"  says        {QUESTION} -> {imported.answer.strip()}"]
     return "\n".join(
         [
-            "  tokenizer   decodes to the text it encoded",
+            "  tokenizer   restores the text that it encoded",
             *chat,
-            f"  to train    {plan.parameters:,} parameters; {in_bytes(plan.held)} held, and "
-            f"{in_bytes(plan.training_pass)} in a training pass",
+            f"  to train    {plan.parameters:,} parameters; {in_bytes(plan.held)} all the "
+            f"time, and {in_bytes(plan.training_pass)} more in a training pass",
             f"Train it: evert train env=identity model_name={out}",
         ]
     )

@@ -1,4 +1,4 @@
-"""What a model's chat format can do, before a long run: ``evert model check FOLDER``."""
+"""Show what a model's chat format supports, before a long run: ``evert model check FOLDER``."""
 
 import textwrap
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ Usage: evert model check FOLDER
   evert model check my-model
   evert model check my-model chat_template.enable_thinking=False
 
-Shows what its chat template does with system prompts, tools, calls, thoughts and history, how
-replies are read back, what is lost, and which setting helps.
+Shows how the model's chat template renders system prompts, tools, tool calls, reasoning and
+history, how replies are parsed, what is lost, and which setting helps.
 
 Settings:
 """
@@ -30,7 +30,7 @@ class CheckSettings:
     """The model to check."""
 
     model: str = chz.field(doc="a Hugging Face folder with a tokenizer, or a model's name")
-    renderer_name: str | None = setting(None, "None: the one that fits the model")
+    renderer_name: str | None = setting(None, "the renderer; None: the one that fits the model")
     chat_template: Mapping[str, Any] = by_path(
         "values of variables that the model's chat template reads"
     )
@@ -39,7 +39,7 @@ class CheckSettings:
 def screen(
     model: str, renderer_name: str | None = None, variables: Mapping[str, Any] | None = None
 ) -> str:
-    """What the chat format of a model can do, as one screen of text."""
+    """Return what a model's chat format supports, as one screen of text."""
     from evert.bridge.tokens.template import TemplateRenderer
     from evert.bridge.tokens.template_report import template_report
 
@@ -50,7 +50,7 @@ def screen(
     if isinstance(renderer, TemplateRenderer):
         rows += template_report(renderer)
     else:
-        rows += [("format", f"the Cookbook's; for the model's own: renderer_name={TEMPLATE}")]
+        rows += [("format", f"the Cookbook's; to use the model's own: renderer_name={TEMPLATE}")]
     return "\n".join(_row(*row) for row in rows)
 
 

@@ -1,4 +1,4 @@
-"""Use trained weights elsewhere: ``evert model export model=runs/NAME out=FOLDER``."""
+"""Export trained weights for other programs: ``evert model export model=runs/NAME out=FOLDER``."""
 
 import os
 from contextlib import nullcontext, suppress
@@ -31,7 +31,7 @@ FORMATS = {
 }
 """Format -> the types that its weights can have; the first one is the default."""
 
-BAR = 1e-4  # largest difference of a log-probability in float32
+BAR = 1e-4  # largest allowed difference of a log-probability in float32
 
 USAGE = """\
 Usage: evert model export model=runs/NAME out=FOLDER [format=...] [dtype=...]
@@ -42,25 +42,25 @@ Usage: evert model export model=runs/NAME out=FOLDER [format=...] [dtype=...]
   evert model export model=runs/NAME out=gguf format=gguf dtype=q8_0  for llama.cpp and Ollama
 
 The result is loaded again, and its log-probabilities are compared with those of the run's own
-weights. In float32 they may differ by 1e-4; if they differ by more, nothing is written.
+weights. If they differ by more than 1e-4 in float32, nothing is written.
 
 Settings:
 """
 
 
 class ExportError(EvertError, ValueError):
-    """The weights cannot be exported in this form, or to this folder."""
+    """The weights cannot be exported in this format, or to this folder."""
 
 
 @chz.chz
 class ModelExportSettings:
-    """The weights to export, and the form."""
+    """The weights to export, and the format."""
 
     model: str = chz.field(doc="runs/NAME, runs/NAME@STEP, tinker://..., a base or a folder")
     out: str = chz.field(doc="the folder to write: a new or an empty one")
     format: str = setting("merged", f"one of {', '.join(FORMATS)}")
     dtype: str = setting(
-        "", "; ".join(f"{key}: {', '.join(FORMATS[key])}" for key in FORMATS) + "; '': the first"
+        "", "; ".join(f"{key}: {', '.join(FORMATS[key])}" for key in FORMATS) + "; '': its first"
     )
     trust_remote_code: bool = trust()
 
@@ -73,7 +73,7 @@ def _run(settings: ModelExportSettings) -> int:
 
 
 def _dtype_and_weights(settings: ModelExportSettings) -> tuple[str, ModelRef]:
-    """The dtype and the weights, checked before anything slow is imported."""
+    """Check the settings before slow imports; return the dtype and the weights."""
     if (form := settings.format) not in FORMATS:
         raise ExportError(f"format={form}: expected one of {', '.join(FORMATS)}.")
     dtype = settings.dtype or FORMATS[form][0]
@@ -82,7 +82,7 @@ def _dtype_and_weights(settings: ModelExportSettings) -> tuple[str, ModelRef]:
         raise ExportError(f"dtype={dtype}: with format={form}, expected one of {expected}.")
     out = Path(settings.out).expanduser()
     if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
-        raise ExportError(f"{out} exists already, and is not empty. Name another folder: out=.")
+        raise ExportError(f"{out} already exists and is not empty. Choose another folder: out=.")
     if form == "gguf" and find_spec("gguf") is None:
         raise MissingPackageError(
             "format=gguf requires the package gguf, which is not installed. Install it: pip "
@@ -108,11 +108,11 @@ def _is_hosted(named_weights: ModelRef) -> bool:
 
 
 def export(settings: ModelExportSettings, dtype: str, named_weights: ModelRef) -> str:
-    """Write the folder, and return what the user should know about it.
+    """Write the folder, and return a summary for the user.
 
     Raises:
-        EvertError: It cannot be written, or its log-probabilities differ from the run's.
-            Nothing is left at ``out``.
+        EvertError: The folder cannot be written, or its log-probabilities differ from the run's.
+            No files are left at ``out``.
     """
     from evert.trainers.engine.models import exporting
     from evert.trainers.engine.models.importing import draft_of, greedy_reply
@@ -136,7 +136,7 @@ def export(settings: ModelExportSettings, dtype: str, named_weights: ModelRef) -
         if dtype in ("float32", "f32") and not weights.hosted and not difference <= BAR:
             raise ExportError(
                 f"The exported weights give log-probabilities that differ by {difference:.2g} from "
-                f"those of the run; expected at most {BAR:g}. Nothing is written: please report it."
+                f"those of the run; expected at most {BAR:g}. Nothing is written; please report it."
             )
         reply = greedy_reply(model, weights.prompt, weights.stops)
     return _summary(settings, weights, difference, reply)
@@ -188,7 +188,7 @@ class _Weights:
 
 
 def _download(service: Any, named_weights: ModelRef, work: Path) -> tuple[str, Path]:
-    """The base and the adapter, in PEFT's format, of weights on a service."""
+    """Download weights from a service; return their base and the adapter in PEFT's format."""
     from tinker_cookbook import weights
     from tinker_cookbook.exceptions import TinkerCookbookError
 
@@ -210,7 +210,7 @@ def _download(service: Any, named_weights: ModelRef, work: Path) -> tuple[str, P
 
 
 def _card(settings: ModelExportSettings, dtype: str, weights: _Weights) -> str:
-    """The model card: what the Hub reads, and what made the weights."""
+    """Return the model card: metadata for the Hub, and where the weights come from."""
     from huggingface_hub import ModelCardData
     from huggingface_hub.file_download import try_to_load_from_cache
     from huggingface_hub.repocard import metadata_load
@@ -232,7 +232,7 @@ def _card(settings: ModelExportSettings, dtype: str, weights: _Weights) -> str:
         "run": f"{settings.model}{step}",
         "task": run.get("env") or run.get("agent"),
         "reward": _reward(named_weights),
-        "base": source if on_hub else f"{weights.base}, a folder on one machine: {source}",
+        "base": source if on_hub else f"{weights.base}, a local folder: {source}",
         "license of the base": terms or "unknown",
         "weights": f"{settings.format}, {dtype}",
         "renderer": weights.renderer,
@@ -243,7 +243,7 @@ def _card(settings: ModelExportSettings, dtype: str, weights: _Weights) -> str:
 
 
 def _reward(named_weights: ModelRef) -> str:
-    """The mean reward of held-out tasks, if these are the weights that were scored."""
+    """Describe the rewards on held-out tasks; "" if these weights were not scored."""
     run = None if named_weights.checkpoints is None else RunFolder(named_weights.checkpoints.parent)
     if run is None or not run.before or str(run.result.get("steps")) != named_weights.step:
         return ""
@@ -258,11 +258,11 @@ def _summary(
 
     out, source = quote(settings.out), quote(weights.source)
     same = sum(a == b for a, b in zip(reply, weights.reply, strict=False))
-    count = f"{same} of {len(weights.reply)} tokens as in the run"
+    count = f"{same} of {len(weights.reply)} tokens match the run"
     answer = weights.tokenizer.decode(reply, skip_special_tokens=True).strip()
     template = "the exported template renders the run's prompts"
     if not weights.has_template:
-        template = f"other programs render other prompts than the run's {weights.renderer}"
+        template = f"other programs render prompts differently than the run's {weights.renderer}"
     ask = f'pipeline("text-generation", "{settings.out}")([{{"role": "user", "content": "Hi"}}])'
     python = f"python -c {quote(f'from transformers import pipeline; print({ask})')}"
     rank = weights.named_weights.run.get("lora_rank") or 32
@@ -286,8 +286,8 @@ def _summary(
     ]
     if settings.format == "adapter" and not weights.on_hub:
         lines += [
-            f"  base        {weights.source}, a folder on this machine: elsewhere, set",
-            "              base_model_name_or_path in adapter_config.json to the folder there",
+            f"  base        {weights.source}, a folder on this machine; on another machine, set",
+            "              base_model_name_or_path in adapter_config.json to its path there",
         ]
     return "\n".join([*lines, "Use it:", *(f"  {command}" for command in commands)])
 

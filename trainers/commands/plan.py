@@ -1,6 +1,6 @@
-"""What a model costs to train: ``evert engine plan model=NAME``.
+"""Estimate what training a model takes: ``evert engine plan model=NAME``.
 
-For a local model, memory, from its configuration alone; for one of the service, dollars.
+For a local model: memory, from its configuration alone. For a service's model: cost in dollars.
 """
 
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ Usage: evert engine plan model=NAME [key=value ...]
   evert engine plan model=path/to/Qwen3-4B full_parameter=True device=cuda
   evert engine plan model=Qwen/Qwen3-8B steps=20 batch_size=32 group_size=8 tokens=1000 turns=3
 
-The last one says what the run costs on the hosted Tinker service, which has that model.
+The last example estimates the cost of a run on the hosted Tinker service, which has that model.
 
 Settings, with their values:
 """
@@ -35,7 +35,7 @@ Settings, with their values:
 class PlanSettings:
     """The model, and how the engine or the service would train it."""
 
-    model: str = setting(BASE_MODEL, "a base, a Hugging Face folder, a cached name, a run")
+    model: str = setting(BASE_MODEL, "a base, a Hugging Face folder, a cached Hub name, or a run")
     trust_remote_code: bool = trust()
     device: str = device("cpu, cuda, mps or auto")
     dtype: Dtype = setting("auto", "type of the weights; auto: bfloat16 on CUDA with an adapter")
@@ -43,9 +43,9 @@ class PlanSettings:
         None, "train all weights, not an adapter; None: for models below 50 M parameters"
     )
     lora_rank: int = size(32, "rank of the adapter, if one is trained")
-    samplers: int = size(2, "versions of the weights in memory to sample from", 0)
+    samplers: int = size(2, "versions of the weights kept in memory to sample from", 0)
     tokens: int = size(
-        2048, "length of a prompt with its reply; the plan says how many are sampled at a time"
+        2048, "tokens of a row (a prompt with its reply); the service: tokens of an episode"
     )
     gradient_checkpointing: bool | None = setting(
         None, "whether the backward pass recomputes layers; None: if needed"
@@ -53,7 +53,7 @@ class PlanSettings:
     steps: int = size(20, "the service: training steps")
     batch_size: int = size(32, "the service: groups (tasks) per step")
     group_size: int = size(8, "the service: episodes per group")
-    turns: int = size(1, "the service: model calls of an episode")
+    turns: int = size(1, "the service: model calls per episode")
 
 
 def _run(settings: PlanSettings) -> int:
@@ -92,7 +92,7 @@ def make_plan(settings: PlanSettings) -> "MemoryPlan":
 
 
 def as_text(plan: "MemoryPlan", tokens: int) -> str:
-    """Return the plan as text for rows of ``tokens`` tokens, with advice if it does not fit."""
+    """Return the plan as text for rows of ``tokens`` tokens, with advice if memory is too small."""
     trains = "all weights" if plan.rank is None else f"an adapter of rank {plan.rank}"
     suffix = ", layers recomputed in the backward pass" if plan.checkpointing else ""
     rows = [
@@ -102,12 +102,12 @@ def as_text(plan: "MemoryPlan", tokens: int) -> str:
         ("to sample from", in_bytes(plan.samplers), "beside the base" if plan.rank else "copies"),
         ("a training pass", in_bytes(plan.training_pass), f"{plan.pass_tokens:,} tokens{suffix}"),
         ("keys and values", in_bytes(plan.cache), f"at most: {plan.cache_tokens:,} tokens"),
-        ("rows at a time", f"{plan.rows(tokens):,}", f"of {tokens:,} tokens; others wait"),
+        ("rows at a time", f"{plan.rows(tokens):,}", f"of {tokens:,} tokens; other rows wait"),
     ]
     lines = [
         f"{plan.model}: {plan.parameters:,} parameters; trains {trains} on {plan.device}",
         *(f"  {row[0]:<20}{row[1]:>10}  {row[2]}".rstrip() for row in rows if row is not None),
-        f"held all the time: {in_bytes(plan.held)}; free now: {in_bytes(plan.free)}",
+        f"needed all the time: {in_bytes(plan.held)}; free now: {in_bytes(plan.free)}",
         f"a datum may have about {plan.longest:,} tokens",
     ]
     return "\n".join([*lines, *([] if plan.fits else [_advice(plan)])])
@@ -123,7 +123,7 @@ def hosted_plan(settings: PlanSettings) -> str:
     rows = [
         ("episodes", f"{episodes:,}", shape),
         ("tokens", f"{episodes * tokens:,}", f"{tokens:,} per episode, in {turns} model calls"),
-        ("a step", str(step), "all prompt to all reply"),
+        ("a step", str(step), "mostly prompts to mostly replies"),
         ("the run", str(cost), ""),
     ]
     lines = [
@@ -144,7 +144,7 @@ def _advice(plan: "MemoryPlan") -> str:
         "gradient_checkpointing=True" if not plan.checkpointing else "",
         "a smaller model, or a machine with more memory",
     ]
-    return f"It does not fit: {need} are needed. Try {', '.join(filter(None, ways))}."
+    return f"It does not fit: {need} is needed. Try {', '.join(filter(None, ways))}."
 
 
 def in_bytes(count: int) -> str:

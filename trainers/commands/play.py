@@ -29,10 +29,10 @@ Usage: evert play model=NAME env=GAME [key=value ...]
   evert play env=identity model=evert-tiny record=True out=plays/first
 
 Shows one episode in the terminal: what each request adds, the tools, the reply, the reward; then
-the whole episode as tokens. The task and seed= give the episode that evert evaluate plays.
+the whole episode as tokens. For the same task and seed, evert evaluate plays the same episode.
 
-With model=me, a line is a reply, and one that ends with \\ continues on the next. Where a tool is
-offered, NAME KEY=VALUE ... calls it. Ctrl-D ends the episode.
+With model=me, each line that you type is a reply; a \\ at its end continues it on the next line. To
+call a tool that the agent offers, type NAME KEY=VALUE ... Ctrl-D ends the episode.
 
 Settings, with their values:
 """

@@ -1,4 +1,4 @@
-"""``evert report RUN [RUN ...]``: save the viewer's page on some runs, with figures."""
+"""``evert report RUN [RUN ...]``: save the viewer's page about runs, with figures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +16,8 @@ PAGE = "index.html"
 USAGE = """\
 Usage: evert report RUN [RUN ...] [key=value ...]
 
-Saves the page of `evert view` about one or several runs, finished or not, or evaluations, and PNG
-files of their figures. The page is a single file of at most 16 MB that can be sent to others.
+Saves the page that `evert view` shows for runs (finished or not) or evaluations, and their figures
+as PNG files. The page is a single file of at most 16 MB, which you can send to others.
 
   evert report runs/NAME
   evert report runs/* out=comparison sample_price=1.5
@@ -31,7 +31,7 @@ class ReportSettings(PriceSettings):
 
     out: str = setting("", "folder to write; '': `report` in the first run's folder")
     title: str = setting("", "title of the page; '': the names of the runs")
-    smooth: float = setting(0.6, "weight of the past in the bold lines, from 0 to below 1")
+    smooth: float = setting(0.6, "weight of past values in the bold lines, at least 0 and below 1")
 
     @chz.validate
     def _check(self) -> None:
@@ -59,7 +59,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], ReportSettings]:
 
 
 def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
-    """Write the page, and the runs' figures beside it."""
+    """Write the page, and the runs' figures in the same folder; return the page's path."""
     runs = _read_runs(paths)
 
     from evert.trainers.reporting.drawing import draw_figures
@@ -71,7 +71,7 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
 
     if len(runs) > MOST_LINES:
         raise ReportError(
-            f"Got {len(runs)} runs; a figure can show {MOST_LINES} at most. Name fewer, or make "
+            f"Got {len(runs)} runs; a figure can show {MOST_LINES} at most. Pass fewer, or make "
             "several reports."
         )
     out = Path(settings.out).expanduser() if settings.out else runs[0].path / "report"
@@ -93,8 +93,8 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
 
 
 def _read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read the runs; of several paths, those that are not runs are named and left out."""
-    for path in paths:  # before reading any, which takes seconds
+    """Read the runs; among several paths, report and skip those that are not runs."""
+    for path in paths:  # before reading runs, which takes seconds
         if not path.exists():
             raise ReportError(no_run(path))
     runs = list[Run]()

@@ -1,7 +1,7 @@
 """``evert rescore run=RUN reward=module:function``: compute new rewards for recorded rollouts.
 
-It plays no episodes. ``rescored.jsonl`` has old and new rewards; the record is left unchanged,
-unless ``replace=true`` puts the new rewards into it.
+No episode is played. ``rescored.jsonl`` gets the old and new rewards. The record is unchanged
+unless ``replace=true`` writes the new rewards into it.
 """
 
 import asyncio
@@ -38,22 +38,22 @@ Usage: evert rescore run=RUN reward=package.module:function [key=value ...]
 
 Computes new rewards for the recorded rollouts of a run or an evaluation (record=), and compares
 them with the old ones. The function takes a RolloutRecord and returns a number; it may be async.
-With replace=true the record has the new rewards afterwards: evert view, export and warm-ups read
-them.
+replace=true writes the new rewards into the record, so that evert view, evert export and warm-ups
+use them.
 
 """
 
 
 @chz.chz
 class RescoreSettings:
-    """The rollouts to score again, and the new reward."""
+    """The rollouts to score again, and the new reward function."""
 
-    run: str = chz.field(doc="folder of a run or an evaluation, or a file of a Recorder")
+    run: str = chz.field(doc="folder of a run or an evaluation, or a Recorder's file")
     reward: str = chz.field(doc="import path of a function from a RolloutRecord to a number")
     replace: bool = setting(False, "whether the new rewards replace the recorded ones")
-    out: str = setting("", f"file to write; '': {RESCORED} in that folder")
+    out: str = setting("", f"file to write; '': {RESCORED} in the folder of run=")
     parallel: int = size(64, "rollouts scored at a time, if the function is async")
-    show: int = size(5, "rollouts to list, those whose reward changed most", 0)
+    show: int = size(5, "maximum rollouts to list, largest changes of the reward first", 0)
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ def rescore(settings: RescoreSettings, console: Console) -> list[Rescored]:
 def _replaceable(record: "RolloutRecord") -> "RolloutRecord":
     if "trace" in record.row:
         raise RecordError(
-            f"replace=true changes evert's own records; this is a trace ({record.row['trace']}). "
-            f"Leave it out: {RESCORED} has the new rewards."
+            f"replace=true changes only evert's records; this is a trace ({record.row['trace']}). "
+            f"Leave out replace=true; {RESCORED} will have the new rewards."
         )
     return record
 
@@ -109,9 +109,9 @@ async def _rescored(
     records: "Iterable[RolloutRecord]", reward: Callable[..., Any], parallel: int
 ) -> list[Rescored]:
     rollouts, remaining = list[Rescored](), iter(records)
-    while batch := [*islice(remaining, parallel)]:  # read before scoring: a damaged line raises
+    while batch := [*islice(remaining, parallel)]:  # a damaged line raises before scoring
         rollouts += await asyncio.gather(*(_scored(record, reward) for record in batch))
-        await asyncio.sleep(0)  # lets Ctrl-C in if no reward awaits
+        await asyncio.sleep(0)  # lets Ctrl-C interrupt rewards that never await
     return rollouts
 
 
@@ -142,7 +142,7 @@ async def _scored(record: "RolloutRecord", reward: Callable[..., Any]) -> Rescor
 def _show(rollouts: Sequence[Rescored], limit: int, console: Console) -> None:
     old, new = [rollout.old for rollout in rollouts], [rollout.new for rollout in rollouts]
     changes = [rollout for rollout in rollouts if not math.isclose(rollout.old, rollout.new)]
-    console.print(f"{len(rollouts)} rollouts, {len(changes)} with another reward")
+    console.print(f"{len(rollouts)} rollouts, {len(changes)} with a different reward")
     table = Table("", "old", "new", box=None)
     for name, measure in (("mean", fmean), ("lowest", min), ("highest", max)):
         of = cast("Callable[[list[float]], float]", measure)
@@ -166,7 +166,7 @@ def _write(rollouts: Sequence[Rescored], settings: RescoreSettings) -> Path:
 
 
 def _replace(rollouts: Sequence[Rescored], run: str) -> None:
-    """Put the new rewards into the record; the difference is added to the group's reward."""
+    """Write the new rewards into the record, adding each difference to ``final_reward``."""
     rewards = {
         (rollout.iteration, rollout.group_idx, rollout.traj_idx): rollout.new
         for rollout in rollouts

@@ -54,11 +54,11 @@ class ServeSettings:
     model: str = chz.field(doc="a base, a Hugging Face folder, runs/NAME or runs/NAME@STEP")
     name: str = setting("", "name that clients use; '': the model's own name")
     host: str = setting(
-        "127.0.0.1", "interface to listen on; 0.0.0.0: other machines can connect, by plain HTTP"
+        "127.0.0.1", "interface to listen on; 0.0.0.0: other machines can connect, over plain HTTP"
     )
     port: int = port("port to listen on; 0: any free port")
     api_key_env: str = setting(
-        "VLLM_API_KEY", "environment variable with the key that clients send; not set: a random key"
+        "VLLM_API_KEY", "environment variable with the key that clients send; unset: a random key"
     )
     trust_remote_code: bool = trust()
     device: str = device("cpu, cuda, mps or auto")
@@ -70,12 +70,12 @@ class ServeSettings:
         "more models to serve, by the names that clients use: models.NAME=runs/OTHER"
     )
     max_tokens: int | None = size(
-        None, "maximum tokens of a chat reply without its own cap; None: as in the run, or 2048"
+        None, "maximum tokens of a chat reply if the request sets none; None: the run's, or 2048"
     )
     temperature: float | None = size(
-        None, "temperature of every chat reply; None: as the request asks, else 1", 0
+        None, "temperature of every chat reply; None: the request's, or 1", 0
     )
-    keep: int = size(2**21, "tokens of past conversations to keep, as sampled, for each model")
+    keep: int = size(2**21, "maximum tokens of past conversations that each model keeps")
     record: str = setting("", "folder to record conversations in; '': nothing is recorded")
     record_share: float = share(1.0, "share of the conversations to record")
     record_bytes: int = size(2**30, "maximum bytes of the records; the oldest are deleted")
@@ -139,19 +139,19 @@ def serving(settings: ServeSettings) -> Iterator[str]:
 
 
 def _names(settings: ServeSettings) -> dict[str, tuple[str, str]]:
-    """Name that clients use -> the model's own name, and the setting that has it."""
+    """Map each name that clients use to the model's own name and the setting that has it."""
     name = settings.name or Path(settings.model).name
     more = {name: (str(model), f"models.{name}") for name, model in settings.models.items()}
     if name in more:
         raise RecipeError(
-            f"models.{name}={settings.models[name]} has the name of model={settings.model}. Give "
-            "one of them another name: name=NAME."
+            f"models.{name}={settings.models[name]} and model={settings.model} have the same "
+            "name. Give model= another one: name=NAME."
         )
     return {name: (settings.model, "model"), **more}
 
 
 def _place(weights: ModelRef) -> tuple[str | None, str | None]:
-    """The path or the base of weights; the other is None. The path may be in any store."""
+    """Return weights' path or base, with None for the other. The path may be in any store."""
     if weights.model_path is None:
         return None, weights.model
     return str(weights.folder or weights.model_path), None
@@ -179,7 +179,7 @@ def _chat_model(settings: ServeSettings, weights: ModelRef, sample: "Sample") ->
 def _records(
     settings: ServeSettings, models: "Mapping[str, ChatModel]", service: "PolicyService"
 ) -> "Iterator[ServedRecords | None]":
-    """Record what the service serves; when the block ends, everything is written."""
+    """Record what the service serves; write everything when the block ends."""
     if not settings.record:
         yield None
         return
@@ -199,7 +199,7 @@ def _records(
 
 
 def _message(url: str, models: list[str], variable: str | None, key: str) -> str:
-    """Return address, key and examples; a key from the environment is not shown."""
+    """Return a message with address, key and examples, but no key from the environment."""
     key_text, model = f"${variable}" if variable else key, models[0]
     return f"""\
 serving {", ".join(models)} at {url}  (Ctrl-C stops it)

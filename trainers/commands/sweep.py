@@ -1,13 +1,13 @@
-"""Search the settings of a run: ``evert sweep env=identity learning_rate=1e-4,1e-3 steps=10``.
+"""Search for a run's best settings: ``evert sweep env=identity learning_rate=1e-4,1e-3 steps=10``.
 
-It does as many runs at a time as the machine has room for. ``sweeping/`` has the search and its
-record. The folder of a sweep has
+As many runs train at a time as fit on the machine. ``sweeping/`` has the search and its record. The
+folder of a sweep contains
 
     sweep.json                 the command, versions, machine
-    journal.log                every attempt at every run: an Optuna study
+    journal.log                every attempt at every run, as an Optuna study
     runs/NUMBER-VALUES/        the run folders
     output/NUMBER.txt          what each run printed
-    results.csv results.json   a row a run, the best values first
+    results.csv results.json   one row per run, the best values first
     parallel_coordinates.png
 """
 
@@ -47,13 +47,13 @@ POLL_SECONDS = 0.2
 HELP = """\
 Usage: evert sweep key=value ...
 
-Trains many times and says which settings did best. It takes every setting of `evert train`. It
-searches those with a list or a range; the others are the same in all runs:
+Trains many times and shows which settings did best. Takes every setting of `evert train`. Settings
+with a list or a range are searched; all others are the same in every run:
 
   learning_rate=1e-4,3e-4,1e-3     a list of numbers or words: loss_fn=ppo,cispo
   learning_rate=1e-4..1e-2         a range of numbers, on a log scale
   group_size=4..16                 a range of whole numbers; 4..64:log on a log scale
-  seed=0,1,2                       repetitions: without them, luck may decide
+  seed=0,1,2                       repetitions; with a single seed, luck may decide
 
   evert sweep env=identity learning_rate=1e-4,3e-4,1e-3 group_size=4,8 seed=0,1 steps=10
   evert sweep out=sweeps/NAME      resume: failed and interrupted runs are tried again
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sweep(arguments: Sequence[str]) -> int:
-    """Do every run that has not completed, and report; return 1 if a run failed."""
+    """Start every run that has not completed, and report; return 1 if a run failed."""
     if sys.platform == "win32":
         raise RecipeError(f"evert sweep {NEEDS_UNIX} Start the runs one by one with evert train.")
     quiet_progress_bars()
@@ -92,7 +92,7 @@ def sweep(arguments: Sequence[str]) -> int:
 
 
 def open_sweep(arguments: Mapping[str, str], command: Sequence[str]) -> tuple[RunFolder, SweepPlan]:
-    """Open the folder of a new sweep, or of one to resume, perhaps with more ``trials``."""
+    """Open the folder of a new sweep, or of a sweep to resume, which may get more ``trials``."""
     pairs = {key: text for key, text in arguments.items() if key not in ("out", "parallel")}
     out = arguments.get("out")
     recorded = _recorded_arguments(Path(out).expanduser(), pairs) if out else {}
@@ -104,7 +104,7 @@ def open_sweep(arguments: Mapping[str, str], command: Sequence[str]) -> tuple[Ru
 
 
 def _recorded_arguments(out: Path, pairs: Mapping[str, str]) -> dict[str, str]:
-    """The arguments of the sweep in a folder, which must equal ``pairs``; {} for a new one."""
+    """Return the arguments of a folder's sweep, which ``pairs`` must match; {} for a new sweep."""
     run_folder.check_output(out, "sweeps", SWEEP)
     recorded: dict[str, str] = (read_json(out / SWEEP) or {}).get("arguments") or {}
     if not recorded and (out / SWEEP).exists():
@@ -112,7 +112,7 @@ def _recorded_arguments(out: Path, pairs: Mapping[str, str]) -> dict[str, str]:
     if recorded and any(recorded.get(key) != pairs[key] for key in pairs.keys() - {"trials"}):
         raise RunFolderError(
             f"{out} holds another sweep:\n  {shlex.join(f'{k}={v}' for k, v in recorded.items())}\n"
-            "To resume it, give out= alone; for the new one, choose another out=."
+            "To resume it, pass out= alone; for a new sweep, choose another out=."
         )
     return recorded
 
@@ -142,7 +142,7 @@ class Sweep:
         return sum(run.objective is not None for run in self._record.runs)
 
     async def run(self) -> None:
-        """Do every run that has not completed."""
+        """Start every run that has not completed, and wait for all."""
         with self._progress:
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -185,7 +185,7 @@ class Sweep:
                 status, error = "failed", f"error: {missing}"
         self._record.finish(run, {"status": status, "seconds": seconds, "error": error}, objective)
         values = " ".join(f"{key}={show(value)}" for key, value in run.values.items())
-        lines = error.splitlines()  # the reason: a traceback's last line, our errors' first
+        lines = error.splitlines()  # the reason is a traceback's last line, or our errors' first
         why = f" ({lines[0 if error.startswith('error: ') else -1]})" if lines else ""
         score = status if objective is None else f"{status} {show(objective)}"
         self.say(f"run {run.number} {score} in {seconds:.0f} s: {values}{why}")
@@ -211,7 +211,7 @@ class Sweep:
         self.say(f"results: {self._folder.path / CSV}")
         if ranked:
             self._draw(self._folder.path / PLOT)
-            self.say(f"{results.praise(ranked)}. To train with it:\n  {command}")
+            self.say(f"{results.praise(ranked)}. To train with these values:\n  {command}")
 
     def _draw(self, path: Path) -> None:
         from evert.trainers.reporting.figures.style import save

@@ -75,12 +75,12 @@ def _run_command(arguments: list[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> TrainSettings:
-    """Read ``key=value`` arguments; the recipe, or the run to resume, has the other settings."""
+    """Read ``key=value`` arguments; the recipe or the run to resume gives the other settings."""
     return settings_of_run(read_pairs(arguments, chz.chz_fields(TrainSettings), bare="env"))
 
 
 def usage(arguments: list[str]) -> str:
-    """Return the help: every setting, with the value that it has with these arguments."""
+    """Return the help: every setting, with the value that these arguments give it."""
     if "cookbook" in arguments:
         from evert.trainers.training.cookbook import cookbook_help
 
@@ -114,8 +114,8 @@ def train(
             taskset: ``"reasoning_gym:chain_sum"``, or ``{"id": ..., "max_terms": 2}``.
         test_tasks: Held-out tasks. None: the game's, or none.
         console: Where progress is shown. None: standard output; ``Console(quiet=True)``: nowhere.
-        **settings: Any that ``evert train --help`` lists, such as ``steps=30``. Pass mappings as
-            such: ``limits={"max_turns": 9}``, ``models={"judge": "evert-tiny"}`` (or a model
+        **settings: Any settings of ``evert train --help``, such as ``steps=30``. Pass mappings as
+            dicts: ``limits={"max_turns": 9}``, ``models={"judge": "evert-tiny"}`` (or a model
             object), ``cookbook={"temperature": 0.8}`` for the Cookbook's ``rl.train.Config``.
 
     Returns:
@@ -137,7 +137,7 @@ def train(
 
 
 def _plain(value: Any) -> Any:
-    """A path as a text; an array as a list, since comparing arrays gives no single bool."""
+    """Return a path as a string, an array as a list: comparing arrays gives no single bool."""
     if isinstance(value, Path):
         return str(value)
     return value.tolist() if hasattr(value, "tolist") else value
@@ -149,7 +149,7 @@ def run(
     resume_command: Callable[[Path], str],
     command: Sequence[str] = (),
 ) -> RunFolder:
-    """Train from the first step, or resume the run that the folder holds."""
+    """Train a new run, or resume the run in the folder."""
     began = time.monotonic()
     check_folder(settings)
     prepared = prepare(settings)
@@ -198,7 +198,7 @@ def _run_async(training: Coroutine[Any, Any, "RunSummary"]) -> "RunSummary":
         raise
     finally:
         with warnings.catch_warnings():
-            # Coroutines of cancelled rollouts that never started are collected here: that is fine.
+            # Cancelled rollouts may leave coroutines that were never awaited, which is harmless.
             warnings.simplefilter("ignore", RuntimeWarning)
             while stopped is not None:  # the variables of its frames keep the rollouts alive
                 traceback.clear_frames(stopped.__traceback__)
@@ -224,8 +224,8 @@ async def _run(
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
-    gc.collect()  # inside the loop: Ctrl-C cancels its task; a finalizer would swallow it
-    gc.freeze()  # else each collection blocks the event loop while it scans all imported modules
+    gc.collect()  # here Ctrl-C cancels the task; outside the loop, a finalizer would swallow it
+    gc.freeze()  # else each collection scans all imported modules, which blocks the loop
     settings = prepared.settings
     warm = await warm_up(settings, folder.path, console, embedded=prepared.engine.embedded)
     context = await asyncio.to_thread(context_of, settings)
@@ -243,7 +243,7 @@ async def _run(
         tally.report("held-out tasks, untrained", before.failures)
         first.see_replies("of the held-out tasks", before.cut)
     if start >= settings.steps:
-        say(f"all {start} steps are done; a larger steps= trains further")
+        say(f"all {start} steps are done; to train further, pass a larger steps=")
     elif start:
         say(f"resuming after step {start} of {settings.steps}")
     began = time.monotonic()
@@ -265,7 +265,7 @@ async def _score_before(
     warm: "CheckpointRecord | None",
     score: "Callable[..., Awaitable[Evaluation | None]]",
 ) -> "Evaluation | None":
-    """Score the weights that RL starts from, or read the scores that a resumed run has on file."""
+    """Score the weights that RL starts from, or read a resumed run's recorded scores."""
     from evert.trainers.training.held_out import read_evaluation
 
     if recorded := folder.read_json(files.BEFORE):
@@ -337,7 +337,7 @@ async def _train(
         full_row = {**tally.row(step), **with_before(row, folder.path)}
         show(full_row)
         first.check_row(full_row)
-        if step < total:  # the Cookbook 0.6 ends with a row that belongs to no step
+        if step < total:  # Cookbook 0.6 ends with a row that belongs to no step
             logger.log_metrics(full_row, step)
 
     logger.log_hparams(config)
@@ -345,7 +345,7 @@ async def _train(
     with display(console, folder.path, total) as show, unsaved_shown(console), follow(on_row):
         try:
             await tally.watch(cookbook.main(config, workers))
-        except AssertionError as error:  # without a message: the batch is empty
+        except AssertionError as error:  # one without a message means an empty batch
             removes = config.remove_constant_reward_groups
             could_be_empty = tally.has_skipped or removes
             if config.stream_minibatch_config is None or error.args or not could_be_empty:
@@ -357,9 +357,9 @@ async def _train(
                 )
             raise NothingToLearnError(
                 f"Nothing could be learned from a whole batch ({why}). With "
-                "stream_minibatch_config, a Cookbook before 0.6 cannot skip a batch. Train "
-                "without stream_minibatch_config, or install tinker-cookbook 0.6; either way in a "
-                "new log_path."
+                "stream_minibatch_config, a Cookbook older than 0.6 cannot skip one. Train "
+                "without stream_minibatch_config, or install tinker-cookbook 0.6; either way, use "
+                "a new log_path."
             ) from error
         finally:
             await _finish_saving()
@@ -371,7 +371,7 @@ def _log(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 async def _finish_saving() -> None:
-    """Wait up to 30 s for checkpoints that are being saved in the background; after Ctrl-C too."""
+    """Wait up to 30 s for checkpoints that are being saved in the background, even after Ctrl-C."""
     saving = [t for t in asyncio.all_tasks() if t.get_name().startswith("rolling_checkpoint_")]
     if saving:
         await asyncio.wait(saving, timeout=30)

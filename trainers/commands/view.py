@@ -22,7 +22,7 @@ USAGE = """\
 Usage: evert view [PATH ...] [key=value ...]
 
 Shows runs and their episodes in a browser, live. A PATH is a folder of a run or an evaluation, a
-folder with such folders in it, or a file of rollouts; the default is runs/. It only reads.
+folder of such folders, or a file of rollouts; the default is runs/. No file is changed.
 
   evert view
   evert view runs/NAME evaluations/NAME
@@ -32,7 +32,7 @@ folder with such folders in it, or a file of rollouts; the default is runs/. It 
 
 
 CACHE_SECONDS = 30 * 24 * 3600
-"""Seconds that an index stays in the cache after the last write to it."""
+"""How long an index stays in the cache after the last write to it."""
 
 
 class ViewError(EvertError, OSError):
@@ -41,7 +41,7 @@ class ViewError(EvertError, OSError):
 
 @chz.chz
 class ViewSettings(PriceSettings):
-    """The port of the page, which only this machine can open, and prices."""
+    """The page's port on this machine, and prices."""
 
     port: int = port("port of the page on 127.0.0.1; 0: any free port")
 
@@ -68,7 +68,7 @@ def _run(arguments: Sequence[str]) -> None:
         if path.is_file() and not holds_episodes(path):
             raise ViewError(
                 f"{path} contains no rollouts: none of its first lines is an episode. Name a "
-                "folder of a run or an evaluation, a folder with such folders in it, or a file of "
+                "folder of a run or an evaluation, a folder of such folders, or a file of "
                 "rollouts (rollouts/*.jsonl, rollouts.jsonl)."
             )
     with _database(paths) as database:
@@ -99,7 +99,7 @@ async def _serve(paths: Sequence[Path], database: Path, settings: ViewSettings) 
             ) from error
         [address] = runner.addresses
         print(f"http://127.0.0.1:{address[1]}/?token={viewer.token}", flush=True)
-        print("Open this link. Anyone who has it can read these runs. Ctrl-C stops.", flush=True)
+        print("Open this link. Anyone with the link can read these runs. Ctrl-C stops.", flush=True)
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
@@ -108,7 +108,7 @@ async def _serve(paths: Sequence[Path], database: Path, settings: ViewSettings) 
 
 @contextmanager
 def _database(paths: Sequence[Path]) -> Iterator[Path]:
-    """The index of these paths, in the user's cache; in a temporary folder if it is in use."""
+    """Yield the index of these paths: in the user's cache, or a temporary folder if that fails."""
     from filelock import FileLock, Timeout
 
     from evert.trainers.viewing.index import VERSION

@@ -1,6 +1,6 @@
 """Read settings, which are ``key=value`` texts or values from Python.
 
-Each error message names the setting, what it got and what it takes.
+Each error message names the setting, the value that it got and the values that it takes.
 """
 
 import ast
@@ -39,11 +39,11 @@ FIELDS = {
 
 
 class UsageError(EvertError, ValueError):
-    """An argument is not a setting of the command, or the setting does not take its value."""
+    """An argument is not a setting of the command, or a setting does not accept its value."""
 
 
 def read_pairs(arguments: Sequence[str], names: Collection[str], bare: str = "") -> dict[str, str]:
-    """Read arguments ``key=value``; the last value of a key counts.
+    """Read ``key=value`` arguments; the last value of a key counts.
 
     ``bare`` is the key that the error suggests for an argument without ``=``.
     """
@@ -77,7 +77,7 @@ def _no_pair(argument: str, names: Collection[str], bare: str) -> str:
 
 
 def _spaces_hint(argument: str, arguments: Sequence[str]) -> str:
-    """The message for settings with spaces around the =; "" if no argument has any."""
+    """Return the message for settings with spaces around "="; "" if there are none."""
     if not any(word.startswith("=") or word.endswith("=") for word in arguments):
         return ""
     joined = re.sub(" *= *", "=", " ".join(arguments))
@@ -91,7 +91,7 @@ def check_name(key: str, names: Collection[str], name_of: Callable[[str], str] =
 
 
 def cookbook_fields(name: str) -> list[str]:
-    """Return the keys of a mapping in ``FIELDS``, from the Cookbook's source: imports are slow."""
+    """Read a mapping's keys (``FIELDS``) from the Cookbook's source, since importing it is slow."""
     file, kind = FIELDS[name]
     tree = ast.parse((files("tinker_cookbook") / file).read_text(encoding="utf-8"))
     [definition] = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == kind]
@@ -115,7 +115,7 @@ def _more(names: Collection[str]) -> str:
 def gather(
     settings: Mapping[str, Any], examples: Mapping[str, str], under: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the settings over those in ``under``; the ones in ``examples`` are flat mappings.
+    """Return the settings; those in ``examples`` become flat mappings, over their ``under`` values.
 
     ``a={"b": {"c": 1}}`` and ``a.b.c=1`` both become ``{"a": {"b.c": 1}}``.
     """
@@ -152,8 +152,8 @@ def read_settings(
 ) -> T:
     """Return the settings as an object of a chz class.
 
-    ``settings`` has texts, which are read as the field's type, or values from Python; ``under`` has
-    the values of settings that are missing. ``name_of`` maps a key to its name in messages.
+    A text in ``settings`` is read as the field's type; other values come from Python. ``under`` has
+    values for missing settings. ``name_of`` maps a key to its name in messages.
     """
     values, castables = {**(under or {}), **settings}, {**settings}
     _check_passwords(values, name_of)
@@ -177,13 +177,13 @@ def _check_passwords(values: Mapping[str, Any], name_of: Callable[[str], str]) -
         texts = value if isinstance(value, tuple) else [value]
         if any(isinstance(text, str) and f"{PASSWORD_MARK}@" in text for text in texts):
             raise UsageError(
-                f"{name_of(key)} is {value!r}: records keep no passwords. Give it again, with its "
+                f"{name_of(key)} is {value!r}: records keep no passwords. Pass it again with its "
                 f"password: {name_of(key)}=..."
             )
 
 
 def number_in(value: Any) -> float | None:
-    """Return a setting's value, perhaps a text, as a number; None: it is not a number."""
+    """Return a setting's value, which may be a text, as a number; None if it is not a number."""
     try:
         return float(value) if isinstance(value, str | int | float) else None
     except (OverflowError, ValueError):
@@ -217,7 +217,7 @@ def _in_our_words(
         where = f" in {name_of(parent)}" if parent else ""
         near = _near(name, fields, lambda near: name_of(match[1].removesuffix(name) + near))
         return f"There is no setting {name_of(match[1])!r}{where}.{near}"
-    return re.sub(r"\bX_(\w+)", lambda match: name_of(match[1]), text)  # chz's name of a field
+    return re.sub(r"\bX_(\w+)", lambda match: name_of(match[1]), text)  # chz's name for a field
 
 
 def _type_at(kind: Any, path: str) -> Any:

@@ -4,7 +4,7 @@
     a key, and a model the service may have   the service
     a shipped base, or a model in a folder    embedded, even with a key: no service has it
 
-``engine=`` overrules this. Nothing connects before the choice: the embedded engine has no network.
+``engine=`` overrides this. Until then nothing connects: the embedded engine uses no network.
 """
 
 import os
@@ -90,16 +90,16 @@ def check_engine(settings: TrainSettings, choice: EngineChoice) -> None:
 
 
 def threads_of(threads: int | None, model_name: str) -> int | None:
-    """PyTorch's threads for one pass, as set or to suit the model; None: PyTorch chooses.
+    """Return the number of PyTorch's threads per pass; None: PyTorch chooses.
 
-    The operations of a tiny model are too small to divide: one thread is fastest, and sums in a
-    fixed order, which makes runs reproducible. Whole passes run side by side (``parallel.py``).
+    A tiny model's operations are too small to split: one thread is fastest, and adds numbers in a
+    fixed order, so that runs are reproducible. Whole passes run in parallel (``parallel.py``).
     """
     return 1 if threads is None and (model_name in BASES or _is_tiny(model_name)) else threads
 
 
 def _is_tiny(model_name: str) -> bool:
-    """Whether a name is a folder with a model of the shipped bases' size."""
+    """Return whether a name is a folder with a model no larger than ``TINY``."""
     sizes = [file.stat().st_size for file in Path(model_name).expanduser().glob("*.safetensors")]
     return 0 < sum(sizes) <= TINY
 
@@ -111,7 +111,7 @@ def running_engine(
     checkpoints: Path,
     models: "Mapping[str, FrozenModel]",
 ) -> Iterator[dict[str, Any]]:
-    """Use the engine inside the block, beside frozen models; yield its description."""
+    """Run the engine inside the block, with access to the models' hosts; yield its description."""
     register_folder(settings.model_name)  # the user's own service may have this model, too
     if choice.kind == "service":
         complete_client(settings.base_url)
@@ -139,7 +139,7 @@ def running_engine(
 
 
 def context_of(settings: TrainSettings) -> int | None:
-    """Length of the model's context in tokens, from the settings or the engine; None: unknown."""
+    """Return the model's context length in tokens (settings, or engine); None: unknown."""
     import tinker
 
     from evert.bridge.models.tinker_model import context_length_of
@@ -182,12 +182,12 @@ def say(facts: dict[str, Any]) -> str:
 
 
 def wandb_hosts(settings: TrainSettings) -> tuple[str, ...]:
-    """Hosts that the run's tracking must reach; none if W&B is offline or unused."""
+    """Return the hosts that W&B's tracking must reach; () if W&B is offline or unused."""
     if not settings.wandb_project:
         return ()
     import wandb
 
-    # Settings from the environment and W&B's files. From here on W&B writes to the run's log.
+    # This reads the environment and W&B's files. From here on W&B writes to the run's log.
     wandb_settings = wandb.setup(wandb.Settings(silent=True)).settings
     host = urlsplit(wandb_settings.base_url).hostname
     return (host,) if host and wandb_settings.mode in ("online", "run", "shared") else ()

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Command(Generic[T]):
-    """A command: its settings' class, the text above them in its help, and its function."""
+    """A command: the class of its settings, the help text above them, and its function."""
 
     settings: type[T]
     usage: str
@@ -28,7 +28,7 @@ class Command(Generic[T]):
     bare: str
     """The setting that an error suggests for an argument without ``=``."""
     name: str = ""
-    """Both words of a two-word command (``engine plan``); ``bare=`` may be left out after them."""
+    """Both words of a two-word command (``engine plan``), which may omit ``bare=`` after them."""
     examples: Mapping[str, str] = field(default_factory=dict)
     """An example of each setting that is a mapping."""
 

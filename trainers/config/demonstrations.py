@@ -1,11 +1,11 @@
-"""Demonstrations: conversations to learn from, as rows of a file or yielded by a function.
+"""Demonstrations: conversations to learn from, in a file or from a function.
 
-A row has one of these forms, and becomes a ``Demonstration`` in OpenAI's. None of this loads torch.
+Each has one of these forms, and becomes a ``Demonstration``. Only the last form loads torch.
 
-    {"messages": [...], "tools": [...]}     OpenAI's fine-tuning; weight: 0 is not learned
+    {"messages": [...], "tools": [...]}     OpenAI's fine-tuning form; weight: 0 is not learned
     {"conversations": [...]}                ShareGPT: messages of "from" and "value"
     {"prompt": ..., "completion": ...}      TRL: texts or messages; the completion is learned
-    a folder of recorded rollouts           the policy's replies in those with enough reward
+    a folder of recorded rollouts           learns the policy's replies, if the reward is enough
 """
 
 import json
@@ -44,7 +44,7 @@ class Demonstration(NamedTuple):
     """A conversation in OpenAI's form.
 
     Attributes:
-        place: Where it is, for messages: "FILE, line 3".
+        place: Where it comes from, for error messages: "FILE, line 3".
         messages: Without weights; each tool call has an id.
         learned: For each message, whether it is learned.
         tools: The tools offered; [] for none.
@@ -66,7 +66,7 @@ def read_demonstrations(path: str, min_reward: float | None) -> list[Demonstrati
         min_reward: Lowest total reward of a recorded rollout; None: any.
 
     Raises:
-        DemonstrationsError: A row, which the message names, is wrong, or none can be learned.
+        DemonstrationsError: A row is wrong (the message names it), or no row can be learned.
         RecordError: A folder holds neither a dataset nor records.
     """
     if holds_records(path, DemonstrationsError):
@@ -82,7 +82,7 @@ def read_demonstrations(path: str, min_reward: float | None) -> list[Demonstrati
 
 
 def describe(demonstrations: Sequence[Demonstration]) -> str:
-    """Return the number of demonstrations, and what may be mistakes in them, in words."""
+    """Describe the number of demonstrations, and possible mistakes in them."""
     texts = Counter(json.dumps(row[1:4], default=repr) for row in demonstrations)
     ends = [row for row in demonstrations if any(row.learned) and not row.learned[-1]]
     unread = Counter(name for row in demonstrations for name in row.unread)
@@ -93,7 +93,7 @@ def describe(demonstrations: Sequence[Demonstration]) -> str:
         "with a call to a tool that is not among their tools": sum(
             map(_calls_others, demonstrations)
         ),
-        **{f"with the field {name!r}, not read": count for name, count in unread.items()},
+        **{f"with the field {name!r}, ignored": count for name, count in unread.items()},
     }
     parts = [f"{count:,} {what}" for what, count in counts.items() if count]
     return "; ".join([f"{len(demonstrations):,} conversations", *parts])
@@ -106,10 +106,10 @@ def _calls_others(conversation: Demonstration) -> bool:
 
 
 def demonstration(place: str, row: Any) -> Demonstration:
-    """Read a row.
+    """Read a row as a demonstration.
 
     Raises:
-        DemonstrationsError: A field is wrong; the message names it with ``place``.
+        DemonstrationsError: A field is wrong; the message names the field and ``place``.
     """
     if not isinstance(row, Mapping):
         _refuse(place, "the row", row, "an object with messages")
@@ -145,7 +145,7 @@ def _refuse(place: str, field: str, value: object, expected: str) -> NoReturn:
 def _message(
     place: str, at: str, message: Any, waiting: list[str]
 ) -> tuple[dict[str, Any], float | None]:
-    """A message without weight, and its weight; ``waiting`` has the ids of unanswered calls."""
+    """Return a message without weight, and its weight; ``waiting``: ids of unanswered calls."""
     if not isinstance(message, Mapping):
         _refuse(place, at, message, "an object with role and content")
     plain = {key: value for key, value in message.items() if value is not None}
@@ -164,7 +164,7 @@ def _message(
     elif role in ("tool", "function"):
         call_id = plain.setdefault("tool_call_id", waiting[0] if waiting else None)
         if call_id not in waiting:
-            ids = ", ".join(waiting) or "no result here: no call waits for one"
+            ids = ", ".join(waiting) or "no result here, as no call waits for one"
             _refuse(place, f"{at}.tool_call_id", call_id, ids)
         waiting.remove(call_id)
         plain["role"] = "tool"
@@ -172,7 +172,7 @@ def _message(
 
 
 def _calls(place: str, at: str, calls: Any, waiting: list[str]) -> list[Any]:
-    """Calls with ids, and their arguments as text."""
+    """Return the calls with ids, and with their arguments as text."""
     if not isinstance(calls, list | tuple):
         _refuse(place, at, calls, "a list of calls")
     calls_with_ids = list[Any]()
@@ -202,7 +202,7 @@ def _tools(place: str, fields: Mapping[str, Any]) -> list[Any]:
 
 
 def _json(place: str, field: str, value: Any) -> Any:
-    """A value, which may be written as JSON."""
+    """Return a value, parsed if it is a JSON text."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
@@ -210,7 +210,7 @@ def _json(place: str, field: str, value: Any) -> Any:
 
 
 def _texts(place: str, name: str, fields: Mapping[str, Any]) -> list[Any]:
-    """The messages of a field that holds a string or messages."""
+    """Return the messages of a field that holds a string or messages."""
     value = fields.get(name, [])
     if isinstance(value, str):
         role = {"system": "system", "prompt": "user", "completion": "assistant"}[name]
@@ -239,14 +239,14 @@ def _rows(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A row without nulls, at any depth: a table has them for the fields of other rows."""
+    """Return a row without nulls, at any depth: tables fill the fields of other rows with them."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [*map(_without_nulls, value)] if isinstance(value, list) else value
 
 
 def _from_records(path: str, min_reward: float | None) -> Iterator[Demonstration]:
-    """The conversations of rollouts with enough reward; an unreadable one becomes empty."""
+    """Yield the conversations of rollouts with enough reward; an unreadable one becomes empty."""
     from evert.bridge.records.record import read_records
 
     least, best = -math.inf if min_reward is None else min_reward, -math.inf
@@ -260,12 +260,12 @@ def _from_records(path: str, min_reward: float | None) -> Iterator[Demonstration
                 yield Demonstration(place, [], [], [], [])
     if best < least:
         raise DemonstrationsError(
-            f"{path}: no rollout has warm_up_min_reward={least:g}; the best has {best:g}. Lower it."
+            f"{path}: no rollout reaches warm_up_min_reward={least:g}; the best has {best:g}."
         )
 
 
 def _conversation(record: "RolloutRecord", turn: int) -> dict[str, Any]:
-    """The agent's conversation up to a turn's reply; only the policy's replies are learned."""
+    """Return the conversation up to a turn's reply; only the policy's replies are learned."""
     steps = [step for step in record.path(turn) if record.row["steps"][step].get("reply")]
     replies = {len(record.asked(step)) for step in steps}
     messages = list[dict[str, Any]]()

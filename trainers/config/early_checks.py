@@ -1,4 +1,4 @@
-"""Checks of settings that are made before torch is imported: a typo is reported at once."""
+"""Checks of settings before torch is imported, so that a typo is reported at once."""
 
 import re
 import sys
@@ -25,7 +25,7 @@ from evert.trainers.config.episode import EpisodeSettings
 from evert.trainers.config.fields import DemonstrationsError
 
 RENDERERS = "renderers/__init__.py"
-"""File of the Cookbook's function that makes a renderer by its name."""
+"""The Cookbook's file with the function that makes a renderer from its name."""
 
 PATHS = {
     "agent": ("agent", InvalidAgentError),
@@ -34,16 +34,16 @@ PATHS = {
     "sampler": ("sampler", InvalidDatasetError),
     "demonstrations": ("demonstrations", DemonstrationsError),
 }
-"""Setting that is an import path, or from Python the object -> what it names, and its error."""
+"""Setting that is an import path (or an object, from Python) -> what it names, and its error."""
 
 FILES = frozenset({"train_tasks", "test_tasks", "demonstrations"})
-"""Those of ``PATHS`` that may name a file instead."""
+"""The settings in ``PATHS`` that may name a file instead."""
 
 
 def named_objects(settings: EpisodeSettings) -> dict[str, Any]:
     """Check a run's or an evaluation's keys, numbers and paths; return its objects by setting.
 
-    A missing setting is None, and so are records: their reader would load torch.
+    The object is None for a missing setting, and for records, whose reader would load torch.
     """
     for name in FIELDS:
         for path in getattr(settings, name, ()):
@@ -56,7 +56,7 @@ def named_objects(settings: EpisodeSettings) -> dict[str, Any]:
         values["agent"] = game.agent
     builtin = {k for k, path in values.items() if isinstance(path, str) and path[:6] == "evert."}
     objects = dict[str, Any]()
-    for key in sorted(values, key=builtin.__contains__):  # evert's last: a game may import torch
+    for key in sorted(values, key=builtin.__contains__):  # evert's last, as a game may import torch
         value, (kind, error) = values[key], PATHS[key]
         target, label = value, key
         if key in FILES and isinstance(value, str) and names_file(value):
@@ -72,7 +72,7 @@ def named_objects(settings: EpisodeSettings) -> dict[str, Any]:
 
 
 def named_files(settings: object) -> dict[str, list[Path]]:
-    """Return the files that settings name, by setting; those of an unused warm-up are left out."""
+    """Return the files that settings name, by setting, without those of an unused warm-up."""
     unused = {"demonstrations"} if not getattr(settings, "warm_up_steps", 0) else set()
     paths = {key: getattr(settings, key, None) for key in FILES - unused}
     return {
@@ -83,7 +83,7 @@ def named_files(settings: object) -> dict[str, list[Path]]:
 
 
 def _read_file(key: str, path: str, error: type[EvertError]) -> Sequence[Any] | None:
-    """Read the file that a setting names; None for records: their reader would load torch."""
+    """Read the file that a setting names; None for records, whose reader would load torch."""
     if holds_records(path, error):
         record_files(path)
         return None
@@ -91,7 +91,7 @@ def _read_file(key: str, path: str, error: type[EvertError]) -> Sequence[Any] | 
 
 
 def texts_as_tasks(tasks: Mapping[str, Any]) -> list[str]:
-    """Return a warning for each string that stands where a list of tasks is expected."""
+    """Return a warning for each string that is given where a list of tasks is expected."""
     return [
         f"{name} is a string ({text!r:.60}), so each character is a task. Make it a list: "
         "TASKS = [...]."
@@ -109,8 +109,8 @@ def check_renderer(name: str, key: str = "renderer_name") -> None:
     if name.partition("(")[0] not in names:
         hint = did_you_mean(name, names, "{}") or f" Renderers: {', '.join(names)}."
         raise UsageError(
-            f"{key}={name} is not a Cookbook renderer.{hint} Leave {key} out for the one "
-            "that fits the model."
+            f"{key}={name} is not a Cookbook renderer.{hint} Leave out {key} to use the "
+            "renderer that fits the model."
         )
 
 

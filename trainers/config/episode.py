@@ -1,6 +1,6 @@
 """Settings of an episode, for every command that plays episodes: ``ChatAgentEnv``'s options.
 
-The model decides the renderer. For the frozen models see ``frozen_models.py``.
+The renderer depends on the model. ``frozen_models.py`` has the frozen models.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class EpisodeSettings:
 
     policy_names: tuple[str, ...] = setting(
         (),
-        "model names by which the agent calls the policy: gpt-4o,gpt-5.2; a * stands for "
+        "model names by which the agent calls the policy: gpt-4o,gpt-5.2; a * matches "
         "any text; none: policy",
     )
     seats: tuple[str, ...] = setting((), "names of the agent's trained roles, if it has several")
@@ -38,38 +38,38 @@ class EpisodeSettings:
         600.0, "seconds an agent may take between calls; None: no limit", 0, or_more=False
     )
     model_timeout: float | None = size(
-        600.0, "seconds a frozen model has to reply; None: no limit", 0, or_more=False
+        600.0, "seconds a frozen model may take to reply; None: no limit", 0, or_more=False
     )
     on_agent_error: float | None = setting(
         None,
-        "reward of an episode whose agent raises or is too slow; None: no reward, and the "
-        "episode is left out of the training",
+        "reward of an episode whose agent raises or is too slow; None: no reward, and "
+        "training leaves the episode out",
     )
     on_truncation: Literal["deliver", "end"] = setting(
-        "deliver", "what to do with a reply that was cut: deliver it, or end the episode"
+        "deliver", "what to do with a truncated reply: deliver it, or end the episode"
     )
     context_overflow_reward: float = setting(
         -0.1, "added to the reward if an episode ends because its prompt is too long"
     )
     format_retries: int = size(
-        2, "how many times a reply that lacks the requested format is resampled", 0
+        2, "how many times to resample a reply that lacks the requested format", 0
     )
     keep_completed_arguments: bool = setting(
         False,
-        "whether a reply stays as sampled if the agent sends its tool call back with added "
+        "whether to keep a reply as sampled if the agent sends its tool call back with added "
         "arguments",
     )
     parse_error_policy: Mapping[str, Any] = by_path(
         "what to do after a reply that does not parse: max_consecutive, penalty_per_error, "
         "terminal_reward, mask_error_turns, retry_message_template; none: the agent gets the text"
     )
-    close_timeout: float = size(5.0, "seconds that a cancelled agent has to end", 0, or_more=False)
+    close_timeout: float = size(5.0, "seconds a cancelled agent may take to end", 0, or_more=False)
 
 
 def env_options(settings: EpisodeSettings, models: Mapping[str, "FrozenModel"]) -> "EnvOptions":
-    """The settings that differ from the defaults, as options of ``ChatAgentEnv``.
+    """Return the settings that differ from the defaults, as options of ``ChatAgentEnv``.
 
-    For the others, the agent's own options (``env_options``) or the Env's defaults apply.
+    For all others, the agent's own options (``env_options``) or the Env's defaults apply.
     """
     from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 

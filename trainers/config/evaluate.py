@@ -1,4 +1,4 @@
-"""Settings of an evaluation, and of one episode; each is a key on the command line."""
+"""Settings of ``evert evaluate``, and of ``evert play``."""
 
 import json
 import re
@@ -33,7 +33,7 @@ NAMES = (
 
 @chz.chz
 class PlayingSettings(SharedSettings):
-    """Settings of episodes in which a named model plays a named agent."""
+    """Settings of episodes in which a named model answers a named agent's calls."""
 
     agent: str = setting("", "your agent's import path, 'package.module:function'")
     train_tasks: str = setting("", "with agent=: import path or file of the training tasks")
@@ -44,22 +44,22 @@ class PlayingSettings(SharedSettings):
     )
     opponent: str = setting(
         "",
-        "who plays the other seats of an agent with several: a player of the game, or a model as "
+        "who plays the other seats of a multi-seat agent: an opponent of the game, or a model as "
         "in models.KEY; '': the evaluated model plays all seats",
     )
-    split: Literal["all", "train", "test"] = setting("all", "which tasks")
-    max_tasks: int | None = size(200, "maximum tasks of a split, spread evenly; None: all")
+    split: Literal["all", "train", "test"] = setting("all", "which tasks to play")
+    max_tasks: int | None = size(200, "maximum tasks per split, evenly spaced; None: all")
     seed: int = setting(0, "the first seed")
-    temperature: float = size(1.0, "0: greedy", 0)
+    temperature: float = size(1.0, "sampling temperature; 0: greedy", 0)
     max_tokens: int | None = size(
         None, "maximum tokens of a reply; None: as in training (openai: no limit)"
     )
     search: bool = setting(False, "whether the player has a search tool")
 
-    model_name: str = setting("", "with tinker:// or vllm: the weights' base model")
-    base_url: str = setting("https://api.openai.com/v1", "openai: address of the endpoint")
+    model_name: str = setting("", "base model of tinker://... or vllm:... models")
+    base_url: str = setting("https://api.openai.com/v1", "endpoint of openai:... models")
     api_key_env: str | None = setting(
-        None, "environment variable with the key; None: OPENAI_API_KEY, vllm: VLLM_API_KEY"
+        None, "environment variable with the key; None: OPENAI_API_KEY, or VLLM_API_KEY for vllm:"
     )
     record: bool = setting(False, "whether every rollout is written to OUT/rollouts.jsonl")
 
@@ -70,7 +70,7 @@ class PlayingSettings(SharedSettings):
         if self.opponent and len(self.seats) < 2:
             raise RecipeError(
                 f"opponent={self.opponent} with the seats {','.join(self.seats) or '(none)'}: an "
-                "opponent plays the other seats of an agent with two or more. Pass seats=x,o."
+                "opponent needs an agent with at least two seats. Pass seats=x,o."
             )
 
     @property
@@ -97,7 +97,7 @@ class PlayingSettings(SharedSettings):
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Settings that overrule a run's: device and threads; renderer and dtype, if set."""
+        """Settings that override a run's: device and threads; renderer and dtype, if set."""
         candidates = {"renderer_name": self.renderer_name, "dtype": self.dtype}
         overrides: dict[str, Any] = {
             key: value for key, value in candidates.items() if value not in (None, "", "auto")
@@ -107,7 +107,7 @@ class PlayingSettings(SharedSettings):
         return {"device": self.device, "threads": self.threads, **overrides}
 
     def run_of(self, model: str) -> TrainSettings:
-        """Settings of a run that would train the model on these tasks, for engine and agent."""
+        """Return settings of a run that would train the model on these tasks."""
         settings = self.subject
         if model:
             settings["model_name"] = model
@@ -118,12 +118,12 @@ class PlayingSettings(SharedSettings):
         return self.played_as(TrainSettings(**values))
 
     def played_as(self, run: TrainSettings) -> TrainSettings:
-        """A run's settings with this evaluation's episode settings."""
+        """Return a run's settings with this evaluation's episode settings."""
         episodes = {name: getattr(self, name) for name in chz.chz_fields(EpisodeSettings)}
         return chz.replace(run, **episodes)
 
     def agent_of(self, run: TrainSettings) -> str:
-        """Import path of the run's agent; with ``search``, of its variant with a search tool."""
+        """Return the import path of the run's agent; with ``search``, its searching variant."""
         if not self.search:
             return str(run.agent)
         all_games = [game for game in (self.game, *games().values()) if game is not None]
@@ -136,7 +136,7 @@ class PlayingSettings(SharedSettings):
         return twins[run.agent]
 
     def paths_by_split(self) -> dict[str, str]:
-        """Import paths of the tasks, by split; raises a ``RecipeError`` if there are none."""
+        """Return the tasks' import paths, by split; raise a ``RecipeError`` if there are none."""
         where = self.game or self
         all_paths = {"train": where.train_tasks, "test": where.test_tasks}
         paths = {split: path for split, path in all_paths.items() if self.split in ("all", split)}
@@ -145,9 +145,9 @@ class PlayingSettings(SharedSettings):
         return {split: path for split, path in paths.items() if path}
 
     def tasks_by_split(self, objects: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
-        """The tasks to play, by split; raises a ``RecipeError`` if there are none.
+        """Return the tasks to play, by split; raise a ``RecipeError`` if there are none.
 
-        ``objects`` has the tasks of settings that are loaded (``named_objects``).
+        ``objects`` has the tasks that ``named_objects`` has loaded.
         """
         from evert.bridge.groups.tasks import load_tasks
 
@@ -171,8 +171,8 @@ class PlayingSettings(SharedSettings):
 class EvaluateSettings(PlayingSettings):
     """Settings of one evaluation and of its episodes."""
 
-    models: tuple[str, ...] = setting((), f"who plays: {NAMES}")
-    seeds: int = size(4, "episodes per task, each with a seed")
+    models: tuple[str, ...] = setting((), f"models to evaluate: {NAMES}")
+    seeds: int = size(4, "episodes per task, each with its own seed")
     success: float = setting(1.0, "lowest reward that counts as a success")
     pass_at: tuple[int, ...] = setting(
         (), "values of k for pass@k, such as 1,4,16; each at most seeds"
@@ -191,8 +191,8 @@ class EvaluateSettings(PlayingSettings):
     def _what(self) -> None:
         if outside := [k for k in self.pass_at if not 1 <= k <= self.seeds]:
             raise RecipeError(
-                f"pass_at has {outside[0]} and seeds={self.seeds}: each k must be from 1 to seeds. "
-                "Play more episodes of each task, seeds=, or choose smaller values."
+                f"pass_at has {outside[0]}, but seeds={self.seeds}: k must be from 1 to seeds. "
+                "Raise seeds= to play more episodes, or choose smaller values."
             )
         if not self.models:
             raise RecipeError("No model to evaluate. Pass models=, for example models=evert-tiny.")
@@ -205,7 +205,7 @@ class EvaluateSettings(PlayingSettings):
 
 
 ME = "me"
-"""The model name that stands for the person at the terminal."""
+"""The model name of the person at the terminal."""
 
 
 @chz.chz
@@ -229,12 +229,12 @@ class PlaySettings(PlayingSettings):
             )
 
     def paths_by_split(self) -> dict[str, str]:
-        """As for an evaluation; empty if ``task`` is the task itself."""
+        """Return the paths as for an evaluation; {} if ``task`` is the task itself."""
         has_own = self.agent and not (self.train_tasks or self.test_tasks)
         return {} if has_own else PlayingSettings.paths_by_split(self)
 
     def tasks_by_split(self, objects: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
-        """The tasks that ``task`` indexes: one split, the held-out tasks if there are any."""
+        """Return the tasks that ``task`` indexes: the held-out ones, or else the training tasks."""
         if self.paths_by_split():
             tasks = PlayingSettings.tasks_by_split(self, objects)
             return dict([item for item in tasks.items() if len(item[1])][-1:])
@@ -246,7 +246,7 @@ class PlaySettings(PlayingSettings):
             return {"test": [self.task]}
 
     def number_of(self, tasks: Sequence[Any]) -> int:
-        """The number of the task to play; raises a ``RecipeError`` if there is no such task."""
+        """Return the number of the task to play; raise a ``RecipeError`` if it does not exist."""
         if not self.task or not self.paths_by_split():
             return 0
         if not self.task.isdecimal() or int(self.task) >= len(tasks):
@@ -260,14 +260,14 @@ class PlaySettings(PlayingSettings):
 def read_evaluate_settings(
     settings: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
 ) -> EvaluateSettings:
-    """Read an evaluation's settings, over recorded ones or the recipe's episode settings."""
+    """Read an evaluation's settings, over the recorded or else the recipe's episode settings."""
     return read_playing_settings(EvaluateSettings, settings, recorded)
 
 
 def read_playing_settings(
     kind: type[T], settings: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
 ) -> T:
-    """Read settings of one kind, over recorded ones or the recipe's episode settings."""
+    """Read settings of a ``kind``, over the recorded or else the recipe's episode settings."""
     taskset = taskset_of(settings)
     under, game = recorded, None
     if not under:
@@ -281,22 +281,22 @@ def read_playing_settings(
     gathered = gather({**renamed, "tasks": taskset}, MAPPINGS, under)
     result = read_settings(kind, gathered, under, _name_of)
     if game:
-        vars(result)["game"] = game  # the cached property: a taskset may take long to make
+        vars(result)["game"] = game  # fills the cached property: tasksets may be slow to make
     return result
 
 
 def playing_help(kind: type[PlayingSettings], settings: Mapping[str, str]) -> str:
-    """Describe the settings of one kind; frozen models are ``models.KEY``."""
+    """Describe the settings of a ``kind``, with frozen models as ``models.KEY``."""
     return settings_help(kind, settings).replace("frozen.KEY", "models.KEY")
 
 
 def _name_of(key: str) -> str:
-    """A setting's name as users type it: frozen models are ``models.NAME``."""
+    """Return a setting's name as users type it: frozen models are ``models.NAME``."""
     return key.replace("frozen", "models", 1) if key.startswith("frozen") else key
 
 
 def spread(tasks: Sequence[Any], limit: int | None) -> Sequence[Any]:
-    """At most ``limit`` of the tasks, spread evenly; None: all. A string is cut to a string."""
+    """Return at most ``limit`` tasks, evenly spaced; None: all. A string stays a string."""
     if limit is None or len(tasks) <= limit:
         return tasks
     if isinstance(tasks, str):

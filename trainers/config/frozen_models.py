@@ -6,7 +6,7 @@
     models.critic=https://host/v1#model          an endpoint,
     models.critic.api_key_env=HOST_KEY           whose key is in that environment variable
 
-The settings map what follows ``models.`` to a text; from Python a value may be the model itself.
+The settings map the key after ``models.`` to a text; from Python a value may be a model object.
 ``pin_steps`` lets a resumed run keep the frozen weights that it began with.
 """
 
@@ -62,14 +62,14 @@ OPTIONS = frozenset({*chz.chz_fields(WeightsOptions), *chz.chz_fields(EndpointOp
 def frozen_models(
     settings: Mapping[str, Any], base_url: str | None = None
 ) -> "dict[str, FrozenModel]":
-    """The models of the settings, as an Env takes them; ``base_url``: the run's Tinker service."""
+    """Return the settings' models, opened for an Env; ``base_url``: the run's Tinker service."""
     return open_models(read_models(settings), base_url)
 
 
 def open_models(
     models: "Mapping[str, ModelRef | FrozenModel]", base_url: str | None = None
 ) -> "dict[str, FrozenModel]":
-    """The models as an Env takes them; ``base_url``: the run's Tinker service."""
+    """Return the models, opened for an Env; ``base_url``: the run's Tinker service."""
     return {
         name: model.open(base_url) if isinstance(model, ModelRef) else model
         for name, model in models.items()
@@ -77,9 +77,9 @@ def open_models(
 
 
 def read_models(settings: Mapping[str, Any]) -> "dict[str, ModelRef | FrozenModel]":
-    """Each model of the settings by its name. Imports nothing heavy.
+    """Return each model of the settings by its name. Imports nothing heavy.
 
-    A model object from Python is returned as it is.
+    A model object from Python is returned unchanged.
 
     Raises:
         EvertError: There is no such model, renderer or option.
@@ -117,8 +117,8 @@ def read_model(setting: str, text: str, options: Mapping[str, Any]) -> ModelRef:
     """Read the model that a setting names, with its options; errors as in ``read_models``."""
     if text.startswith("<"):
         raise RecipeError(
-            f"{setting} was {text}, an object from Python, which the record does not hold. "
-            f"Call evert.train with it again, or name a model: {setting}=evert-tiny."
+            f"{setting} was {text}, an object from Python, which is not in the record. "
+            f"Pass it to evert.train again, or name a model: {setting}=evert-tiny."
         )
 
     def name_of(key: str) -> str:
@@ -131,7 +131,7 @@ def read_model(setting: str, text: str, options: Mapping[str, Any]) -> ModelRef:
     if model.kind == "server":
         raise RecipeError(
             f"{setting}={text} is a server that takes token ids, for `evert evaluate models=`. "
-            "A frozen model needs chat completions, which the same server has, too: "
+            "A frozen model needs an endpoint of chat completions; the same server has one: "
             f"{setting}={model.base_url}#{model.model or 'MODEL'}."
         )
     is_endpoint = model.kind == "endpoint"
@@ -156,7 +156,7 @@ def _naming(setting: str) -> Iterator[None]:
 def fingerprint(
     settings: Mapping[str, Any], models: "Mapping[str, ModelRef | FrozenModel]"
 ) -> list[Any]:
-    """Everything that determines the models' replies: names, options, and digests of weights."""
+    """Return what determines the models' replies: names, options, and digests of weights."""
     parts: list[Any] = []
     for name, options in sorted(_by_name(settings).items()):
         model, text = models[name], options.pop("")
@@ -173,7 +173,7 @@ def in_words(settings: Mapping[str, Any]) -> str:
 
 
 def hosts_of(models: "Mapping[str, FrozenModel]") -> tuple[str, ...]:
-    """Hosts of the models' endpoints, which the embedded engine must allow."""
+    """Return the hosts of the models' endpoints, which the embedded engine must allow."""
     from evert.bridge.models.remote import RemoteModel
 
     endpoints = [model for model in models.values() if isinstance(model, RemoteModel)]
@@ -181,14 +181,14 @@ def hosts_of(models: "Mapping[str, FrozenModel]") -> tuple[str, ...]:
 
 
 def needs_engine(models: "Mapping[str, FrozenModel]") -> bool:
-    """Whether some of the models are weights that an engine samples."""
+    """Return whether an engine samples any of the models."""
     from evert.bridge.models.tinker_model import TinkerModel
 
     return any(isinstance(model, TinkerModel) for model in models.values())
 
 
 def check_frozen(models: "Mapping[str, FrozenModel]", *, embedded: bool) -> None:
-    """Check before the run that its engine has the frozen weights, and a renderer fits them."""
+    """Check that the run's engine can sample the frozen weights, and that a renderer fits them."""
     from evert.bridge.models.tinker_model import TinkerModel
     from evert.bridge.tokens.bases import model_renderer, renderer_name_of
     from evert.trainers.engine.models.base_models import resolve_model
@@ -208,9 +208,9 @@ def check_frozen(models: "Mapping[str, FrozenModel]", *, embedded: bool) -> None
             )
         if not embedded and (on_disk or local):
             raise RecipeError(
-                f"models.{name} is on this machine ({model.model_path or base}), and the run's "
-                "engine is a service, which samples only its own models. Name one of those, "
-                "or an endpoint that serves it: models."
+                f"models.{name} is on this machine ({model.model_path or base}), but the run's "
+                "engine is a service, which samples only its own models. Name one of them, "
+                "or an endpoint that serves this model: models."
                 f"{name}=http://127.0.0.1:8000/v1#MODEL."
             )
         if embedded and base:
@@ -229,7 +229,7 @@ def check_episodes(
     *,
     embedded: bool,
 ) -> None:
-    """Check, before any episode, the frozen models and that the agent's Envs can be made."""
+    """Check the frozen models, and that the agent's Envs can be made, before any episode."""
     from evert.bridge.env.seats import episode_envs
 
     check_frozen(models, embedded=embedded)
@@ -237,7 +237,7 @@ def check_episodes(
 
 
 def pin_steps(settings: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the step to each ``runs/NAME``: the one on record for a resumed run, else its last."""
+    """Add a step to each ``runs/NAME``: the recorded one if the run is resumed, else the last."""
     return {key: _pin_step(key, text, str(recorded.get(key, ""))) for key, text in settings.items()}
 
 

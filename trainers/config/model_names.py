@@ -1,10 +1,10 @@
-"""The names by which every command takes a model.
+"""The model names that every command takes.
 
-    evert-tiny-20q           a shipped base, a Hugging Face folder, or a model of a Hub or a service
+    evert-tiny-20q           a shipped base, a Hugging Face folder, a model of the Hub or a service
     runs/NAME, runs/NAME@20  weights of a training run: the last ones, or those after 20 steps
     tinker://...             weights on a Tinker service
     openai:gpt-5-mini        a model behind an endpoint that speaks OpenAI's chat completions
-    https://host/v1#model    the same, with the endpoint's address
+    https://host/v1#model    such a model, with the endpoint's address
     vllm:http://host/v1#m    a model behind a server that takes token ids: vLLM, llama.cpp or
                              `evert serve`; without #m the server's only model
 
@@ -49,19 +49,19 @@ class ModelNameError(EvertError, ValueError):
 
 @dataclass(frozen=True)
 class ModelRef:
-    """A model that a text names.
+    """The model that a name refers to.
 
     Attributes:
         kind: "weights" of the embedded engine or of a service; an "endpoint" of chat completions;
             a "server" of token ids.
-        model: Its name there; None: the server's only model. For weights, the name of their base;
-            None: only the service knows it.
+        model: The model's name there; None: the server's only model. For weights, the name of their
+            base; None: only the service knows the base.
         base_url: Address of the endpoint or server; None if the name has none.
-        model_path: tinker://... of weights; None for the base's own.
-        step: Training step after which the weights were saved; None for no run.
+        model_path: tinker://... of trained weights; None for a base.
+        step: Training step after which the weights were saved; None without a run.
         run: The recorded settings of the weights' run.
-        checkpoints: The run's folder of checkpoints; None for no run.
-        options: Options of sampling, for ``open``.
+        checkpoints: The run's folder of checkpoints; None without a run.
+        options: Sampling options, for ``open``.
     """
 
     kind: Literal["weights", "endpoint", "server"]
@@ -89,7 +89,7 @@ class ModelRef:
     def digests(self) -> list[str | None]:
         """What identifies the model: digests of the weights' files, or its name and address.
 
-        A name on a Hub or a service is assumed always to mean the same weights.
+        We assume that a name on the Hub or a service always means the same weights.
         """
         if self.kind != "weights":
             return [self.model, self.base_url]
@@ -117,7 +117,7 @@ class ModelRef:
 def find_model(name: str, players: Collection[str] = (), *, is_local: bool = False) -> ModelRef:
     """Find the model that a name refers to.
 
-    Error messages also suggest ``players``, and with ``is_local`` only weights on this machine.
+    Error messages also suggest ``players``; with ``is_local``, only weights on this machine.
     """
     if name.startswith(ENDPOINT):
         return ModelRef("endpoint", name.removeprefix(ENDPOINT))
@@ -149,7 +149,7 @@ def find_model(name: str, players: Collection[str] = (), *, is_local: bool = Fal
 
 
 def check_player(name: str, game: str, players: Collection[str]) -> None:
-    """Refuse the name of another game's player; ``players`` are those of ``game``."""
+    """Refuse the name of another game's player; ``players`` are the players of ``game``."""
     other_games = [other_game for other_game, entry in games().items() if name in entry.players]
     if name not in players and other_games and not Path(name).exists():
         hint = f"its players are {', '.join(players)}" if players else "it has none"
@@ -160,7 +160,7 @@ def check_player(name: str, game: str, players: Collection[str]) -> None:
 
 
 def split_step(name: str) -> tuple[str, str]:
-    """Split ``runs/NAME@20`` into the run's folder and the step; a folder may have an @, too."""
+    """Split ``runs/NAME@20`` into the run's folder and the step; a folder's name may have an @."""
     folder, at, step = name.rstrip("/").rpartition("@")
     if not at or "/" in step or Path(name).expanduser().is_dir():
         return name, ""
@@ -170,7 +170,7 @@ def split_step(name: str) -> tuple[str, str]:
 def check_model(
     name: str, renderer_name: str | None = None, players: Collection[str] = ()
 ) -> ModelRef:
-    """As ``find_model``, and check that the model has a renderer. Imports nothing heavy.
+    """Find a model, and check that it has a renderer. Imports nothing heavy.
 
     Raises:
         ModelNameError: There is no such model, or no renderer for it.
@@ -182,13 +182,13 @@ def check_model(
         try:
             renderer_name_of(model.model)
         except InvalidModelError as error:
-            hint = f" Or did you mean a player? There are: {', '.join(players)}." if players else ""
+            hint = f" Or did you mean a player? Players: {', '.join(players)}." if players else ""
             raise ModelNameError(f"{error}{hint}") from error
     return model
 
 
 OR_RUN = ", runs/NAME or runs/NAME@STEP"
-"""The end of the list of models where a run's weights are accepted, too."""
+"""The end of a message's list of models if a run's weights are accepted, too."""
 
 
 def check_weights(model: ModelRef, setting: str, purpose: str, more: str = "") -> ModelRef:
@@ -196,13 +196,13 @@ def check_weights(model: ModelRef, setting: str, purpose: str, more: str = "") -
     if model.kind == "weights" and model.model is not None:
         return model
     raise ModelNameError(
-        f"{setting} is not on this machine, so it cannot be {purpose} here; expected a base of "
-        f"evert's, a Hugging Face folder, a model's name on the Hugging Face Hub{more}."
+        f"{setting} is not on this machine, so it cannot be {purpose} here; expected one of "
+        f"evert's bases, a Hugging Face folder, a model's name on the Hugging Face Hub{more}."
     )
 
 
 def local_weights(name: str, setting: str, purpose: str) -> ModelRef:
-    """The weights that a setting names, which must be on this machine to be ``purpose``.
+    """Return the weights that a setting names; they must be on this machine to be ``purpose``.
 
     Raises:
         ModelNameError: No weights of this name are on this machine.
@@ -210,14 +210,14 @@ def local_weights(name: str, setting: str, purpose: str) -> ModelRef:
     weights = check_weights(find_model(name, is_local=True), f"{setting}={name}", purpose, OR_RUN)
     if not is_here(weights.model or ""):
         raise ModelNameError(
-            f"{setting}={name} is not a shipped base, a folder, or in the local Hugging Face "
+            f"{setting}={name} is not a shipped base or a folder, nor in the local Hugging Face "
             f"cache. Check the name, or download it first: hf download {name}."
         )
     return weights
 
 
 def is_here(base_model: str) -> bool:
-    """Whether a base is shipped, a folder, or in the local Hugging Face cache."""
+    """Return whether a base is shipped, a folder, or in the local Hugging Face cache."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.file_download import try_to_load_from_cache
 
@@ -233,7 +233,7 @@ def _check_name(name: str, players: Collection[str], is_local: bool) -> None:
     path = Path(split_step(name)[0]).expanduser()
     is_path = "/" in name and path.parent.is_dir() and not _is_known(name)
     candidates = {*map(str, path.parent.iterdir())} if is_path else {*players, *BASES}
-    candidates.discard(str(Path(name).expanduser()))  # an existing file would suggest itself
+    candidates.discard(str(Path(name).expanduser()))  # never suggest the name itself
     near = did_you_mean(str(path), candidates, "{}")
     strange = not name or name.count("/") > 1 or name.startswith((".", "~", "/", "<", "runs/"))
     if near or is_path or strange:
@@ -253,7 +253,7 @@ def _beside(path: Path) -> str:
 
 
 def _is_known(name: str) -> bool:
-    """Whether the Cookbook knows the model: ``Qwen/`` may be a folder with other models."""
+    """Return whether the Cookbook knows the model: ``Qwen/`` may also be a local folder."""
     try:
         renderer_name_of(name)
     except InvalidModelError:
@@ -270,7 +270,7 @@ def _of_run(name: str, folder: Path, step: str, recorded: Mapping[str, Any]) -> 
     if not saved or (step and step not in saved):
         raise ModelNameError(
             f"{name}: the run in {folder} has no weights "
-            + (f"after step {step}; it has those after {', '.join(saved)}." if saved else "yet.")
+            + (f"after step {step}; it has weights after {', '.join(saved)}." if saved else "yet.")
         )
     step = step or [*saved][-1]
     base = str(recorded.get("model_name") or BASE_MODEL)
@@ -278,7 +278,7 @@ def _of_run(name: str, folder: Path, step: str, recorded: Mapping[str, Any]) -> 
 
 
 def recorded_renderer(run: Mapping[str, Any]) -> str | None:
-    """The renderer that a run on record names; None: the one that fits the model."""
+    """Return the renderer that a recorded run names; None: the one that fits the model."""
     name: str | None = run.get("renderer_name")
     variables = run.get("chat_template") or {}
     return with_variables(name or TEMPLATE, variables) if variables else name

@@ -1,6 +1,6 @@
 """Opponents by name: ``test_opponent=`` of a run, ``opponent=`` of an evaluation.
 
-A name stands for one of the game's own opponents (``random``, ``perfect``), or for a model.
+A name refers to one of the game's own opponents (``random``, ``perfect``), or to a model.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def held_out_opponent(settings: TrainSettings) -> str | ModelRef | None:
-    """Read who plays the other seats of held-out tasks; refuse opponents without seats."""
+    """Read who plays the other seats of held-out tasks; refuse opponents if there are no seats."""
     if (settings.league or settings.test_opponent) and not settings.seats:
         raise RecipeError(
             f"league={settings.league:g} and test_opponent={settings.test_opponent} with the seats "
@@ -31,9 +31,9 @@ def held_out_opponent(settings: TrainSettings) -> str | ModelRef | None:
 
 
 def read_opponent(setting: str, env: str, name: str) -> str | ModelRef | None:
-    """Read the opponent that a setting names: the import path of the game's own, or a model.
+    """Return the opponent that a setting names: the import path of the game's own, or a model.
 
-    None for an empty name, which stands for the policy.
+    Return None for an empty name: the policy plays all seats.
     """
     game = find_game(env) if env and name else None
     path = game.opponents.get(name) if game else None
@@ -43,7 +43,7 @@ def read_opponent(setting: str, env: str, name: str) -> str | ModelRef | None:
 def open_opponent(
     opponent: str | ModelRef | None, max_tokens: int | None = None, base_url: str | None = None
 ) -> "Against | None":
-    """The opponent that ``read_opponent`` has read; it plays every seat but one."""
+    """Return the opponent from ``read_opponent``, opened to play every seat but one."""
     from evert.bridge.groups.opponents import Against
     from evert.bridge.models.tinker_model import TinkerModel
 

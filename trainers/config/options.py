@@ -1,6 +1,6 @@
 """The settings of ``evert.train`` as a TypedDict, so that a type checker knows their names.
 
-They follow from ``TrainSettings``; ``tests/trainers/config/test_train_options.py`` prints them.
+If they differ from ``TrainSettings``, ``tests/trainers/config/test_train_options.py`` prints them.
 """
 
 from collections.abc import Mapping

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlayingPlan:
-    """Who plays what.
+    """Who plays which tasks.
 
     Attributes:
         settings: The settings of the episodes.
-        players: Model of each name that plays; None: a player without a model.
+        players: The model of each named player; None: a player without a model.
         frozen: The frozen models by the names that the agent calls.
         opponent: Who plays the other seats: import path of the game's own opponent, or a model.
             None: the model that is evaluated.
@@ -60,7 +60,7 @@ class PlayingPlan:
 
 
 def prepare(settings: PlayingSettings, names: Sequence[str]) -> PlayingPlan:
-    """Make the plan of the named players; raise now what would stop them later."""
+    """Make the plan of the named players; raise errors now that would stop them later."""
     players = {name: _model(name, settings) for name in names}
     settings.paths_by_split()
     objects = named_objects(settings)

@@ -1,4 +1,4 @@
-"""Prices: what a run will cost on the hosted Tinker service, and prices for runs that are shown."""
+"""Prices of the hosted Tinker service, the cost of a run there, and settings for prices."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,12 +9,12 @@ from evert.trainers.config.fields import size
 
 DATE, SOURCE = "2026-10-07", "https://tinker-docs.thinkingmachines.ai/tinker/models/"
 CACHED = 0.2
-"""What a cached prompt token costs, as a share of ``prefill``."""
+"""Price of a cached prompt token, as a share of ``prefill``."""
 
 
 @chz.chz
 class PriceSettings:
-    """Prices for the cost of runs."""
+    """The user's prices, for the cost of runs."""
 
     prefill_price: float | None = size(None, "dollars per million prompt tokens", 0)
     sample_price: float | None = size(None, "dollars per million sampled tokens", 0)
@@ -61,12 +61,12 @@ class Cost:
 
 
 def run_cost(price: Price, episodes: int, tokens: int, turns: int) -> Cost:
-    """Cost of episodes that are sampled and trained on once.
+    """Return the cost of sampling episodes and training on each once.
 
     Args:
-        tokens: Of an episode: prompts and replies, each token once.
-        turns: Model calls of an episode. Each prompt after the first repeats what came before;
-            turns are assumed to be equally long, and repeated tokens to be cached.
+        tokens: Tokens of an episode: prompts and replies, each token once.
+        turns: Model calls of an episode. Each prompt after the first repeats what came before.
+            We assume that turns are equally long, and that repeated tokens are cached.
     """
     repeated = CACHED * price.prefill * (turns - 1) / 2
     millions = episodes * tokens / 1e6

@@ -1,4 +1,4 @@
-"""The game that settings name (``env=``, ``tasks=``), and its recipe: defaults of settings."""
+"""The game that settings name (``env=``, ``tasks=``), and its recipe: default settings."""
 
 import pkgutil
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from evert.trainers.config.fields import RecipeError
 def choose_recipe(
     settings: Mapping[str, object], game: Game | None = None
 ) -> tuple[str, Mapping[str, Any]]:
-    """The preset for these settings: its name and its values; ``game``: theirs, if already made."""
+    """Return the name and the values of the settings' preset; ``game``: their game, if made."""
     taskset = taskset_of(settings)
     names = {"env": str(settings.get("env") or ""), "tasks": str(taskset.get("id", ""))}
     sources = [f"{key}={name}" for key, name in names.items() if name]
@@ -36,7 +36,7 @@ def choose_recipe(
 
 
 def game_of(settings: Mapping[str, object]) -> Game:
-    """The game that ``env`` or ``tasks`` names."""
+    """Return the game that ``env`` or ``tasks`` names."""
     if taskset := taskset_of(settings):
         return task_game(taskset)
     env = str(settings.get("env") or "")
@@ -44,14 +44,14 @@ def game_of(settings: Mapping[str, object]) -> Game:
         return game
     hint = did_you_mean(game_name(env), games(), "env={}")
     raise RecipeError(
-        f"There is no game {env!r}.{hint} Games: {', '.join(games())}, or a module of yours "
-        "that has a GAME: env=my_package.my_game. To train an agent that is not a game: "
+        f"There is no game {env!r}.{hint} Games: {', '.join(games())}, or your own module "
+        "with a GAME: env=my_package.my_game. To train an agent that is not a game: "
         "agent=package.module:function train_tasks=package.module:TASKS."
     )
 
 
 def taskset_of(settings: Mapping[str, object]) -> dict[str, Any]:
-    """The named taskset: its ``id`` and its arguments; empty if none is named.
+    """Return the named taskset: its ``id`` and its arguments; empty if none is named.
 
     The settings are ``tasks=ID tasks.KEY=VALUE``, or from Python a mapping.
     """
@@ -65,13 +65,13 @@ def taskset_of(settings: Mapping[str, object]) -> dict[str, Any]:
 
 
 def game_name(text: str) -> str:
-    """A game's name in its usual form: ``Guess-Number`` becomes ``guess_number``."""
+    """Return a game's name in its usual form: ``Guess-Number`` becomes ``guess_number``."""
     name = text.replace("-", "_")
     return name.lower() if name.lower() in games() else name
 
 
 def path_of(value: Any) -> str:
-    """An object's import path, or a plain name if it has none; a string is returned unchanged."""
+    """Return an object's import path, or a plain name if it has none; return a string unchanged."""
     if isinstance(value, str):
         return value
     if not callable(value):

@@ -1,6 +1,6 @@
 """Settings of a training run, and their form in ``run.json``.
 
-A recipe is part of its game (``evert.envs.games``): defaults, which settings overrule.
+A recipe, part of a game (``evert.envs.games``), has defaults that settings override.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,13 +41,13 @@ class SharedSettings(EpisodeSettings):
     env: str = chz.field(
         default="",
         munger=lambda _, name: game_name(name),
-        doc=f"game: {', '.join(games())}; or give agent=",
+        doc=f"game: {', '.join(games())}; or pass agent=",
     )
     tasks: Mapping[str, Any] = by_path(
-        "or a taskset: tasks=reasoning_gym:chain_sum, tasks=gymnasium:Blackjack-v1; its "
-        "arguments: tasks.max_terms=2"
+        "a taskset instead of env=: tasks=reasoning_gym:chain_sum, tasks=gymnasium:Blackjack-v1; "
+        "its arguments: tasks.max_terms=2"
     )
-    renderer_name: str | None = setting(None, "None: the one that fits the model")
+    renderer_name: str | None = setting(None, "the renderer; None: the one that fits the model")
     chat_template: Mapping[str, Any] = by_path(
         "values of variables that the model's chat template reads; "
         "`evert model check FOLDER` lists them"
@@ -63,38 +63,38 @@ class SharedSettings(EpisodeSettings):
 
 @chz.chz
 class TrainSettings(SharedSettings):
-    """Settings of one training run and its episodes; a recipe's defaults overrule those here."""
+    """Settings of one training run and its episodes; a recipe's defaults override these."""
 
     # Import paths, or from Python the objects themselves.
     agent: Any = _path_field("your agent's import path, 'package.module:function'")
     train_tasks: Any = _path_field(
-        "import path of a sequence of tasks to train on; or a file, .jsonl, .csv or .parquet, with "
-        "a task in each row; or a folder of records, whose conversations' openings are the tasks"
+        "import path of a sequence of tasks to train on; or a file (.jsonl, .csv or .parquet) with "
+        "a task in each row; or a folder of records: the openings of conversations are the tasks"
     )
     test_tasks: Any = _path_field("import path or file of the held-out tasks; '' for none")
     sampler: Any = _path_field(
         "import path of a sampler, which chooses each step's tasks: evert:Curriculum leaves out "
-        "solved and hopeless ones; '': all in turn"
+        "solved and hopeless tasks; '': all tasks in turn"
     )
 
     model_name: str = setting(
         BASE_MODEL, "a shipped base, a Hugging Face folder, or a model's name"
     )
     engine: Literal["auto", "embedded", "service"] = setting(
-        "auto", "auto: the service where TINKER_API_KEY is set and it has the model"
+        "auto", "auto: the service if TINKER_API_KEY is set and the service may have the model"
     )
-    base_url: str | None = setting(None, "address of your own service")
+    base_url: str | None = setting(None, "address of your own Tinker service")
     full_parameter: bool | None = setting(
         None, "embedded: train all weights, not an adapter; None: for models below 50 M parameters"
     )
     lora_rank: int = size(32, "rank of the adapter, if one is trained")
     allow_hosts: tuple[str, ...] = setting(
-        (), "embedded: hosts that stay reachable, for example an agent's tools"
+        (), "embedded: hosts that may be reached, for example by an agent's tools"
     )
 
     rollouts: Literal["here", "pool", "ray"] = setting(
         "here",
-        "where the steps' episodes are played: in this process, in a pool of others, or in Ray's",
+        "where training episodes are played: in this process, in a pool of processes, or in Ray",
     )
     rollout_workers: int | None = size(None, "pool, ray: processes; None: one per core")
     groups_per_worker: int = size(16, "pool, ray: maximum groups that a process plays at a time")
@@ -105,13 +105,13 @@ class TrainSettings(SharedSettings):
         or_more=False,
     )
     ray_address: str | None = setting(
-        None, "ray: address of a cluster; None: RAY_ADDRESS, or a new Ray on this machine"
+        None, "ray: address of a cluster; None: RAY_ADDRESS, or a new cluster on this machine"
     )
 
     warm_up_steps: int = size(0, "supervised steps before RL; 0: none", 0)
     demonstrations: Any = _path_field(
-        "warm-up: import path of a function from a seed to conversations; or a file of them (forms "
-        "of OpenAI's fine-tuning, ShareGPT, TRL), a dataset's folder, or a folder of records"
+        "warm-up: import path of a function from a seed to conversations; or a file of them "
+        "(as for OpenAI's fine-tuning, ShareGPT or TRL), a dataset's folder, or a folder of records"
     )
     warm_up_min_reward: float | None = setting(
         1.0, "warm-up on records: lowest total reward of a rollout; None: any"
@@ -140,7 +140,7 @@ class TrainSettings(SharedSettings):
     )
     league: float = share(0.0, "share of the groups in which a past checkpoint plays one seat")
     test_opponent: str = setting(
-        "", "who plays the other seats of held-out tasks: a player, a model; '': the policy"
+        "", "who plays the other seats of held-out tasks: an opponent, a model; '': the policy"
     )
     cookbook: Mapping[str, Any] = by_path(
         "any other field of the Cookbook's rl.train.Config; "
@@ -155,10 +155,10 @@ class TrainSettings(SharedSettings):
     samples: int = size(4, "held-out tasks whose episodes are shown before and after training", 0)
     record: bool | float = share(
         0.1,
-        "share of each step's groups whose rollouts are written whole to RUN/rollouts, at least "
-        "one group, about 30 bytes per token; 1: all, 0: none",
+        "share of each step's groups (at least one) whose complete rollouts are written to "
+        "RUN/rollouts, about 30 bytes per token; 1: all, 0: none",
     )
-    seed: int = setting(0, "same seed, same run (embedded engine on a CPU)")
+    seed: int = setting(0, "the same seed gives the same run (embedded engine on a CPU)")
     log_path: str | None = setting(
         None, "a new run folder, or one to resume; None: runs/<env>-<model>-<date-time>"
     )
@@ -232,11 +232,11 @@ RESUMABLE = frozenset(
     | {"failed_steps", "record", "parallel", "trust_remote_code"}
     | WORKERS
 )
-"""Settings that a resumed run may change: what was learned so far does not depend on them."""
+"""Settings that a resumed run may change, since what it has learned does not depend on them."""
 
 
 def read_train_settings(settings: Mapping[str, Any], recorded: Mapping[str, Any]) -> TrainSettings:
-    """Read the settings of a run, over the recorded ones or the recipe's."""
+    """Read the settings of a run, over the recorded or else the recipe's settings."""
     _, preset = choose_recipe(settings)
     under = recorded or preset
     gathered = gather({**settings, "tasks": taskset_of(settings)}, MAPPINGS, under)
@@ -244,7 +244,7 @@ def read_train_settings(settings: Mapping[str, Any], recorded: Mapping[str, Any]
 
 
 def as_record(settings: TrainSettings) -> dict[str, Any]:
-    """The settings as ``run.json`` has them, with functions and tasks by import path or name."""
+    """Return the settings for ``run.json``, with functions and tasks by import path or name."""
     plain = {key: _plain(getattr(settings, key)) for key in chz.chz_fields(TrainSettings)}
     paths = {key: path_of(plain[key]) for key in PATHS}
     set_ = {key: {path: str(v) for path, v in plain[key].items()} for key in MAPPINGS}
@@ -263,14 +263,14 @@ def _plain(value: Any) -> Any:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether an agent or tasks are missing."""
+    """Return whether an agent or tasks are missing."""
     return value is None or (isinstance(value, str) and not value)
 
 
 def differences(before: Mapping[str, Any], settings: TrainSettings) -> Sequence[str]:
-    """The changes that a resumed run may not make, a line ``key: recorded -> now`` for each.
+    """Return the changes that a resumed run may not make, as lines ``key: recorded -> now``.
 
-    A setting that is newer than the run is not on record, and counts as its default.
+    For a setting that is newer than the run, and so not recorded, the default counts.
     """
     now, plain = as_record(settings), TrainSettings(agent="any:agent", train_tasks="any:tasks")
     recorded = as_record(plain) | {key: _plain(value) for key, value in before.items()}
@@ -282,7 +282,7 @@ def differences(before: Mapping[str, Any], settings: TrainSettings) -> Sequence[
 
 
 def renderer_of(settings: TrainSettings) -> str:
-    """The name of the renderer that a run uses.
+    """Return the name of the renderer that a run uses.
 
     Raises:
         InvalidModelError: The settings name no renderer, and the model is unknown; or the renderer

@@ -1,4 +1,4 @@
-"""``embedded_engine``: replaces the Tinker SDK's clients with the engine's inside a block."""
+"""``embedded_engine`` replaces the Tinker SDK's clients with the engine's inside a block."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,21 +39,21 @@ def embedded_engine(
             if that is not set.
         device: ``"cpu"``, ``"cuda"``, ``"mps"`` (Apple's GPU), or ``"auto"``: CUDA if present,
             else MPS if present, else the CPU.
-        seed: Seed of adapters and of sampling. On a CPU the same seed and the same requests give
-            the same tokens, up to rounding (``sampler.py``).
+        seed: Seed of sampling and of new adapters. On a CPU, the same seed and the same requests
+            give the same tokens, up to rounding (``sampler.py``).
         full_parameter: Train every weight (True) or a LoRA adapter (False). None: every weight of
-            models below 50 million parameters, an adapter for larger ones. The ``rank`` that the
-            Cookbook asks for applies to adapters only.
-        dtype: Type of the weights, for example ``"bfloat16"``. None: bfloat16 on CUDA if at most
-            adapters are trained (see ``full_parameter``), else float32. Adapters are stored in
+            a model below 50 million parameters, an adapter for a larger model. The ``rank`` that
+            the Cookbook asks for applies to adapters only.
+        dtype: Type of the weights, for example ``"bfloat16"``. None: bfloat16 on CUDA unless
+            every weight is trained (see ``full_parameter``), else float32. Adapters are stored in
             float32, and multiplied in this type.
-        gradient_checkpointing: Whether the backward pass recomputes each layer, which takes less
-            memory and a third more time. None: only if a pass would not fit otherwise.
+        gradient_checkpointing: Whether the backward pass recomputes each layer, which saves
+            memory but takes a third more time. None: only if a pass would not fit otherwise.
         threads: Number of PyTorch's CPU threads inside the block; None leaves it unchanged. 1 is
             often fastest for a tiny model on a shared machine, where threads wait for one another.
-        allow_hosts: Other machines' hosts that stay reachable, for example a tool's server.
-        stand_ins: Patterns of model names -> the model to use instead, ``{"Qwen/*": "evert-tiny"}``
-            (``stand_ins.py``). The first pattern that matches wins.
+        allow_hosts: Hosts that stay reachable inside the block, for example a tool's server.
+        stand_ins: Maps patterns of model names to the models to use instead, for example
+            ``{"Qwen/*": "evert-tiny"}`` (``stand_ins.py``). The first pattern that matches wins.
 
     Yields:
         The engine.
@@ -90,14 +90,14 @@ def _in_use(engine: Engine) -> Iterator[Engine]:
 
 
 def _warn_of_newer_sdk() -> None:
-    """Warn if the SDK is newer than those that evert was tested with."""
+    """Warn if the SDK is newer than the versions that evert was tested with."""
     installed, tested = (
         tuple(map(int, text.split(".")[:2])) for text in (version("tinker"), TESTED)
     )
     if installed > tested:
         news = ", ".join(UNKNOWN) or "nothing that the engine serves"
         logger.warning(
-            "tinker %s is newer than %s, the newest that this evert was tested with. What differs: "
+            "tinker %s is newer than %s, the newest that evert was tested with. Differences: "
             "%s. If something fails: pip install 'tinker<=%s.99'.",
             version("tinker"), TESTED, news, TESTED,
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """The memory that a model needs, computed from its configuration before loading.
 
-Tensor sizes are exact. Sizes of passes are the engine's own estimates.
+The sizes of tensors are exact. The sizes of passes are the engine's estimates.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from evert.trainers.engine.sampling.prefill import chunk_tokens
 from evert.trainers.engine.sampling.scheduler import MAX_ROWS
 from evert.trainers.engine.training.pass_budget import activation_bytes, logits_bytes, pass_budget
 
-_ADAM = 3  # Extra numbers for each trained weight: its gradient and Adam's two moments
+_ADAM = 3  # Extra numbers per trained weight: its gradient and Adam's two moments
 
 
 @dataclass(frozen=True)
@@ -29,28 +29,28 @@ class MemoryPlan:
 
     model: str
     parameters: int
-    rank: int | None  # Of the adapter; None if all weights are trained
+    rank: int | None  # Rank of the adapter; None if all weights are trained
     device: torch.device
     dtype: torch.dtype
     base: int  # The base's weights, in ``dtype``
     adapter: int  # The adapter's weights; 0 without an adapter
     optimizer: int  # Gradient and Adam's moments
-    samplers: int  # The trained weights, once for each sampler
+    samplers: int  # A copy of the trained weights for each sampler
     cache_tokens: int  # Maximum number of tokens in a sampler's key-value cache
     cache: int  # Maximum size of that cache
     pass_tokens: int  # Maximum number of tokens of a micro-batch
-    checkpointing: bool  # Whether its backward pass recomputes the layers
+    checkpointing: bool  # Whether the backward pass recomputes the layers
     training_pass: int  # Activations and logits of that micro-batch
-    longest: int  # Longest datum in tokens, with checkpointing; at most the context
-    free: int  # Free memory of the device now
+    longest: int  # Tokens of the longest datum that fits with checkpointing; at most the context
+    free: int  # Free memory on the device now
 
     @property
     def held(self) -> int:
-        """Bytes held all the time."""
+        """Bytes that stay allocated between passes."""
         return self.base + self.adapter + self.optimizer + self.samplers
 
     def rows(self, tokens: int) -> int:
-        """Maximum number of rows of ``tokens`` tokens (prompt and reply) sampled at a time."""
+        """Return how many rows of ``tokens`` tokens (prompt and reply) are sampled at a time."""
         return max(1, min(MAX_ROWS, self.cache_tokens // tokens))
 
     @property
@@ -60,7 +60,7 @@ class MemoryPlan:
 
 
 def plan(name: str, settings: EngineSettings, *, rank: int = 32, samplers: int = 2) -> MemoryPlan:
-    """Plan a model's memory with an adapter of rank ``rank`` and ``samplers`` samplers."""
+    """Plan a model's memory with ``samplers`` samplers; an adapter has rank ``rank``."""
     loader = Loader(settings)
     device, outline = loader.device, load_outline(name)
     config, context = outline.config, context_length(outline)
@@ -74,7 +74,7 @@ def plan(name: str, settings: EngineSettings, *, rank: int = 32, samplers: int =
     free = free_bytes(device)
     room = max(0, free - base - adapter - optimizer - copies)
     budget = pass_budget(
-        [1] * chunk_tokens(device), config, dtype, device, room,  # of short data, as many as fit
+        [1] * chunk_tokens(device), config, dtype, device, room,  # as many short data as fit
         checkpointing=settings.gradient_checkpointing,
     )  # fmt: skip
     token_bytes = activation_bytes(config, dtype, checkpointing=budget.checkpointing)
@@ -92,5 +92,5 @@ def plan(name: str, settings: EngineSettings, *, rank: int = 32, samplers: int =
 
 def _adapter_bytes(outline: Any, rank: int) -> int:
     adapted = attach_lora(outline, rank, seed=0)
-    # Adapters are in float32, whatever the base's type.
+    # Adapters are stored in float32, whatever the base's dtype.
     return sum(4 * p.numel() for p in adapted.parameters() if p.requires_grad)

@@ -1,12 +1,12 @@
-"""Playing episodes, their players and their results.
+"""Plays and scores episodes.
 
 In reading order:
 
     failures.py   kinds and descriptions of failures
-    policies.py   the policies, which answer the agent's calls
+    policies.py   the policies that answer the agent's calls
     scores.py     means, shares and pass@k with intervals, by model, split and category; tables
-    playing.py    playing, and the record of every episode (``episodes.jsonl``)
+    playing.py    plays episodes, and records each (``episodes.jsonl``)
     person.py     a person who types the replies at the terminal
     players.py    who plays: weights, endpoints, a person, players without a model
-    showing.py    an episode in the terminal, turn by turn
+    showing.py    shows an episode in the terminal, turn by turn
 """

@@ -1,11 +1,11 @@
 """Why episodes fail: reads failures from exceptions and trajectories, and describes them.
 
-    Failure        what went wrong in one episode; its kind is one of ``KINDS``
-    failure_of     from the exception that ended a rollout
-    failure_in     from a trajectory: an error that was scored, no call, too small a context
-    Failures       the failures of some episodes: counts by kind, and the most frequent one
+    Failure        why one episode failed; its kind is one of ``KINDS``
+    failure_of     reads a failure from the exception that ended a rollout
+    failure_in     reads it from a trajectory: a scored error, no model call, a context overflow
+    Failures       the failures of several episodes: counts by kind, and the most frequent errors
 
-Training and evaluation use these to count and describe failures.
+Training and evaluation count and describe failures with this module.
 """
 
 import re
@@ -29,13 +29,13 @@ from evert.trainers.system.files import BATCHES, read_jsonl
 OVERFLOW, NO_REWARD, WRONG_NAME = "context_overflow", "no_reward", "wrong_model_name"
 REFUSED_REQUEST = "refused_request"
 REFUSALS = (BadRequestError, UnprocessableEntityError)
-"""Errors of a policy's endpoint that concern one request; others concern all."""
+"""Errors of a policy's endpoint that affect one request; its other errors affect all."""
 KINDS = {
     AGENT_ERROR: ("agent error", "Correct the agent where the traceback points."),
     AGENT_TIMEOUT: ("timeout", "Find what the agent waits for, or raise agent_timeout."),
     WRONG_NAME: (
         "wrong model name",
-        "Use the policy's name in the agent, or give the policy the agent's name: policy_names=.",
+        "Use the policy's name in the agent, or pass the agent's name for it in policy_names=.",
     ),
     NO_REWARD: ("episode without a reward", "Have the agent return a number."),
     NO_CALL: (
@@ -48,24 +48,24 @@ KINDS = {
     ),
     REFUSED_REQUEST: (
         "refused request",
-        "Have the agent send only what the endpoint's model takes: tools, schemas, images, length.",
+        "Have the agent send only tools, schemas, images and lengths that the endpoint supports.",
     ),
 }
 """Kind of failure -> its name, and what to do about it."""
 UNREADABLE = "The agent cannot read the model's reply."
 CAUSES = {
     r"(OPENAI|ANTHROPIC|GEMINI|GOOGLE)_(API|ADMIN)_KEY|API key was provided|authentication method":
-        "The agent's SDK asks for a key. The policy's calls need none, so any value will do: set "
+        "The agent's SDK asks for a key. The policy's calls need no key, so set any value: "
         "OPENAI_API_KEY=unused, ANTHROPIC_API_KEY=unused or GEMINI_API_KEY=unused.",
     re.escape(CUT_REPLY):
         "If the agent needs the whole reply, raise max_tokens. Otherwise correct the agent where "
         "the traceback points.",
     r"^(Attribute|Type)Error: 'coroutine' object":
-        "Put await before the call that the agent makes there. That needs an `async def`; a plain "
-        "`def` needs a blocking client: OpenAI instead of AsyncOpenAI.",
+        "Put await before that call of the agent, which must then be an `async def`. In a plain "
+        "`def`, use a blocking client: OpenAI instead of AsyncOpenAI.",
     r"can't be used in 'await' expression":
-        "A plain `def` gets a blocking client, whose calls are not awaited. Declare the agent "
-        "`async def`, and use AsyncOpenAI instead of OpenAI.",
+        "A blocking client's calls cannot be awaited. Declare the agent as `async def`, and use "
+        "AsyncOpenAI instead of OpenAI.",
     r"^(API(Connection|Timeout|Status)|Authentication|PermissionDenied|RateLimit|InternalServer)Error:":
         "A service that the agent itself calls, or the endpoint of a frozen model, did not answer: "
         "check its address, key and limits.",
@@ -79,16 +79,16 @@ NOT_SCORED = (
     "on_agent_error=-1.0."
 )
 SCORED = (
-    "Equal rewards teach nothing: use a model that succeeds now and then, raise max_tokens, or "
+    "Equal rewards teach nothing: use a model that sometimes succeeds, raise max_tokens, or "
     "warm the model up (warm_up_steps=)."
 )
-"""Further advice if the model's replies may be the cause: unscored and scored failures."""
+"""Extra advice for unscored and scored failures that the model's replies may have caused."""
 MOST_LINES = 8
 """Maximum lines of an error's message that are shown."""
 MOST_ALIKE = 5
 """Maximum failures kept for a set of episodes; similar failures count as one."""
 _UNKNOWN_MODEL = "; the policy is called "
-"""Part of a failure's text if the agent asked for a model that does not exist (``Routes.hint``)."""
+"""Part of an error's text if the agent called a model that does not exist (``Routes.hint``)."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class Failure:
     kind: str
     """One of ``KINDS``."""
     error: str
-    """Class and message."""
+    """The exception's class and message."""
     traceback: str = ""
     """The agent's own frames; "" if there are none."""
     is_scored: bool = False
-    """Whether ``on_agent_error`` gave it a reward."""
+    """Whether ``on_agent_error`` gave the episode a reward."""
 
     @property
     def alike(self) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ class Failure:
 
     @property
     def remedy(self) -> str:
-        """What to do about it."""
+        """What the user can do about it."""
         usual = KINDS[self.kind][1]
         if self.kind != AGENT_ERROR:
             return usual
@@ -123,7 +123,7 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """The failure behind a rollout's exception; None: it affects more than this episode."""
+    """Return the failure behind a rollout's exception; None if it affects other episodes, too."""
     if isinstance(error, AgentTimeoutError):
         return Failure(AGENT_TIMEOUT, str(error))
     if isinstance(error, RewardError):
@@ -138,7 +138,7 @@ def failure_of(error: BaseException) -> Failure | None:
 
 
 def failure_in(trajectory: Trajectory) -> Failure | None:
-    """The failure in an episode that has a trajectory; None: nothing failed."""
+    """Return the failure in an episode that has a trajectory; None if nothing failed."""
     last = trajectory.transitions[-1]
     if error := str(last.logs.get(AGENT_ERROR, "")):
         timeout = f"stop/{AGENT_TIMEOUT}" in last.metrics
@@ -158,9 +158,9 @@ def _kind_of(text: str) -> str:
 
 @dataclass(frozen=True)
 class Failures:
-    """The failures of some episodes: how many of each kind, and examples with their frequency.
+    """The failures of several episodes: counts by kind, and examples with their frequency.
 
-    ``found`` has at most ``MOST_ALIKE`` examples, one per group of similar failures, the most
+    ``found`` has at most ``MOST_ALIKE`` examples, one for each set of similar failures, the most
     frequent first.
     """
 
@@ -170,7 +170,7 @@ class Failures:
 
     @classmethod
     def of(cls, episodes: int, pairs: Iterable[tuple[Failure, int]]) -> "Failures":
-        """Count the failures of ``episodes`` episodes; each is paired with its frequency."""
+        """Count the failures of ``episodes`` episodes from (failure, frequency) pairs."""
         first: dict[tuple[str, ...], Failure] = {}
         kinds, times = Counter[str](), Counter[tuple[str, ...]]()
         for failure, count in pairs:
@@ -182,7 +182,7 @@ class Failures:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "Failures":
-        """Read what ``asdict`` returned.
+        """Read a record that ``asdict`` made.
 
         Raises:
             KeyError, TypeError, ValueError: Another version wrote the record, or it is damaged.
@@ -192,7 +192,7 @@ class Failures:
         is_known = {*kinds, *(failure.kind for failure, _ in examples)} <= KINDS.keys()
         texts = [text for failure, _ in examples for text in (failure.error, failure.traceback)]
         if not is_known or not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"a failure has no text, or a kind other than {[*KINDS]}")
+            raise ValueError(f"a failure has no text, or its kind is not one of {[*KINDS]}")
         return cls(int(record["episodes"]), kinds, examples)
 
     @property
@@ -202,34 +202,34 @@ class Failures:
 
     @property
     def share(self) -> float:
-        """Share of the episodes that failed; 0 if there are no episodes."""
+        """The share of the episodes that failed; 0 if there are no episodes."""
         return self.count / self.episodes if self.episodes else 0.0
 
     @property
     def commonest(self) -> Failure | None:
-        """An example of the most frequent failures; None: nothing failed."""
+        """An example of the most frequent failure; None if nothing failed."""
         return self.found[0][0] if self.found else None
 
     def summary(self) -> str:
-        """One line: how many failed, whether they were scored, and their kinds."""
+        """Return a line: how many episodes failed, whether they were scored, and the kinds."""
         kinds = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in self.kinds.items())
         scored = " and were scored" * (bool(self.found) and all(f.is_scored for f, _ in self.found))
         text = f"{self.count} of {self.episodes} episodes failed{scored}"
         return text + f" ({kinds})" * bool(kinds)
 
     def describe(self) -> str:
-        """The summary, the most frequent failure with its traceback, and its remedy."""
+        """Return the summary, the most frequent failure with its traceback, and its remedy."""
         if not self.found:
             return self.summary()
         failure, times = self.found[0]
-        often = f"the commonest, {times} times" if times > 1 else "one of them"
+        often = f"most common, {times} times" if times > 1 else "one of them"
         lines = [self.summary(), f"{often}: {shortened(failure.error)}"]
         lines += [f"  {line}" for line in failure.traceback.splitlines()]
         return "\n".join([*lines, failure.remedy])
 
 
 def merge(sets: Sequence[Failures]) -> Failures:
-    """The failures of several sets of episodes, as one."""
+    """Merge the failures of several sets of episodes."""
     pairs = [pair for failures in sets for pair in failures.found]
     merged = Failures.of(sum(failures.episodes for failures in sets), pairs)
     kinds = sum((Counter(failures.kinds) for failures in sets), Counter())
@@ -237,7 +237,7 @@ def merge(sets: Sequence[Failures]) -> Failures:
 
 
 def shortened(text: str) -> str:
-    """The first lines of an error's message."""
+    """Return the first lines of an error's message."""
     lines = text.strip().splitlines()
     return "\n  ".join([*lines[:MOST_LINES], *["..."] * (len(lines) > MOST_LINES)])
 
@@ -250,7 +250,7 @@ def _plural(kind: str, count: int) -> str:
 
 
 def read_batches(path: Path) -> tuple[Failures, int]:
-    """The failures of all batches of a run's folder, as one, and how many batches were skipped."""
+    """Return the failures of all batches in a run's folder, and how many batches were skipped."""
     failures, skipped = list[Failures](), 0
     for record in read_jsonl(path / BATCHES):
         with suppress(KeyError, TypeError, ValueError):  # another version's record

@@ -1,7 +1,7 @@
 """``Person``: a model whose replies a person types at the terminal.
 
-A line is a reply; one that ends with a backslash continues on the next. ``name key=value`` calls a
-tool that the request offers; values are quoted as in a shell. Ctrl-D ends the episode.
+A line is a reply; if it ends with a backslash, the next line continues it. ``name key=value`` calls
+a tool that the request offers; values are quoted as in a shell. Ctrl-D ends the episode.
 """
 
 import asyncio
@@ -52,14 +52,14 @@ class Person:
         while b"\n" not in self._input:
             more = await _read()
             if not more and not self._input:
-                raise EndOfInputError("The input has ended, and so has the episode.")
+                raise EndOfInputError("The input has ended, so the episode ends.")
             self._input += more or b"\n"
         line, _, self._input = self._input.partition(b"\n")
         return line.decode("utf-8", "replace")
 
 
 async def _read() -> bytes:
-    """Wait for input without a thread, which would outlive Ctrl-C; b"" at its end."""
+    """Read input without a thread, since threads would outlive Ctrl-C; return b"" at the end."""
     loop, file = asyncio.get_running_loop(), sys.stdin.fileno()
     ready = asyncio.Event()
     try:
@@ -74,7 +74,7 @@ async def _read() -> bytes:
 
 
 def typed_message(lines: Sequence[str], tools: Sequence[Any]) -> Message:
-    """The message of typed lines: the calls of offered tools among them, and the other text."""
+    """Make a message from typed lines: calls of offered tools, and text from all other lines."""
     offered = {tool["function"]["name"]: tool["function"] for tool in tools}
     calls = [_call(line, offered) for line in lines]
     text = [line for line, call in zip(lines, calls, strict=True) if call is None]
@@ -85,10 +85,10 @@ def typed_message(lines: Sequence[str], tools: Sequence[Any]) -> Message:
 
 
 def _call(line: str, offered: dict[str, Any]) -> ToolCall | None:
-    """The call that a line makes; None if it is text."""
+    """Return the tool call in a line; None if the line is text."""
     try:
         words = shlex.split(line)
-    except ValueError:  # an apostrophe
+    except ValueError:  # for example, an apostrophe
         return None
     if not words or words[0] not in offered or not all("=" in word for word in words[1:]):
         return None
@@ -100,7 +100,7 @@ def _call(line: str, offered: dict[str, Any]) -> ToolCall | None:
 
 
 def _value(text: str, schema: Any) -> Any:
-    """The parsed JSON, if it is JSON and the schema does not want a string; else the text."""
+    """Parse a text as JSON; return the text itself if it is no JSON, or should be a string."""
     if isinstance(schema, dict) and schema.get("type") == "string":
         return text
     try:

@@ -1,12 +1,12 @@
-"""The contestants of an evaluation, by name: models, and players without one (``random``).
+"""The contestants of an evaluation, by name: models, and players without a model (``random``).
 
-``find`` turns a name (``config/model_names.py``) into a contestant, which can play inside the block
-of its ``ready``. All contestants play the evaluation's agent, with its options and beside its
-frozen models; players without a model are agents themselves.
+``find`` turns a name (``config/model_names.py``) into a contestant, which plays inside the context
+that ``ready`` returns. All models play the evaluation's agent, with its options and with its frozen
+models; players without a model are agents themselves.
 
 A contestant's digest covers everything that determines its replies: the weights (not their folder),
 the agent, the renderer, the maximum tokens of a reply, the episode's settings. The weights behind
-an endpoint or a server are unknown: its address and the model's name count instead.
+an endpoint or a server are unknown, so their URL and the model's name are used instead.
 """
 
 import hashlib
@@ -59,29 +59,29 @@ NO_MATTER = frozenset({"agent_timeout", "close_timeout", "context_length"})
 """Settings of an episode that do not change its messages."""
 
 OPENAI_KEY, SERVER_KEY = "OPENAI_API_KEY", "VLLM_API_KEY"
-"""Environment variables with the keys of endpoints and servers, unless settings name another."""
+"""Environment variables with API keys of endpoints and servers, if settings name no other."""
 
 Say: TypeAlias = Callable[[str], None]
 
 Policy: TypeAlias = Callable[[ChatAgentEnv, int], TokenCompleter]
-"""From an Env and an episode's seed to the policy that answers the agent's calls."""
+"""Returns the policy that answers the agent's calls, given an Env and an episode's seed."""
 
 
 class EndpointError(EvertError, RuntimeError):
-    """The endpoint of the playing model does not answer. Finished episodes are kept."""
+    """The endpoint of the model that plays does not answer. Finished episodes are kept."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A model or a player that is to play.
+    """A model, or a player without a model, that is to play.
 
     Attributes:
         name: Its name in the tables.
         plan: What it plays.
         agent: Import path of the agent; without a model, of a function from a seed to the agent.
-        run: The run that trained it, or could: engine, model, renderer, maximum tokens of a reply.
+        run: The settings of a run with this model: engine, renderer, maximum tokens of a reply.
         model: The model that answers the agent's calls; None: a player without a model.
-        context_length: Tokens of its context, as its server says; None: unknown.
+        context_length: Tokens of the model's context, from its server; None: unknown.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Contestant:
 
     @property
     def digest(self) -> str:
-        """Digest of everything that determines its replies; see the module."""
+        """Digest of everything that determines its replies; see the module's docstring."""
         text = json.dumps([self.agent, self._episode(), *self._reply_sources()])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -121,7 +121,7 @@ class Contestant:
 
     @property
     def weights(self) -> Mapping[str, Any]:
-        """Arguments that create its sampling client; empty unless ``model`` are weights."""
+        """Arguments to create its sampling client; empty unless it plays with weights."""
         if not isinstance(self.model, ModelRef):
             return {}
         path = self.model.model_path
@@ -129,12 +129,12 @@ class Contestant:
 
     @property
     def max_tokens(self) -> int:
-        """Maximum tokens of a reply that is sampled by token ids."""
+        """Maximum tokens of a reply, for models that take token ids."""
         return self.settings.max_tokens or self.run.max_tokens
 
     @property
     def _engine_run(self) -> TrainSettings:
-        """The run whose engine it plays on."""
+        """Settings of the run whose engine it plays on."""
         return self.run if self.weights else self.plan.run
 
     @cached_property
@@ -143,7 +143,7 @@ class Contestant:
 
     @cached_property
     def _models(self) -> dict[str, FrozenModel]:
-        """The frozen models, and an opponent that is a model."""
+        """The frozen models, and the opponent if it is a model."""
         return open_models(self.plan.models, self.run.base_url if self.weights else None)
 
     @property
@@ -152,15 +152,15 @@ class Contestant:
 
     @cached_property
     def _agents(self) -> Callable[[int], Any]:
-        """From a seed to the agent that it plays."""
+        """A function from a seed to the agent that it plays."""
         agent: Any = load_agent(self.agent)
         return agent if self.model is None else lambda seed: agent
 
     def check(self) -> None:
-        """Check, before it plays, that its agent, engine, tasks and options exist.
+        """Check, before it plays, its agent, engine, tasks and options.
 
         Raises:
-            EvertError: One of these does not exist, or does not fit.
+            EvertError: One of them does not exist, or does not fit the others.
         """
         agent, engine = self._agents(0), self._engine_choice
         task = next(tasks[0] for tasks in self.plan.tasks.values() if len(tasks))
@@ -176,10 +176,10 @@ class Contestant:
 
     @contextmanager
     def ready(self, say: Say) -> Iterator[Player]:
-        """Make it ready to play inside the block; ``say`` gets a line about its engine.
+        """Prepare it to play inside the block; ``say`` gets a line about its model or engine.
 
         Raises:
-            EndpointError: Its endpoint does not answer.
+            EndpointError: The model's endpoint does not answer.
         """
         with self._policy(say) as (policy, fitting):
             options = env_options(self.settings, self._frozen)
@@ -197,9 +197,9 @@ class Contestant:
 
     @contextmanager
     def _policy(self, say: Say) -> Iterator[tuple[Policy, EnvOptions]]:
-        """The policy, and the Env options that fit it."""
+        """Yield the policy, and the Env options that fit it."""
         run, cap, renderer = self.run, self.settings.max_tokens, None
-        if isinstance(self.model, ServedSamplingClient):  # an engine would have no network
+        if isinstance(self.model, ServedSamplingClient):  # before an engine blocks the network
             renderer = model_renderer(run.model_name, renderer_of(run))
         with self._engine() as facts:
             match self.model:
@@ -230,7 +230,7 @@ class Contestant:
         return lambda env, seed: SeededPolicy(client, cap, heat, seed)
 
     def _engine(self) -> AbstractContextManager[Any]:
-        """Its engine, if its weights or the frozen models need one; it allows its host."""
+        """Return its engine, if weights or frozen models need one; allow its endpoint's host."""
         run = self._engine_run
         if not self.weights and not needs_engine(self._models):
             return nullcontext()
@@ -244,7 +244,7 @@ class Contestant:
 
 
 def find(name: str, plan: PlayingPlan) -> Contestant:
-    """The contestant of one of the plan's names."""
+    """Return the contestant for one of the plan's names."""
     settings, model, title = plan.settings, plan.players[name], redacted(name)
     if model is None:
         return Contestant(name, plan, settings.players[name], plan.run)
@@ -260,7 +260,7 @@ def find(name: str, plan: PlayingPlan) -> Contestant:
     if not base:
         raise ModelNameError(
             f"The base model of the weights {name} is unknown. Pass it, for example "
-            "model_name=Qwen/Qwen3-8B. For weights of the embedded engine pass their run: "
+            "model_name=Qwen/Qwen3-8B. For weights of the embedded engine, pass their run: "
             "runs/NAME."
         )
     run = settings.run_of(base)
@@ -283,7 +283,7 @@ def _find_served(name: str, server: ModelRef, plan: PlayingPlan) -> Contestant:
             f"them after a #: vllm:{address}#{next(iter(models), 'MODEL')}."
         )
     facts = models[model_id]
-    # the root is the base model at `evert serve`, and the weights' source at vLLM
+    # root is the base model for `evert serve`, and the path or name of the weights for vLLM
     roots = [root for root in (facts.get("root"), model_id) if root in BASES]
     base = settings.model_name or (roots or [facts.get("root") or model_id])[0]
     run = settings.run_of(base)

@@ -1,8 +1,8 @@
-"""Playing episodes, and the record of each.
+"""Plays episodes and records each.
 
 An episode is identified by the contestant's digest, split, task and seed; the last three seed
-everything random in it. Episodes on record (``episodes.jsonl``) are not played again, and an
-interrupted evaluation ends with the same table. Weights with further training have another digest.
+everything random in it. Recorded episodes (``episodes.jsonl``) are not played again, so that an
+interrupted evaluation ends with the same table. Further training of weights changes their digest.
 
 In order: the record, its file, :func:`plan_episodes` (the episodes to play), :func:`play`.
 """
@@ -60,9 +60,9 @@ class EpisodeResult:
         reward: The episode's reward; None if the agent failed.
         tokens: Number of sampled tokens.
         metrics: Metrics of the agent and the Env, summed over the turns.
-        failure: Kind of the error (``failures.KINDS``).
-        dialogue: For each model call ``told``, the new text of the prompt, and ``said``, the reply;
-            empty unless requested.
+        failure: Kind of the failure, a key of ``failures.KINDS``.
+        dialogue: For each model call, ``told`` is the new text of the prompt, and ``said`` the
+            reply; empty unless requested.
     """
 
     model: str
@@ -85,12 +85,12 @@ class EpisodeResult:
 
     @property
     def key(self) -> tuple[str, str, int, int]:
-        """What identifies the episode."""
+        """The key that identifies the episode."""
         return self.digest, self.split, self.task, self.seed
 
     @property
     def draws(self) -> int:
-        """Seed of everything random in it; even similar tasks have different seeds."""
+        """Seed of everything random in the episode, different even for similar tasks."""
         return seed_of(self.split, self.task, self.seed) >> 1
 
     @classmethod
@@ -100,16 +100,16 @@ class EpisodeResult:
             return cls(**record)
         except TypeError as error:
             raise EpisodeError(
-                f"A record of an episode has other fields than this version of evert writes: "
+                f"A record of an episode has fields that this version of evert does not read: "
                 f"{error}. Start again in another folder, or use the version that wrote it."
             ) from error
 
 
 class EpisodeLog:
-    """The episodes of an evaluation, each on disk as soon as it ends; ``by_key`` has that order."""
+    """The episodes of an evaluation, written as soon as each ends; ``by_key`` keeps that order."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the recorded episodes; one that a crash cut off is set aside, and played again."""
+        """Read the recorded episodes; one that a crash cut off is dropped, and played again."""
         self.folder = folder
         self._path = folder / EPISODES
         drop_broken_lines(self._path)
@@ -130,7 +130,7 @@ PlannedEpisode: TypeAlias = tuple[EpisodeResult, Any]
 def plan_episodes(
     model: str, digest: str, tasks: Mapping[str, Sequence[Any]], seeds: Sequence[int]
 ) -> list[PlannedEpisode]:
-    """All episodes of a model: one for each split, task and seed."""
+    """Return all episodes for a model to play: one for each split, task and seed."""
     return [
         (EpisodeResult(model, digest, split, number, seed, _category(task), str(task)), task)
         for split, listed in tasks.items()
@@ -148,14 +148,14 @@ def _category(task: Any) -> str:
 
 @dataclass(frozen=True)
 class Player:
-    """A contestant that is ready to play: its agent and its policy, by an episode's seed.
+    """A contestant that is ready to play, with functions from a seed to its agent and its policy.
 
     Attributes:
-        opponents: Models at some of the seats; None: the policy plays all seats.
+        opponents: Models that play some of the seats; None: the policy plays all seats.
         strict: Whether an agent's failure is raised; if not, the episode has no reward.
-        dialogues: Number of tasks of a split whose dialogues are recorded.
+        dialogues: Number of tasks per split for which dialogues are recorded.
         record: Records every rollout; None: no record.
-        hooks: The hooks into an Env's rollout; None: none.
+        hooks: Returns the hooks into an Env's rollout; None: no hooks.
     """
 
     agent: Callable[[int], Any]
@@ -176,15 +176,16 @@ async def play(
     success: float = 1.0,
     places: asyncio.Semaphore | None = None,
 ) -> list[EpisodeResult]:
-    """Play episodes side by side; return their results in the planned order.
+    """Play episodes concurrently; return their results in the planned order.
 
     Args:
+        when_over: Called with each result.
         success: Lowest reward that counts as a success.
-        places: Limits the episodes that are played at a time; None: ``at_a_time``.
+        places: Limits how many episodes are played at a time; None: ``at_a_time``.
 
     Raises:
         openai.OpenAIError: The policy's endpoint cannot answer.
-        EvertError: Something other than the agent failed; or the agent, if the player is strict.
+        EvertError: Not only an agent failed; if the player is strict, also if an agent failed.
     """
     free = places or asyncio.Semaphore(at_a_time(None))
 
@@ -199,7 +200,7 @@ async def play(
 
 
 async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines side by side; return their results. The first error ends all and is raised."""
+    """Run coroutines concurrently and return their results; the first error cancels the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in work]
@@ -261,15 +262,15 @@ def _seeded(options: EnvOptions, seed: int) -> EnvOptions:
 
 
 def _seat_seed(draws: int, number: int) -> int:
-    """Seed of a seat's policy, so that no two sample the same reply to the same prompt."""
+    """Return a seat's policy seed, so that seats sample different replies to the same prompt."""
     return (draws + 1_000_003 * number) % 2**31
 
 
 async def gather_seats(rollouts: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
-    """Play an episode's seats side by side.
+    """Play an episode's seats concurrently.
 
-    A failure of this episode is raised when all seats have ended. Any other error is raised at
-    once: if the policy fails at one seat, nothing ends the others.
+    A failure of this episode is raised after all seats have ended. Any other error is raised at
+    once: if the policy fails at one seat, the other seats would never end.
     """
     ends = await side_by_side(map(_trajectory_or_failure, rollouts))
     for end in ends:
@@ -300,14 +301,14 @@ def _result(
     reward = fmean(rewards)
     transitions = [turn for trajectory in trajectories for turn in trajectory.transitions]
     for failure in filter(None, map(failure_in, trajectories)):
-        if failure.kind != NO_CALL:  # some players make no call
+        if failure.kind != NO_CALL:  # some players make no model calls
             episode = _with_failure(episode, failure)
             break
     by_seat = {f"seat/{s}/reward": r for s, r in zip(player.seats, rewards, strict=False)}
     return replace(
         episode,
         reward=reward,
-        success=reward >= success or math.isclose(reward, success),  # ten times 0.1 is 1
+        success=reward >= success or math.isclose(reward, success),  # a sum of ten 0.1 is below 1
         turns=sum(env.turns for env in envs),
         tokens=sum(len(transition.ac.tokens) for transition in transitions),
         metrics={**summed(transitions), **by_seat},
@@ -336,7 +337,7 @@ def _with_failure(episode: EpisodeResult, failure: Failure) -> EpisodeResult:
 
 
 def failures(episodes: Sequence[EpisodeResult]) -> Failures:
-    """The failures of some episodes."""
+    """Return the failures of some episodes."""
     failed_episodes = [episode for episode in episodes if episode.failure]
     pairs = [
         (Failure(e.failure, e.error, e.traceback, e.reward is not None), 1) for e in failed_episodes

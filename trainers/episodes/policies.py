@@ -1,4 +1,4 @@
-"""The policies that answer an agent's calls in an evaluation: weights, an endpoint, or none."""
+"""The policies that answer an agent's calls in an evaluation: weights, an endpoint, or no model."""
 
 import hashlib
 import pickle
@@ -23,7 +23,7 @@ class PolicyError(EvertError, RuntimeError):
 
 @dataclass
 class SeededPolicy(TokenCompleter):
-    """Samples one episode with its own seeds, so that the order of episodes makes no difference."""
+    """Samples one episode with its own seeds, independent of the order of the episodes."""
 
     client: tinker.SamplingClient | ServedSamplingClient
     max_tokens: int
@@ -31,8 +31,8 @@ class SeededPolicy(TokenCompleter):
     temperature: float
     """0 for greedy."""
     seed: int
-    """The episode's seed. The seed of each reply is derived from it, from the prompt, and from how
-    often that prompt was answered before."""
+    """The episode's seed. Each reply's seed depends on this seed, the prompt, and the number of
+    earlier replies to that prompt."""
     _answer_counts: Counter[int] = field(default_factory=Counter, init=False, repr=False)
 
     async def __call__(
@@ -54,7 +54,7 @@ class SeededPolicy(TokenCompleter):
         )
 
     def _seed_of(self, prompt: tinker.ModelInput) -> int:
-        """A seed that depends on the prompt, since simultaneous calls come in any order."""
+        """Return a seed that depends on the prompt, since concurrent calls come in any order."""
         items = [x if isinstance(x, int) else _content(x) for x in flatten(prompt.chunks)]
         content = pickle.dumps(items, protocol=4)  # only numbers: equal lists are equal bytes
         key = int.from_bytes(hashlib.blake2b(content, digest_size=4).digest())
@@ -63,7 +63,7 @@ class SeededPolicy(TokenCompleter):
 
 
 def _content(chunk: Chunk) -> int:
-    """A number for a chunk's content; it is below 0, unlike token ids."""
+    """Return a hash of a chunk's content; it is negative, unlike token ids."""
     digest = hashlib.blake2b(chunk.model_dump_json().encode(), digest_size=8).digest()
     return -1 - int.from_bytes(digest)
 
@@ -72,14 +72,14 @@ def _content(chunk: Chunk) -> int:
 class EndpointPolicy(TokenCompleter):
     """Plays an Env with a remote model or a person, whose replies become tokens of its renderer.
 
-    They get the agent's own messages, and no rendered prompt. The tokens only carry
-    the reply to the Env: their log-probabilities are all 0.
+    The model or person gets the agent's messages, not the rendered prompt. The tokens only pass
+    the reply to the Env; their log-probabilities are all 0.
     """
 
     env: ChatAgentEnv
-    """The Env whose calls are answered."""
+    """The Env that the policy plays."""
     remote: FrozenAnswer
-    """The model, with its own temperature; or the person."""
+    """The model (with its own temperature) or the person."""
     max_tokens: int | None = None
     """Maximum tokens of a reply, unless the agent requests fewer; None: no limit."""
 
@@ -106,6 +106,6 @@ class NoPolicy(TokenCompleter):
     ) -> TokensWithLogprobs:
         """Raise a PolicyError."""
         raise PolicyError(
-            "This player has no model, but called one. Name a model in models=, or correct the "
-            "player."
+            "This player has no model, but made a model call. Name a model in models=, or correct "
+            "the player."
         )

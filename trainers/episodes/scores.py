@@ -1,8 +1,8 @@
 """Scores of episodes: means, shares and pass@k, with intervals, as texts, files and tables.
 
-By model, split and category, for every table, figure and page. An interval is a 95 % interval over
-all tasks of the kind, of which the played tasks are a sample. ``benchmarks/intervals.py`` measures
-them.
+Every table, figure and page takes its scores from here, by model, split and category. Intervals
+are 95 % confidence intervals; the played tasks are seen as a sample of all tasks of their kind.
+``benchmarks/intervals.py`` measures their coverage.
 """
 
 import math
@@ -25,13 +25,13 @@ if TYPE_CHECKING:  # it imports torch, which a viewer does not need
     from evert.trainers.episodes.playing import EpisodeResult
 
 QUESTIONS = "questions"
-"""Metric of a game that counts its questions; without it turns are counted."""
+"""Metric of a game that counts its questions; without this metric, turns are counted."""
 CALLS = ("searches", "tools/calls")
-"""Metrics that count tool calls; the first that an episode has is used."""
+"""Metrics that count tool calls; the first one that an episode has is used."""
 ENDS = ("won", "drawn", "lost")
-"""Metrics of a game against an opponent: 1 in the episodes that ended so."""
+"""Metrics of games against an opponent: 1 in the episodes with that result."""
 ENDINGS = "", "_low", "_high"
-"""What follows pass_at_K in the names of a CSV file's columns."""
+"""Suffixes of pass_at_K in the names of a CSV file's columns."""
 ByTask = Sequence[Sequence[float]]
 """The values of each task's episodes; for a share, 0 or 1."""
 
@@ -47,16 +47,16 @@ class PassAt:
 
 @dataclass(frozen=True)
 class Score:
-    """The score of some episodes; a model, split or category "" means all.
+    """The score of a set of episodes; if a model, split or category is "", the set has all of them.
 
     Attributes:
         success: Share of episodes that succeeded; ``low`` and ``high`` are its 95 % interval.
         reward: Mean reward; None if every episode failed.
-        questions: Mean number of questions (or of turns) in successful episodes; None: no success.
+        questions: Mean questions (or turns) in successful episodes; None if none succeeded.
         calls: Mean number of tool calls.
         errors: Number of episodes that failed.
-        won, drawn, lost: Shares of the games, by the game's metrics; None if not recorded.
-        play: Means of the game's own metrics (``Game.metrics``), where it recorded them.
+        won, drawn, lost: Shares of the episodes with this result; None if not recorded.
+        play: Means of the game's own metrics (``Game.metrics``) that were recorded.
         reward_error: Half the 95 % interval of the mean reward; None for fewer than two tasks.
         pass_at: pass@k by k.
     """
@@ -86,10 +86,10 @@ def scores(
     game: Game | None = None,
     pass_at: Sequence[int] = (),
 ) -> list[Score]:
-    """One score per model, in order of appearance, and per "split" or "category" if ``by`` has it.
+    """Return a score per model, in order of appearance; ``by`` adds "split" or "category".
 
-    ``game`` is a game of the user's, for its metrics; None: only metrics of evert's games.
-    ``pass_at`` has the values of k for pass@k; each task must have that many episodes.
+    ``game`` is the user's own game, for its metrics; None: only metrics of evert's games.
+    ``pass_at`` has the values of k for pass@k; each task must have at least k episodes.
     """
     groups: dict[tuple[str, str, str], list[EpisodeResult]] = defaultdict(list)
     for episode in episodes:
@@ -157,8 +157,8 @@ def interval(
     binomial interval (Biometrika 26, 1934) for the effective number of independent episodes, given
     the spread between tasks, as Korn and Graubard do for surveys (Survey Methodology 24, 1998).
 
-    ``other_samples`` are those that a mean is compared with: the spread is pooled over all
-    (analysis of variance), and the 95 % are for all intervals together (Bonferroni).
+    If a mean is compared with the means of ``other_samples``, the spread is pooled over all samples
+    (analysis of variance), and the 95 % hold for all intervals together (Bonferroni).
     """
     from scipy import special  # type: ignore[import-untyped]
 
@@ -179,16 +179,16 @@ def interval(
 
 
 def half_of(by_task: ByTask) -> float | None:
-    """Return half the interval of a mean, as for ± in a table; None for fewer than two tasks."""
+    """Return half the width of a mean's interval, for ±; None for fewer than two tasks."""
     ends = interval(by_task)
     return ends and (ends[1] - ends[0]) / 2
 
 
 def independent(by_task: ByTask) -> float:
-    """Return the number of independent episodes whose share has the variance that tasks show.
+    """Return the effective number of independent episodes, given the variance between tasks.
 
-    Two artificial tasks are added, of ones and of zeros, since few real ones may vary too little
-    (as Agresti and Coull add trials, The American Statistician 52, 1998).
+    Two artificial tasks are added, one of ones and one of zeros, since few real tasks may vary too
+    little (Agresti and Coull add trials in this way, The American Statistician 52, 1998).
     """
     size = _mean([*map(len, by_task)])
     totals = [(sum(task), len(task)) for task in by_task] + [(size, size), (0, size)]
@@ -206,18 +206,18 @@ def _mean(values: Sequence[float]) -> float:
 def pass_at(k: int, outcomes: Sequence[Sequence[bool]]) -> PassAt:
     """Estimate pass@k, the share of tasks that at least one of k episodes solves.
 
-    Of a task's n episodes c succeed. The unbiased estimate is 1 - C(n - c, k) / C(n, k), the mean
-    over tasks (Chen et al., Evaluating Large Language Models Trained on Code, 2021, equation 1).
+    If c of a task's n episodes succeed, the unbiased estimate is 1 - C(n - c, k) / C(n, k); we
+    average over tasks (Chen et al., Evaluating Large Language Models Trained on Code, 2021, eq. 1).
 
-    A task counts as n // k independent draws in the interval: its estimate varies no more than the
-    mean of that many disjoint draws of k (Hoeffding, JASA 58, 1963). So pass@1 has the interval of
-    the success rate.
+    For the interval, a task counts as n // k independent draws, because its estimate varies no more
+    than the mean of that many disjoint draws of k episodes (Hoeffding, JASA 58, 1963). pass@1 thus
+    has the interval of the success rate.
 
     Raises:
         ValueError: A task has fewer than ``k`` episodes.
     """
     if (fewest := min(map(len, outcomes), default=0)) < k:
-        raise ValueError(f"pass@{k} needs {k} episodes of each task; one has {fewest}.")
+        raise ValueError(f"pass@{k} needs {k} episodes of each task; one task has {fewest}.")
     solved = [
         1 - math.comb(len(task) - sum(task), k) / math.comb(len(task), k) for task in outcomes
     ]
@@ -242,7 +242,7 @@ def share_text(share: float | None, low: float = math.nan, high: float = math.na
 
 
 def as_csv(rows: Iterable[Score]) -> str:
-    """Scores as CSV; shares are from 0 to 1, and missing values empty."""
+    """Return scores as CSV; shares are from 0 to 1, and missing values are empty."""
     return files.as_csv([_as_row(row) for row in rows])
 
 
@@ -260,7 +260,7 @@ def _as_row(score: Score) -> dict[str, Any]:
 
 
 def read_scores(path: Path) -> list[Score]:
-    """Read what ``as_csv`` wrote, without games' own metrics and rows of another version."""
+    """Read a CSV file of ``as_csv``, without games' own metrics or rows of another version."""
     rows = list[Score]()
     for row in files.read_csv(path):
         with suppress(KeyError, ValueError):
@@ -272,10 +272,10 @@ def read_scores(path: Path) -> list[Score]:
 
 
 def read_score(record: Mapping[str, Any]) -> Score:
-    """Read a score without pass@k from JSON, or from a row of texts.
+    """Read a score, without pass@k, from parsed JSON or from a row of strings.
 
     Raises:
-        ValueError: Another version wrote it.
+        ValueError: Another version wrote the record.
     """
     try:
         numbers = {name: float(record[name]) for name in ("success", "low", "high", "calls")}
@@ -294,12 +294,12 @@ def read_score(record: Mapping[str, Any]) -> Score:
 
 
 def turns_name(episodes: Iterable["EpisodeResult"]) -> str:
-    """What ``Score.questions`` counts: questions, or turns if no episode has questions."""
+    """Return what ``Score.questions`` counts: "questions", or "turns" without such a metric."""
     return QUESTIONS if any(QUESTIONS in episode.metrics for episode in episodes) else "turns"
 
 
 def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
-    """Scores for a terminal, without uninformative columns."""
+    """Return a table of scores for the terminal, without uninformative columns."""
     columns: dict[str, Callable[[Score], str]] = {
         "episodes": lambda row: str(row.episodes),
         "success (95 %)": lambda row: share_text(row.success, row.low, row.high),
@@ -320,7 +320,7 @@ def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
 
 
 def as_play_table(rows: Sequence[Score]) -> Table | None:
-    """The games' own metrics, for a terminal; None if there are none."""
+    """Return a table of the games' own metrics for the terminal; None if there are none."""
     with_play = [row for row in rows if row.play]
     names = dict.fromkeys(name for row in with_play for name in row.play)
     columns = {name.replace("_", " "): partial(_play_text, name) for name in names}

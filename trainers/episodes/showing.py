@@ -1,4 +1,4 @@
-"""``PrintingPolicy``: a policy whose episode appears in the terminal, turn by turn."""
+"""``PrintingPolicy``: a policy that prints its episode in the terminal, turn by turn."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -23,26 +23,26 @@ from evert.bridge.tokens.renderer import prompt_renderer
 
 @dataclass(eq=False)
 class PrintingPolicy(TokenCompleter, RolloutHooks):
-    """Prints what each request adds to those before it, the reply, and what the turn earned.
+    """Prints each request's new messages, the reply, and the turn's reward and metrics.
 
-    It is a policy around another one, and the hooks of the same rollout.
+    It wraps another policy, and is also the hooks of that policy's rollout.
     """
 
     policy: TokenCompleter
     env: ChatAgentEnv
     console: Console
     turn: asyncio.Lock
-    """Held while a turn is shown, so that the lines of concurrent calls do not mix."""
+    """Lock held while a turn is printed, so that lines of concurrent calls do not mix."""
     transitions: Sequence[Transition] = field(default=(), init=False)
-    """Those so far."""
+    """The transitions so far."""
     _ended: int = field(default=0, init=False)  # number of turns whose reward is shown
-    _prefixes: set[int] = field(default_factory=set, init=False)  # hashes of what was shown
+    _prefixes: set[int] = field(default_factory=set, init=False)  # hashes of shown messages
     _tools: list[str] = field(default_factory=list, init=False)
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """Print the request, and the reply of the other policy."""
+        """Print the request and the wrapped policy's reply."""
         async with self.turn:
             request = self.env.request_of(model_input)
             assert request is not None  # a policy is called only while a call waits
@@ -70,7 +70,7 @@ class PrintingPolicy(TokenCompleter, RolloutHooks):
         return self.env.seat if isinstance(self.env, SeatEnv) else "reply"
 
     async def on_turn_begin(self, state: RolloutState) -> None:
-        """Print what the turn before earned."""
+        """Print what the previous turn earned."""
         self.transitions = state.transitions
         for number in range(self._ended, len(self.transitions)):
             turn = self.transitions[number]
@@ -83,7 +83,7 @@ class PrintingPolicy(TokenCompleter, RolloutHooks):
         await self.on_turn_begin(state)
 
     def explain(self) -> None:
-        """Print the turns that have ended as tokens, with the stop reason; nothing if none has."""
+        """Print the finished turns as tokens, with the stop reason."""
         if not self.transitions:
             return
         trajectory = Trajectory([*self.transitions], tinker.ModelInput.empty())
@@ -91,7 +91,7 @@ class PrintingPolicy(TokenCompleter, RolloutHooks):
         explain(trajectory, renderer=self.env.renderer, console=self.console)
 
     def _show(self, messages: Sequence[Message], prefix: int = 0, name: str = "") -> int:
-        """Print the messages that were not yet shown after ``prefix``; return the new prefix."""
+        """Print the messages not shown before after ``prefix``; return the hash of all so far."""
         for message in messages:
             text = "\n".join(_parts(message))
             prefix = hash((prefix, message["role"], text))

@@ -1,4 +1,4 @@
-"""evert's agents under other trainers, and Harbor's trials as agents.
+"""Runs evert's agents under other trainers, and Harbor's trials as agents.
 
 In reading order:
 

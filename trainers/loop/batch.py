@@ -1,12 +1,12 @@
-"""``Batch``: the episodes of some tasks as named arrays, and the data to train on.
+"""``Batch``: episodes as named arrays, and the data to train on.
 
     batch.rewards                   [P, G]
     batch.turn_rewards              [P, G, T]
     batch.seats["judge"].rewards    [P, G], of one seat
     batch.data("group", gamma=0.9)  ready for ``forward_backward``
 
-In shapes, P is the number of tasks, G of episodes per task, T of turns in the longest episode.
-Failed episodes are NaN: ``np.nanmean(batch.rewards)`` is the mean of the others.
+In shapes, P is the number of tasks, G the number of episodes per task, and T the number of turns in
+the longest episode. Failed episodes are NaN, so ``np.nanmean(batch.rewards)`` leaves them out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ from evert.trainers.episodes.failures import Failures
 
 @dataclass(frozen=True)
 class TaskEpisodes:
-    """The episodes of one task at one seat that did not fail, and their places in the group."""
+    """One seat's episodes of a task that did not fail, and their indices in the group."""
 
     group: Group
     members: Sequence[int]
@@ -45,13 +45,13 @@ class TaskEpisodes:
 
 @dataclass(frozen=True)
 class Batch:
-    """The episodes of P tasks, G of each; made by ``evert.rollout``.
+    """G episodes of each of P tasks, as ``evert.rollout`` returns them.
 
     Attributes:
-        tasks: [P], as given.
+        tasks: [P], as passed to ``rollout``.
         group_size: G.
-        played: Seat -> [P], the episodes. An agent with one seat has the seat "".
-        failures: How many episodes failed, of which kinds, and why.
+        played: Seat -> [P], the episodes. An agent without seats has the seat "".
+        failures: How many episodes failed, with kinds and reasons.
     """
 
     tasks: Sequence[Any]
@@ -63,7 +63,7 @@ class Batch:
 
     @cached_property
     def seats(self) -> "dict[str, Batch]":
-        """Seat -> its batch, with the same attributes; empty for an agent with one seat."""
+        """Seat -> its batch, with the same attributes; empty for an agent without seats."""
         seat_names = [seat for seat in self.played if seat]
         return {
             seat: Batch(self.tasks, self.group_size, {"": self.played[seat]}, self.failures)
@@ -72,7 +72,7 @@ class Batch:
 
     @cached_property
     def rewards(self) -> Floats:
-        """[P, G]: the reward of each episode, averaged over seats. NaN: the episode failed."""
+        """[P, G]: the reward of each episode, averaged over seats; NaN if the episode failed."""
         by_seat = [_reward_table(self, by_task) for by_task in self.played.values()]
         return np.asarray(np.mean(by_seat, axis=0))
 
@@ -97,12 +97,12 @@ class Batch:
 
     @cached_property
     def tokens(self) -> list[list[list[int]]]:
-        """[P, G, turns], nested: how many tokens each turn sampled, in the order of play."""
+        """[P, G, turns], nested: the number of sampled tokens per turn, in the order of play."""
         return self._episodes(lambda group: group.tokens)
 
     @cached_property
     def trajectories(self) -> list[list[Trajectory | None]]:
-        """[P, G], nested: the Cookbook's trajectories; None for an episode that failed."""
+        """[P, G], nested: the Cookbook's trajectories; None if the episode failed."""
         rows = self._episodes(lambda group: group.trajectories)
         return [[trajectory or None for trajectory in task] for task in rows]
 
@@ -124,7 +124,7 @@ class Batch:
     def metrics(self) -> dict[str, float]:
         """Return means over the batch, by the Cookbook's names: ``env/all/reward/total`` and so on.
 
-        Each seat also has its own: ``env/judge/reward/total``, and the agent's metrics there.
+        Each seat also has its own metrics, such as ``env/judge/reward/total``.
         """
         groups, tags = list[TrajectoryGroup](), list[list[str]]()
         for seat, by_task in self.played.items():
@@ -149,18 +149,18 @@ class Batch:
             await client.forward_backward_async(batch.data(), "importance_sampling")
 
         Args:
-            advantages: "group": an episode's reward less the mean of its group, for all its
-                tokens. Or numbers: by episode [P, G], by turn [P, G, T], by token [P, G, T, N], as
-                lists (ragged or padded) or an array. Or a function from a ``Group`` to numbers
-                without P. With seats, one of these for all seats, or a mapping with one for each.
-                "group" compares each seat with itself.
-            gamma: With "group": a turn's advantage is its discounted return less the mean return
-                of the same turn in the group. The return sums the rewards of the turn and of later
-                ones, discounted by ``gamma`` a turn. None: all turns have the episode's advantage.
+            advantages: With "group", all tokens of an episode get its reward minus its group's
+                mean. Or pass numbers by episode [P, G], by turn [P, G, T] or by token [P, G, T, N],
+                as lists (ragged or padded) or an array, or a function from a ``Group`` to numbers
+                without P. With seats, pass one value for all seats, or a mapping from seats.
+                "group" compares each seat only with itself.
+            gamma: With "group": a turn's advantage is its discounted return minus the mean return
+                of that turn in the group. The return sums the rewards of this turn and later turns,
+                discounted by ``gamma`` per turn. None: all turns have the episode's advantage.
 
         Returns:
-            One datum per lineage (a linear conversation is one), with ``target_tokens``,
-            ``logprobs`` and ``advantages``. Episodes that failed have none.
+            One datum per lineage (a linear conversation has one lineage), with ``target_tokens``,
+            ``logprobs`` and ``advantages``. Failed episodes have no datums.
 
         Raises:
             AdvantagesError: The advantages have the wrong shape, or are not finite.
@@ -171,7 +171,7 @@ class Batch:
             if advantages.keys() != self.seats.keys():
                 raise AdvantagesError(
                     f"advantages has the seats {', '.join(map(str, advantages)) or 'none'}; the "
-                    f"batch has {', '.join(self.seats)}. Give all of these, or use one seat: "
+                    f"batch has {', '.join(self.seats)}. Give all seats, or use one seat: "
                     f"batch.seats[{next(iter(self.seats))!r}].data(...)."
                 )
             by_seat = [s.data(advantages[name], gamma=gamma) for name, s in self.seats.items()]
@@ -185,7 +185,7 @@ class Batch:
         ]
 
     def _by_token(self, advantages: Any, gamma: float | None) -> list[ByToken]:
-        """[P]: the advantages of each group's episodes that did not fail."""
+        """Return [P]: the advantages of each group's episodes that did not fail."""
         if isinstance(advantages, str) or callable(advantages):
             method: Any = advantages
             return [

@@ -1,10 +1,10 @@
-"""``evert.models``: models in training, each an adapter on one base, that play and learn.
+"""``evert.models``: models that play and learn, each an adapter on a shared base.
 
     with evert.embedded_engine(full_parameter=False):
         comp, rec = await evert.models("evert-tiny", ("compressor", "reconstructor"), rank=32)
 
-The embedded engine holds a base in memory once for all its adapters. A step submits its
-forward-backward pass and its optimizer step together, so that a service need not wait in between.
+The embedded engine keeps a base in memory once for all its adapters. A step submits its
+forward-backward pass and its optimizer step together, so that a service does not wait in between.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Model:
-    """A model in training; ``evert.models`` makes it.
+    """A model in training, as returned by ``evert.models``.
 
     Attributes:
         name: The model's name in logs.
-        client: Tinker's training client, for saving, loading, custom losses and so on.
+        client: Tinker's training client, to save, load, use custom losses and so on.
         renderer: The Cookbook renderer that formats its conversations.
         context_length: Maximum tokens of a prompt and its reply together; None: unknown.
         learning_rate: The default of ``step`` and ``sft``.
@@ -71,11 +71,11 @@ class Model:
 
         Args:
             agent: The agent, or its import path.
-            tasks: P tasks, with a group of episodes each.
-            **settings: Those of ``evert.rollout``: ``group_size``, ``max_tokens``, ``seed``, ...
+            tasks: P tasks; each gets a group of episodes.
+            **settings: Settings of ``evert.rollout``: ``group_size``, ``max_tokens``, ``seed``, ...
 
         Raises:
-            EvertError: As ``evert.rollout``.
+            EvertError: See ``evert.rollout``.
         """
         return await rollout(agent, tasks, self, **settings)
 
@@ -95,7 +95,7 @@ class Model:
     async def logprobs(
         self, prompts: Sequence[Prompt], targets: Sequence[Target]
     ) -> list[LogProbs]:
-        """Return the log-probabilities of targets after prompts, by the current weights.
+        """Return the current weights' log-probabilities of targets after prompts.
 
             told, untold = await model.logprobs([f"Code: {code}", "Code: "], [text, text])
             gain = told.sum() - untold.sum()
@@ -103,13 +103,13 @@ class Model:
         Args:
             prompts: Each a string (one user message), messages, or token ids.
             targets: The text after each prompt: token ids, or a string. A string after a string or
-                messages is an assistant message, and its end of turn is scored, too.
+                messages is an assistant message, so its end-of-turn token is scored, too.
 
         Returns:
             One array [T] per target, for its T tokens in order.
 
         Raises:
-            ModelInputError: The numbers of prompts and targets differ, or one of them is empty.
+            ModelInputError: There are not as many prompts as targets, or one of them is empty.
         """
         if isinstance(prompts, str) or isinstance(targets, str) or len(prompts) != len(targets):
             raise ModelInputError(
@@ -136,22 +136,22 @@ class Model:
     ) -> dict[str, float]:
         """Make one step of reinforcement learning.
 
-        Models whose steps are awaited together learn at the same time:
+        Models learn concurrently if you await their steps together:
         ``await asyncio.gather(player.step(batch.seats["player"]), judge.step(...))``.
 
         Args:
-            batch: The episodes that this model played (its own seat's, ``batch.seats["judge"]``),
-                or data.
+            batch: The episodes that this model played (with seats: ``batch.seats["judge"]``), or
+                datums.
             loss: Tinker's name of the loss: "importance_sampling", "ppo", "cispo" and so on.
-            advantages: See ``batch.data``; not used with data, which have advantages already.
+            advantages: See ``batch.data``; ignored for datums, which already have advantages.
             gamma: See ``batch.data``.
             loss_config: Settings of the loss, such as ``{"clip_high_threshold": 1.3}``.
-            learning_rate: Of AdamW; None: the model's.
-            grad_clip_norm: Largest norm of the gradient, which is scaled down to it; 0: no limit.
+            learning_rate: The learning rate of AdamW; None: the model's.
+            grad_clip_norm: Maximum norm of the gradient; larger gradients are scaled. 0: no limit.
 
         Returns:
             Metrics of the loss and the optimizer: ``loss:sum``, ``optim/grad_norm`` and so on.
-            Empty if there was nothing to learn from; then no step is made.
+            Empty, without a step, if there is nothing to learn from.
 
         Raises:
             AdvantagesError: The advantages have the wrong shape, or are not finite.
@@ -169,17 +169,17 @@ class Model:
         learning_rate: float | None = None,
         grad_clip_norm: float = 0.0,
     ) -> dict[str, float]:
-        """Make one step of supervised learning on what the assistant says.
+        """Make one step of supervised learning on the assistant's messages.
 
         Args:
-            lessons: Each a conversation, as a list of messages in OpenAI's format, or a pair
-                ``(prompt, reply)`` as for ``logprobs``. Each counts equally, whatever its length.
-            learning_rate: Of AdamW; None: the model's.
-            grad_clip_norm: Largest norm of the gradient, which is scaled down to it; 0: no limit.
+            lessons: Each is a conversation (a list of messages in OpenAI's format) or a pair
+                ``(prompt, reply)`` as for ``logprobs``. All count equally, whatever their length.
+            learning_rate: The learning rate of AdamW; None: the model's.
+            grad_clip_norm: Maximum norm of the gradient; larger gradients are scaled. 0: no limit.
 
         Returns:
-            ``nll``, the mean negative log-likelihood of a token before the step, and metrics of
-            the loss and the optimizer. Empty without lessons.
+            ``nll``, the mean negative log-likelihood per token before the step, and metrics of
+            the loss and the optimizer. Empty if there are no lessons.
 
         Raises:
             ModelInputError: A conversation has no assistant message.
@@ -223,16 +223,16 @@ async def models(
     base_url: str | None = None,
     seed: int | None = None,
 ) -> tuple[Model, ...]:
-    """Make several models in training, each an adapter on one base.
+    """Create several models to train, each an adapter on one base.
 
     Args:
         base_model: A shipped base, a Hugging Face folder, or a model of the service.
         names: The models' names in logs, all different.
-        rank: Of the adapters.
+        rank: The rank of the adapters.
         learning_rate: The default of ``step`` and ``sft``.
-        renderer_name: The Cookbook's name of the renderer; None: the one that fits the base.
-        base_url: Address of your own service; None: the engine in use.
-        seed: Of the adapters' initial weights; None: the engine's seed.
+        renderer_name: The Cookbook's name of the renderer; None: the renderer that fits the base.
+        base_url: URL of your own service; None: the engine in use.
+        seed: The seed of the adapters' initial weights; None: the engine's seed.
 
     Returns:
         The models, in the order of their names.
@@ -274,12 +274,12 @@ def _check_engine(base_url: str | None) -> None:
     if not in_use and base_url is None and not os.environ.get("TINKER_API_KEY"):
         raise InvalidModelError(
             "models found no engine: no TINKER_API_KEY is set, and no embedded engine is in use. "
-            "Call it inside `with evert.embedded_engine(full_parameter=False):`, or set a key."
+            "Call models inside `with evert.embedded_engine(full_parameter=False):`, or set a key."
         )
 
 
 def _warn_of_copies(clients: Sequence[tinker.TrainingClient], base_model: str, rank: int) -> None:
-    """Warn if the embedded engine trains all weights of the base instead of adapters."""
+    """Warn if the embedded engine trains all weights instead of adapters."""
     trains_all = hasattr(tinker.ServiceClient, "engine") and not clients[0].get_info().is_lora
     if trains_all:
         logger.warning(

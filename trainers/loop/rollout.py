@@ -1,9 +1,9 @@
-"""``evert.rollout``: the episodes of some tasks, played side by side.
+"""``evert.rollout``: plays episodes of tasks concurrently.
 
     batch = await evert.rollout(agent, tasks, policy, group_size=8, max_tokens=64, seed=step)
 
 Each task is one group of the Cookbook (``ChatAgentGroupBuilder``). The tokens that a client samples
-depend on ``seed`` and the positions of task, episode and seat, and not on the order of play.
+depend on ``seed`` and on the indices of task, episode and seat, but not on the order of play.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ Sampled: TypeAlias = tinker.SamplingClient | ServedSamplingClient | TokenComplet
 """Samples the replies to an agent's calls."""
 
 Policy: TypeAlias = Sampled | InTraining
-"""The same, or a model in training, which is sampled with its current weights."""
+"""A ``Sampled``, or a model in training, which samples with its current weights."""
 
 
 async def rollout(
@@ -78,22 +78,22 @@ async def rollout(
 
     Args:
         agent: The agent, or its import path.
-        tasks: P tasks, or their import path; with a group of episodes each.
-        policy: A sampling client, a model of ``evert.models``, or a ``TokenCompleter``, whose
-            limits and seeds are its own. For an agent with seats, one for all or one for each.
-        group_size: G, the episodes per task.
-        seats: Names of the agent's trained roles, if there are several; or a policy for each.
+        tasks: P tasks, or their import path; each gets a group of episodes.
+        policy: A sampling client, a model of ``evert.models``, or a ``TokenCompleter``, which has
+            its own limits and seeds. For an agent with seats, one for all, or a mapping from seats.
+        group_size: G, the number of episodes per task.
+        seats: Names of the agent's trained roles, if there are several; or a mapping to policies.
         max_tokens: Maximum tokens of a reply.
-        temperature: Of the sampling.
-        seed: Of the sampling and of the agents' random numbers; pass a new one for each step.
-        parallel: Maximum number of episodes at a time; None: 16 per core, at most 256.
-        group_reward: Further rewards that compare a group's trajectories.
+        temperature: Sampling temperature.
+        seed: Seed of the sampling and of the agents' random numbers; pass a new seed for each step.
+        parallel: Maximum number of concurrent episodes; None: 16 per core, at most 256.
+        group_reward: Computes additional rewards that compare a group's trajectories.
         record: Records every trajectory; None: no record.
-        **options: Of ``ChatAgentEnv``; by default ``renderer`` and ``context_length`` fit the base.
+        **options: Of ``ChatAgentEnv``; ``renderer`` and ``context_length`` fit the base by default.
 
     Raises:
         AgentError: Every episode failed.
-        InvalidAgentError, InvalidDatasetError: As ``ChatAgentGroupBuilder``; or no task or policy.
+        InvalidAgentError, InvalidDatasetError: See ``ChatAgentGroupBuilder``; or no task or policy.
     """
     tasks = _load(tasks)
     names, policies = _by_seat(policy, seats)
@@ -123,7 +123,7 @@ class _Draws:
     seed: int
 
     def policy(self, place: int, member: int, seat: int) -> TokenCompleter:
-        """The completer of an episode, by its task's place, its number in the group, its seat."""
+        """Return a completer, given the indices of its task, its episode in the group, its seat."""
         policy = self.policies[seat]
         if isinstance(policy, TokenCompleter):
             return policy
@@ -134,12 +134,12 @@ class _Draws:
 def _by_seat(
     policy: Policy | Mapping[str, Policy] | None, seats: Sequence[str] | Mapping[str, Policy]
 ) -> tuple[tuple[str, ...], list[Policy]]:
-    """Names and policies of the seats; without seats, no name and one policy."""
+    """Return names and policies of the seats; without seats, no names and one policy."""
     if policy is None and isinstance(seats, Mapping):
         policy = seats
     if policy is None:
         raise InvalidDatasetError(
-            "rollout got no policy. Give it one, or one for each seat: "
+            "rollout got no policy. Pass one policy, or one for each seat: "
             'seats={"player": player, "judge": judge}.'
         )
     if not isinstance(policy, Mapping):
@@ -148,7 +148,7 @@ def _by_seat(
     if policy.keys() != set(names):
         raise InvalidDatasetError(
             f"policy has the seats {', '.join(policy) or 'none'}; the agent has "
-            f"{', '.join(names) or 'none'}. Give a policy for each seat, or one for all."
+            f"{', '.join(names) or 'none'}. Pass a policy for each seat, or one for all."
         )
     return names, [policy[seat] for seat in names]
 
@@ -165,7 +165,7 @@ def _check(policies: Sequence[object]) -> None:
 
 
 def _check_vocabularies(policies: Sequence[Policy]) -> None:
-    """Raise if models have different tokens: the prompts of all seats use the same ones."""
+    """Raise if models have different vocabularies, since all seats' prompts use one vocabulary."""
     tokenizers: list[Any] = [
         policy.renderer.tokenizer for policy in policies if isinstance(policy, InTraining)
     ]
@@ -180,13 +180,13 @@ def _check_vocabularies(policies: Sequence[Policy]) -> None:
     ):
         raise InvalidDatasetError(
             f"The seats have models on different bases ({', '.join(map(str, by_name))}); expected "
-            "one base, whose tokens all seats read and write. Use models of one base, for "
+            "one base, because all seats use the same tokens. Use models of one base, for "
             "example from one call of evert.models."
         )
 
 
 def _with_model(options: EnvOptions, policies: Sequence[Policy]) -> EnvOptions:
-    """The options; missing ones are set to fit the first policy that has a base."""
+    """Return the options, with a renderer and context length that fit the first policy's base."""
     sampled = [candidate for candidate in policies if not isinstance(candidate, TokenCompleter)]
     policy = sampled[0] if sampled else None
     _check_vocabularies(sampled)
@@ -212,7 +212,7 @@ class _GroupResult:
     by_seat: Sequence[TaskEpisodes]
     failures: Sequence[Failure]
     error: Exception | None
-    """The first error of an agent that failed without a score; None: no agent did."""
+    """The first error of an agent that ended an episode without a reward; None: no such error."""
 
 
 async def _play_all(
@@ -267,7 +267,7 @@ async def _add_rewards(
 ) -> list[TaskEpisodes]:
     flat = [trajectory for episode in ended.values() for trajectory in episode]
     places: list[Any] = [env for episode in envs for env in episode]
-    # before compute_group_rewards sorts the transitions
+    # compute_group_rewards sorts the transitions, so take their order first
     order = [lineage_order(t, env.turn_lineages) for t, env in zip(flat, places, strict=True)]
     added = list[float]()
     if flat:
@@ -296,7 +296,7 @@ def _batch(
     if not any(episodes.members for group in groups for episodes in group.by_seat):
         first = next(group.error for group in groups if group.error is not None)
         raise AgentError(
-            f"Every episode failed: {failures.summary()}. The first: {first}"
+            f"Every episode failed: {failures.summary()}. The first error: {first}"
         ) from first
     names = seats or ("",)
     by_seat = {seat: [group.by_seat[at] for group in groups] for at, seat in enumerate(names)}

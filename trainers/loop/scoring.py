@@ -1,7 +1,7 @@
-"""Turns texts and conversations into data, and a pass's output into ragged arrays.
+"""Converts texts and conversations to datums, and the output of a forward pass to ragged arrays.
 
-In order: prompts with targets, whole conversations, and log-probabilities. Text stays text: the
-name of a control token in it does not become that token.
+In order: prompts with targets, whole conversations, and log-probabilities. If a text contains the
+name of a control token, the name stays text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,10 +32,10 @@ Target: TypeAlias = str | Sequence[int]
 """A reply's text, or token ids."""
 
 Lesson: TypeAlias = Conversation | tuple[Prompt, Target]
-"""A conversation, or a prompt and the reply to learn."""
+"""A conversation, or a prompt with the reply to learn."""
 
 LogProbs: TypeAlias = NDArray[np.float32]
-"""[T], for a target's tokens, in order."""
+"""[T]: log-probabilities of a target's tokens, in order."""
 
 
 class ModelInputError(EvertError, ValueError):
@@ -45,7 +45,7 @@ class ModelInputError(EvertError, ValueError):
 def target_datum(
     renderer: PromptRenderer, prompt: Prompt, target: Target, reduction: Reduction = "none"
 ) -> tinker.Datum:
-    """The datum of a prompt and a target, whose weights are 1, or with "mean" sum to 1."""
+    """Return the datum of a prompt and a target, whose weights are 1, or with "mean" sum to 1."""
     if isinstance(target, str) and not _are_ids(prompt):
         messages = [*_messages(prompt), Message(role="assistant", content=target)]
         return _datum(renderer, messages, TrainOnWhat.LAST_ASSISTANT_MESSAGE, reduction)
@@ -54,7 +54,7 @@ def target_datum(
     if not before or not after:
         raise ModelInputError(
             f"Got a prompt of {len(before)} tokens and a target of {len(after)}; expected at least "
-            "one token of each."
+            "one token in each."
         )
     model_input = tinker.ModelInput(chunks=chunks_of([*before, *after]))
     weights = torch.tensor([0.0] * (model_input.length - len(after)) + [1.0] * len(after))
@@ -62,7 +62,7 @@ def target_datum(
 
 
 def lesson_datum(renderer: PromptRenderer, lesson: Lesson) -> tinker.Datum:
-    """The datum of a lesson; the weights of what the assistant says sum to 1."""
+    """Return the datum of a lesson; the weights of the assistant's tokens sum to 1."""
     if isinstance(lesson, tuple) and not isinstance(lesson[-1], Mapping):
         prompt, reply = cast("tuple[Prompt, Target]", lesson)
         return target_datum(renderer, prompt, reply, "mean")
@@ -79,7 +79,7 @@ def lesson_datum(renderer: PromptRenderer, lesson: Lesson) -> tinker.Datum:
 def target_logprobs(
     output: tinker.ForwardBackwardOutput, data: Sequence[tinker.Datum]
 ) -> list[LogProbs]:
-    """The log-probabilities of tokens whose weight is not 0; one array per datum."""
+    """Return one array per datum: the log-probabilities of the tokens with nonzero weight."""
     return [
         np.asarray(arrays["logprobs"].to_numpy(), np.float32)[
             datum.loss_fn_inputs["weights"].to_numpy() != 0

@@ -1,4 +1,4 @@
-"""``draw_figures``: a PNG file for each metric that runs have, with a line for each run."""
+"""``draw_figures``: draws a PNG file for each metric of some runs, with a line for each run."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ from evert.trainers.reporting.run import Run
 
 TIME_SPENT = "time_spent.png"
 UNINFORMATIVE = ("log_path",)
-"""Settings that differ between any two runs."""
+"""Settings that always differ between runs."""
 Stages = Sequence[Mapping[str, Any]]
-"""A run's steps, as ``Run.intervals`` takes them."""
+"""A run's steps, for ``Run.intervals``."""
 
 
 def draw_figures(runs: Sequence[tuple[Run, Stages]], smooth: float, out: Path) -> None:
@@ -26,7 +26,7 @@ def draw_figures(runs: Sequence[tuple[Run, Stages]], smooth: float, out: Path) -
 
     Args:
         runs: At most ``MOST_LINES`` runs, each with its steps.
-        smooth: Weight of the past in bold lines, from 0 to below 1.
+        smooth: Weight of earlier values in the smoothed bold lines, from 0 to below 1.
         out: The folder.
     """
     names = labels([run for run, _ in runs])
@@ -45,7 +45,7 @@ def draw_figures(runs: Sequence[tuple[Run, Stages]], smooth: float, out: Path) -
 
 
 def reward_curve(run: Run, key: str, stages: Stages) -> Curve:
-    """Return a metric by step; the two rewards have intervals, if there are few points."""
+    """Return a metric by step; curves of the two rewards have intervals if they have few points."""
     curve, halves = run.curve(key), run.intervals(key, stages)
     if not halves or len(curve.steps) >= FEW:
         return curve
@@ -55,8 +55,8 @@ def reward_curve(run: Run, key: str, stages: Stages) -> Curve:
 def labels(runs: Sequence[Run]) -> list[str]:
     """Return a unique name for each run.
 
-    It is what was trained, if that is unique; else with the settings that differ, if there are at
-    most two and that is unique; else the folder's name, numbered if it repeats.
+    We use the run's name if that is unique; else the name with the settings that differ, if there
+    are at most two and the result is unique; else the folder's name, numbered if it repeats.
     """
     keys = differing_settings(runs)
     for label_keys in [], keys if len(keys) <= 2 else []:
@@ -72,7 +72,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
-    """Return the settings in which runs differ, among the runs that record a setting."""
+    """Return the settings that differ between the runs that record them."""
     keys = dict.fromkeys(key for run in runs for key in run.settings if key not in UNINFORMATIVE)
     return [
         key

@@ -1,4 +1,4 @@
-"""The figures of runs, each with its metric, for the page and for PNG files."""
+"""The figures of runs and their metrics, for the page and for PNG files."""
 
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
@@ -14,15 +14,15 @@ PANELS: Mapping[str, Mapping[str, Panel]] = {
     "reward": {
         "Reward in training": ("reward", "mean reward of an episode", TRAIN_REWARD),
         f"Reward in training{BY_TIME}": ("reward_clock", "mean reward of an episode", TRAIN_REWARD),
-        "Reward held out": ("held_out", "mean reward, temperature 1", HELD_OUT_REWARD),
-        f"Reward held out{BY_TIME}":
+        "Held-out reward": ("held_out", "mean reward, temperature 1", HELD_OUT_REWARD),
+        f"Held-out reward{BY_TIME}":
             ("held_out_clock", "mean reward, temperature 1", HELD_OUT_REWARD),
     },
     "outcomes": {
         "Success in training": ("success", "share of episodes", SUCCESS),
-        "Success held out": ("held_out_success", "share of episodes", HELD_OUT_SUCCESS),
+        "Held-out success": ("held_out_success", "share of episodes", HELD_OUT_SUCCESS),
         "Groups that teach":
-            ("mixed_groups", "share whose rewards differ", MIXED_GROUPS),
+            ("mixed_groups", "share of groups whose rewards differ", MIXED_GROUPS),
         "Episodes that failed": ("failed", "share of episodes", FAILED),
     },
     "episodes": {
@@ -38,7 +38,7 @@ PANELS: Mapping[str, Mapping[str, Panel]] = {
     "time": {"Time per step": ("seconds_a_step", "seconds", "time/total")},
     "conversations": {
         "Drift": ("drift", "breaks per trajectory", f"{TRAIN}drift"),
-        "Data per trajectory": ("data", "lineages", f"{TRAIN}lineages"),
+        "Lineages per trajectory": ("data", "datums", f"{TRAIN}lineages"),
     },
     "tools": {
         "Tool calls": ("tool_calls", "calls per episode", f"{TRAIN}tools/calls"),
@@ -48,13 +48,13 @@ PANELS: Mapping[str, Mapping[str, Panel]] = {
             ("tool_markup", "replies per episode", f"{TRAIN}tools/markup_in_text"),
     },
 }  # fmt: skip
-"""Section -> title of a panel -> its file without suffix, its unit, its metric."""
+"""Section -> title of a panel -> its file name without suffix, its unit, its metric."""
 GAMES_OWN = "play"
-"""The section of games' own metrics (``Game.metrics``)."""
+"""The section for games' own metrics (``Game.metrics``)."""
 
 
 def own_metrics(keys: Collection[str]) -> dict[str, Metric]:
-    """Return all metrics of each game that has one of a run's keys."""
+    """Return all metrics of each game that has a metric among a run's keys."""
     names = {key.removeprefix("test/").removeprefix(TRAIN) for key in keys}
     metrics = dict[str, Metric]()
     for game in games().values():
@@ -64,7 +64,7 @@ def own_metrics(keys: Collection[str]) -> dict[str, Metric]:
 
 
 def panels_of(keys: Collection[str]) -> dict[str, Mapping[str, Panel]]:
-    """Return section -> title -> panel, of ``PANELS`` and of the games that have a key."""
+    """Return section -> title -> panel, from ``PANELS`` and from games with one of the keys."""
     return {**PANELS, GAMES_OWN: own_panels(own_metrics(keys))}
 
 

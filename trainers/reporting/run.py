@@ -1,13 +1,13 @@
 """Reads a run folder as a ``Run``, for pages and figures.
 
-``read_folder`` reads what there is, ``read_run`` refuses a folder that is not a run. The files, if
-they exist:
+``read_folder`` reads all files that exist; ``read_run`` refuses a folder that is not a run. The
+files are:
 
-    run.json         settings and machine; a run of the Cookbook alone has config.json instead
+    run.json         settings and machine; a run made with the Cookbook alone has config.json
     evaluation.json  settings of an evaluation
     metrics.jsonl    a row of numbers per step, from the first step on
     before.json      held-out scores of the untrained weights
-    result.json      held-out scores of the trained weights, of a finished run
+    result.json      held-out scores of a finished run's trained weights
 
 Two metrics are derived: sampled tokens per episode, and success, which agents record under several
 names.
@@ -38,16 +38,16 @@ CONFIG = "config.json"
 EPISODE_TOKENS = "report/ac_tokens_per_episode"
 SUCCESS, HELD_OUT_SUCCESS = "report/success", "test/report/success"
 SUCCESS_NAMES = ("success", "correct", "found", "solved", "won", "accuracy")
-"""Names under which agents record success; the first one that a run has is used."""
+"""Metrics with which agents record success; the first that a run has is used."""
 
 
 class ReportError(EvertError, ValueError):
-    """A report cannot be made: a path is not a run, an option is wrong, or writing fails."""
+    """A report cannot be created: a path is no run, an option is wrong, or writing fails."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, finished or not; or an evaluation, or a folder with rollouts alone."""
+    """A run, finished or not; or an evaluation, or a folder that has only rollouts."""
 
     path: Path
     kind: Literal["run", "evaluation", "rollouts"]
@@ -55,7 +55,7 @@ class Run:
     """``run.json``: name, command, engine, versions, ...; unknown facts are missing."""
     settings: dict[str, Any]
     rows: list[dict[str, float]]
-    """Metrics of each step, in order, finite numbers only."""
+    """Metrics of each step, in order; only finite numbers."""
     before: dict[str, Score]
     after: dict[str, Score]
     """Held-out scores: "greedy" and "temperature_1"; empty if the weights were not scored."""
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What was trained."""
+        """The recorded name, usually the game's, or else the folder's name."""
         return str(self.facts.get("name") or self.path.resolve().name)
 
     def curve(self, key: str) -> Curve:
@@ -75,9 +75,9 @@ class Run:
         return read_curve(self.rows, key, before_step=key.startswith("test/"))
 
     def intervals(self, key: str, stages: Iterable[Mapping[str, Any]]) -> dict[int, float]:
-        """Return half the 95 % interval of a mean reward, by the step of its curve.
+        """Return half the 95 % interval of a mean reward, by step of its curve; {} for others.
 
-        ``stages`` are steps with the ``half`` of their episodes' rewards. Other metrics have none.
+        ``stages`` are steps; ``half`` of a step is half the interval of its episodes' mean reward.
         """
         if key not in (TRAIN_REWARD, HELD_OUT_REWARD):
             return {}
@@ -90,7 +90,7 @@ class Run:
         return {step: half for step, half in halves.items() if half is not None}
 
     def total(self, key: str) -> float:
-        """The sum of a metric over all steps."""
+        """Return the sum of a metric over all steps."""
         return sum(row.get(key, 0.0) for row in self.rows)
 
 
@@ -98,13 +98,13 @@ def read_run(path: Path) -> Run:
     """Read the folder of a run, finished or not, or of an evaluation.
 
     Raises:
-        ReportError: The path is neither, or its ``run.json`` is broken.
+        ReportError: The path is not such a folder, or its ``run.json`` is broken.
     """
     run = read_folder(path)
     if not run.facts and (path / files.RUN).exists():
         raise ReportError(
-            f"{path / files.RUN} is broken: expected the file that `evert train` wrote. Put it "
-            "back. Without it, a report needs the Cookbook's config.json and metrics.jsonl."
+            f"{path / files.RUN} is broken; expected the file that `evert train` wrote. Restore "
+            "it. Without it, a report needs the Cookbook's config.json and metrics.jsonl."
         )
     if not (run.facts or run.kind == "evaluation" or (run.settings and (path / METRICS).is_file())):
         raise ReportError(no_run(path))
@@ -112,7 +112,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_folder(path: Path) -> Run:
-    """Read a folder of any kind: what is missing, broken or too large is left out."""
+    """Read a folder of any kind; files that are missing, broken or too large are left out."""
     facts, evaluation = read_json(path / files.RUN) or {}, read_json(path / files.EVALUATION)
     settings = (facts or evaluation or {}).get("settings") or read_json(path / CONFIG) or {}
     result = read_json(path / files.RESULT) or {}
@@ -134,7 +134,7 @@ def read_folder(path: Path) -> Run:
 
 
 def _last_score(path: Path, rows: Sequence[Mapping[str, float]]) -> float | None:
-    """The held-out reward that the Cookbook measured after the last step; None: it did not."""
+    """Return the held-out reward that the Cookbook measured after the last step; None if none."""
     after = rows[-1]["step"] + 1 if rows else 0
     last_rows = [row for row in read_jsonl(path / METRICS) if row.get("step") == after]
     scores = [row[HELD_OUT_REWARD] for row in last_rows if is_number(row.get(HELD_OUT_REWARD))]
@@ -142,7 +142,7 @@ def _last_score(path: Path, rows: Sequence[Mapping[str, float]]) -> float | None
 
 
 def read_rows(folder: Path) -> list[dict[str, float]]:
-    """Return a run's metrics by step, finite numbers only, with the derived metrics."""
+    """Return a run's metrics by step (only finite numbers), with the derived metrics."""
     if not (files.fits(folder / METRICS) and files.fits(folder / files.BATCHES)):
         return []
     steps = read_steps(folder / METRICS)
@@ -162,7 +162,7 @@ def read_rows(folder: Path) -> list[dict[str, float]]:
 
 
 def _scores(value: object) -> dict[str, Score]:
-    """Scores by way of playing; none if another version of evert wrote them."""
+    """Return scores by way of sampling; none if another version of evert wrote them."""
     ways = value.items() if isinstance(value, dict) else ()
     with suppress(ValueError):
         return {way: read_score(score) for way, score in ways}
@@ -170,11 +170,11 @@ def _scores(value: object) -> dict[str, Score]:
 
 
 def no_run(path: Path) -> str:
-    """Say why a path is not a run, and which path to use instead."""
-    advice = "Name the folder of a run of `evert train`: it holds a run.json."
+    """Return a message: why a path is not a run, and which path to use instead."""
+    advice = "Name the folder of a run of `evert train`, which has a run.json."
     if path.is_dir():
         inside = sorted(str(file.parent) for file in path.glob(f"*/{files.RUN}"))[:6]
-        hint = f"Runs are in it: {' '.join(inside)}" if inside else advice
+        hint = f"It contains runs: {' '.join(inside)}" if inside else advice
         return f"{path} is not a run's folder: it has no readable {files.RUN}. {hint}"
     if path.exists():
         return f"{path} is a file, not a run's folder. {advice}"

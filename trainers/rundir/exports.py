@@ -2,10 +2,10 @@
 
 Each format is a function from the rollouts to the rows of a file.
 
-    sft     conversations for imitation learning, which the Cookbook's chat_sl or TRL's SFTTrainer
-            renders to the sampled tokens: ``{"messages": [...], "tools": [...]}``
-    pairs   the best and the worst of each group, as TRL's DPOTrainer reads them: ``{"prompt":
-            [...], "chosen": [...], "rejected": [...]}``, with the first replies that differ
+    sft     conversations for supervised fine-tuning, which the Cookbook's chat_sl or TRL's
+            SFTTrainer renders to the sampled tokens: ``{"messages": [...], "tools": [...]}``
+    pairs   the first differing replies of each group's best and worst rollout, for TRL's
+            DPOTrainer: ``{"prompt": [...], "chosen": [...], "rejected": [...]}``
     atif    a trajectory per conversation, with the sampled tokens: Harbor's Agent Trajectory
             Interchange Format
     training_trace, otel
@@ -32,7 +32,7 @@ ATIF = "ATIF-v1.8"
 
 
 def sft(records: Iterable[RolloutRecord], left_out: Report) -> Iterator[Row]:
-    """One row per conversation."""
+    """Yield one row per conversation."""
     for record in records:
         for turn in record.last_turns():
             with _errors_to(left_out):
@@ -40,7 +40,7 @@ def sft(records: Iterable[RolloutRecord], left_out: Report) -> Iterator[Row]:
 
 
 def pairs(records: Iterable[RolloutRecord], left_out: Report) -> Iterator[Row]:
-    """One row per group whose rewards differ: last conversations of its best and worst rollout."""
+    """Yield a row per group with unequal rewards: best and worst rollouts' last conversations."""
     ends: dict[tuple[Any, ...], list[RolloutRecord]] = defaultdict(list)
     for record in records:
         with _errors_to(left_out):
@@ -65,7 +65,7 @@ def _group(record: RolloutRecord) -> tuple[Any, ...]:
 
 @contextmanager
 def _errors_to(left_out: Report) -> Iterator[None]:
-    """Leave out what the block cannot write: a record may come from elsewhere, and be damaged."""
+    """Report the errors of the block to ``left_out``: a record from elsewhere may be damaged."""
     try:
         yield
     except RecordError as error:
@@ -82,8 +82,8 @@ def _pair(best: RolloutRecord, worst: RolloutRecord) -> Row:
     first = next((place for place in places if chosen[place] != rejected[place]), None)
     if first is None or {chosen[first]["role"], rejected[first]["role"]} != {"assistant"}:
         raise RecordError(
-            "The best and the worst conversation of a group differ first in a message of the "
-            "agent, not of the model, so they are not a preference pair."
+            "The best and the worst conversation of a group first differ in a message from the "
+            "agent, not from the model, so they are not a preference pair."
         )
     scores = {"chosen_reward": best.reward, "rejected_reward": worst.reward}
     replies = {"chosen": [chosen[first]], "rejected": [rejected[first]]}
@@ -91,7 +91,7 @@ def _pair(best: RolloutRecord, worst: RolloutRecord) -> Row:
 
 
 def atif(records: Iterable[RolloutRecord], left_out: Report) -> Iterator[Row]:
-    """One trajectory per conversation, and per call that the agent gave up."""
+    """Yield a trajectory per conversation, and per call whose reply the agent never read."""
     for record in records:
         given_up = [*filter(record.is_given_up, range(record.turns))]
         for turn in [*record.last_turns(), *given_up]:
@@ -123,7 +123,7 @@ def _trajectory(record: RolloutRecord, last: int) -> Row:
 
 
 def _add_step(message: Mapping[str, Any], steps: list[Row]) -> None:
-    """Add a message of the agent: a step, or a tool's result to the step that has the call."""
+    """Add an agent's message as a step, or a tool's result to the step that has the call."""
     role = message["role"]
     if role == "tool":
         called = message.get("tool_call_id")

@@ -3,8 +3,8 @@
 ``docs/runs.md`` describes the files that users look at. The others are ``sampler.jsonl`` (what a
 task sampler received) and the trackers' ``tensorboard/``, ``wandb/`` and ``wandb.json``.
 
-One process at a time works in the folder (``.lock``). ``run.json`` is written first. Until there is
-something to resume from, the run counts as not begun, and another may replace it.
+Only one process at a time may use the folder (``.lock``). ``run.json`` is written first. Until the
+folder has something to resume from, the run has not begun, and another run may replace it.
 """
 
 import itertools
@@ -36,7 +36,7 @@ class RunFolder:
 
     path: Path
     resumed: bool = False
-    """Whether a run in it had begun when ``open_run`` opened it."""
+    """Whether the folder's run had begun when ``open_run`` opened it."""
 
     @property
     def begun(self) -> bool:
@@ -51,10 +51,10 @@ class RunFolder:
 
     @property
     def before(self) -> dict[str, Any] | Any:
-        """Held-out scores of the untrained weights, ``before["greedy"]["reward"]``; None if none.
+        """Held-out scores of untrained weights, ``before["greedy"]["reward"]``; None: not scored.
 
         The keys are ``greedy`` and ``temperature_1``. The type is ``Any`` rather than None, so
-        that a script with held-out tasks need not check for None.
+        that a script with held-out tasks passes type checkers without a check for None.
         """
         return self._held_out("before")
 
@@ -69,7 +69,7 @@ class RunFolder:
 
     @property
     def plot(self) -> Path:
-        """The learning curve of a finished run, a PNG."""
+        """The PNG file with the learning curve of a finished run."""
         return self.path / PLOT
 
     def write(self, name: str, text: str) -> None:
@@ -85,26 +85,26 @@ class RunFolder:
         self.write(name, json.dumps(value, indent=2) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """A JSON file's content; None if the file is missing or broken."""
+        """Return a JSON file's content; None if the file is missing or broken."""
         return files.read_json(self.path / name)
 
     def steps(self) -> list[dict[str, Any]]:
-        """The metrics of each step, in order; see ``metrics.read_steps``."""
+        """Return the metrics of each step, in order; see ``metrics.read_steps``."""
         return read_steps(self.path / METRICS)
 
     def steps_done(self) -> int:
-        """Number of steps that a resumed run does not repeat."""
+        """Return the number of steps that a resumed run does not repeat."""
         states = [record for record in self.checkpoints() if record.get("state_path")]
         return int(states[-1].get("batch") or 0) if states else 0
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """The Cookbook's list of checkpoints, oldest first."""
+        """Return the Cookbook's list of checkpoints, oldest first."""
         return read_jsonl(self.path / CHECKPOINTS)
 
 
 @contextmanager
 def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
-    """Keep other processes out of a folder inside the block; the setting ``key`` names it."""
+    """Keep other processes out of a folder inside the block; the setting ``key`` has its path."""
     lock = FileLock(path / LOCK)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
     except Timeout:
         raise RunFolderError(
             f"Another process is {doing} in {path}. Wait until it ends, or stop it with "
-            f"Ctrl-C; to work at the same time, choose another {key}."
+            f"Ctrl-C; to run both at the same time, choose another {key}."
         ) from None
     except OSError as error:
         raise files.cannot_write(path, error) from error
@@ -126,7 +126,7 @@ def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
 
 
 def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
-    """Make a command's output folder, or check the given one as ``check_output`` does."""
+    """Check a command's output folder (None: a new one) as ``check_output`` does, and make it."""
     path = named_folder(out, home, slug(name))
     check_output(path, home, marker)
     try:
@@ -148,10 +148,10 @@ def check_output(path: Path, home: str, marker: str) -> None:
 
 
 def recorded_settings(log_path: str | Path, kind: type, name: str = files.RUN) -> dict[str, Any]:
-    """The recorded settings of a folder; empty if there is no record.
+    """Return the settings that a folder records; {} if it has no record.
 
-    Settings that this version of evert no longer has are left out. So is ``trust_remote_code``: a
-    record, which may come from someone else, must not set it.
+    Settings that this version of evert no longer has are left out. So is ``trust_remote_code``,
+    which a record from someone else must not set.
     """
     file = Path(log_path).expanduser() / name
     if not log_path or not os.path.lexists(file):
@@ -167,7 +167,7 @@ def recorded_settings(log_path: str | Path, kind: type, name: str = files.RUN) -
 
 
 def named_folder(path: str | None, home: str, name: str) -> Path:
-    """The folder at ``path``; None: a new one under ``home`` with the time in its name."""
+    """Return the folder at ``path``; None: a new one under ``home``, with the time in its name."""
     if path:
         return Path(path).expanduser()
     name += datetime.now().strftime("-%Y-%m-%d-%H%M%S")

@@ -9,20 +9,20 @@ from evert.trainers.system.files import BATCHES, BEFORE, read_json, read_jsonl
 TRAIN_REWARD = "env/all/reward/total"
 HELD_OUT_REWARD = "test/env/all/reward/total"
 MIXED_GROUPS = "env/all/by_group/frac_mixed"
-"""Share of a step's groups whose rewards differ; only these have advantages."""
+"""Share of a step's groups whose rewards differ; only such groups have nonzero advantages."""
 FAILED, SKIPPED = "rollout/failed", "rollout/skipped_batches"
-"""Share of a step's episodes that failed; 1 if nothing could be learned from them, else 0."""
+"""Share of failed episodes; 1 if a batch was skipped, with nothing to learn from, else 0."""
 LOST = "rollout/lost_groups"
-"""Groups of a step that were lost with a worker and played again; only where there are workers."""
+"""Groups of a step that were lost with a worker and played again; only in runs with workers."""
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """The metrics of each training step in a ``metrics.jsonl``, in order.
+    """Return the metrics of each training step in a ``metrics.jsonl``, in order.
 
     If a step was repeated, its last row counts. Where steps overlap, the Cookbook writes held-out
-    scores in separate rows: they are added to their step's row, whose time does not include them.
-    The metrics in ``batches.jsonl`` are added, too. Rows that belong to no step are left out: since
-    0.6 the Cookbook ends with the last weights' scores and with totals.
+    scores in separate rows. We add them to the rows of their steps, whose times exclude scoring.
+    We also add the metrics in ``batches.jsonl``. Rows that belong to no step are left out: since
+    0.6 the Cookbook's last rows have the last weights' scores, and totals.
     """
     rows: dict[int, dict[str, Any]] = {}
     for row in read_jsonl(path):
@@ -36,9 +36,9 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 
 
 def with_before(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A row of metrics; at step 0 the held-out reward is the one in ``before.json``.
+    """Return a row of metrics, at step 0 with the held-out reward of ``before.json``.
 
-    The Cookbook scores the untrained weights once more at step 0, in other episodes.
+    The Cookbook scores the untrained weights again at step 0, in different episodes.
     """
     scores = (read_json(folder / BEFORE) or {}).get("scores") if row.get("step") == 0 else None
     at_temperature_1 = scores.get("temperature_1") if scores and HELD_OUT_REWARD in row else None
@@ -51,5 +51,5 @@ def _held_out(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_step(row: Mapping[str, Any]) -> bool:
-    """Whether a training step wrote this row of ``metrics.jsonl``: such rows have its progress."""
+    """Return whether a training step wrote this metrics row: only those have progress."""
     return "progress/done_frac" in row or "progress" in row  # RL; supervised training

@@ -1,4 +1,4 @@
-"""Read the recorded rollouts of a run, with a progress bar; change those of a file."""
+"""Read a run's recorded rollouts with a progress bar, and change rollouts in a file."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress(path: str, doing: str, console: Console) -> "Iterator[Iterator[RolloutRecord]]":
-    """Read the rollouts inside the block; a terminal shows a progress bar."""
+    """Yield the rollouts of a run; in a terminal, show a progress bar inside the block."""
     size = sum(file.stat().st_size for file in record_files(Path(path)))
     from evert.bridge.records.record import read_records
 
@@ -33,7 +33,7 @@ def progress(path: str, doing: str, console: Console) -> "Iterator[Iterator[Roll
 def change_rows(file: Path, change: "Callable[[Row], bool]", part: str = "") -> bool:
     """Change rows in a file of rollouts; the file is rewritten if a row changes.
 
-    If a server appends to the file meanwhile, it is rewritten again.
+    If a server appends to the file meanwhile, start again with the new content.
 
     Args:
         file: The file.

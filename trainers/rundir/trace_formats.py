@@ -2,8 +2,8 @@
 
 training_trace   each call with its tokens, loss mask and log-probabilities: OpenEnv's
                  ``TrainingTrace``
-otel             spans of the calls in OpenTelemetry's conventions for generative AI: a request
-                 of OTLP in JSON, for Langfuse, Phoenix and the collector's file receiver
+otel             spans of the calls in OpenTelemetry's conventions for generative AI: an OTLP
+                 request in JSON, for Langfuse, Phoenix and the collector's file receiver
 """
 
 import json
@@ -27,7 +27,7 @@ INTERNAL, CLIENT = 1, 3
 
 
 def place(record: RolloutRecord) -> str:
-    """Return a name of a rollout that is unique in its run."""
+    """Return a rollout's name, which is unique within its run."""
     return "-".join(str(record.row[key]) for key in ("split", "iteration", "group_idx", "traj_idx"))
 
 
@@ -40,10 +40,10 @@ def rollout(record: RolloutRecord) -> Row:
 
 
 def training_trace(record: RolloutRecord) -> Row:
-    """Return the rollout's calls as a TrainingTrace; a ``parent_id`` names the previous call.
+    """Return the rollout's calls as a TrainingTrace; ``parent_id`` is the continued call.
 
     Raises:
-        RecordError: There are no calls, or OpenEnv cannot represent one.
+        RecordError: There are no calls, or a TrainingTrace cannot represent one.
     """
     _check_called(record)
     turns = [_training_turn(record, turn) for turn in range(record.turns)]
@@ -105,8 +105,8 @@ def _end(step: Row) -> str:
 def otel(record: RolloutRecord) -> Row:
     """Return the rollout as a trace: a span of the agent, with a span for each call.
 
-    A record has no clock: a span starts a millisecond after the one before it, when it is exported.
-    The same record always has the same ids.
+    A record has no timestamps, so the spans start at the time of export, a millisecond apart.
+    The same record always gets the same ids.
 
     Raises:
         RecordError: There are no calls, or their messages were not kept.
@@ -165,7 +165,7 @@ def _chat(record: RolloutRecord, turn: int) -> Row:
 
 
 def _message(message: Mapping[str, Any]) -> Row:
-    """A message with the parts of the conventions' JSON schema."""
+    """Return a message with its parts in the conventions' JSON schema."""
     text, thought = text_of(message), message.get("reasoning_content")
     if message["role"] == "tool":
         answer = {"type": "tool_call_response", "id": message.get("tool_call_id"), "response": text}

@@ -1,9 +1,9 @@
-"""The chat APIs of served models, for unchanged agents: no episodes, no rewards.
+"""The chat APIs of served models, for unchanged agents, without episodes or rewards.
 
 ``ChatModel`` answers the requests to one model. As in training, later prompts of a conversation
-contain the token ids that were sampled. Conversations are kept in books by their opening: the first
-message that is not the system's. The least recently used books are dropped. Their replies are then
-encoded again from their texts.
+contain the token ids that were sampled. Conversations with the same first non-system message are
+kept in one book. If memory runs out, the least recently used books are dropped, and later prompts
+tokenize their replies' text again.
 """
 
 import asyncio
@@ -49,13 +49,13 @@ from evert.trainers.serving.streaming import LiveReply
 logger = logging.getLogger(__name__)
 
 KEPT_TOKENS = 2**21
-"""Default of the maximum tokens of the conversations that a model keeps."""
+"""Default maximum of the tokens in all conversations that a model keeps."""
 
 CONVERSATION = 256
-"""Overhead of a conversation or a book in memory, counted in tokens."""
+"""Memory that a conversation or a book costs besides its tokens, expressed in tokens."""
 
 BYTES = 32
-"""Bytes of a request that count as one token of memory: images and ids are not all tokens."""
+"""Bytes of a request that count as one token of memory; images, for example, are not tokens."""
 
 RETRIES = 2
 """How many times a reply is resampled if it does not have the requested format."""
@@ -64,7 +64,7 @@ KEPT_RESPONSES = 2**26
 """Maximum characters of the responses that ``previous_response_id`` can name."""
 
 Sample = Callable[..., Awaitable[types.SampledSequence]]
-"""From a prompt, its parameters, and a function that gets the tokens so far (or None)."""
+"""Samples from a prompt, sampling parameters, and a callback for the tokens so far (or None)."""
 
 
 @dataclass
@@ -84,11 +84,11 @@ class ChatModel:
         renderer: Renders its prompts.
         context: Tokens of its context; None if unknown.
         max_tokens: Maximum tokens of a reply if the request sets no limit.
-        sampling: Sampling parameters of every reply; they override those of requests.
-        keep: Maximum tokens of the conversations that are kept.
+        sampling: Sampling parameters for every reply; they override those of requests.
+        keep: Maximum tokens in all kept conversations.
 
     Attributes:
-        records: Where conversations are recorded, and this model's name there; None: nowhere.
+        records: The records, and this model's name in them; None: nothing is recorded.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class ChatModel:
         Raises:
             openai.BadRequestError: The request cannot be rendered, or its prompt is too long.
         """
-        book, conversation = await finished(self._observe(request, size))  # the client may leave
+        book, conversation = await finished(self._observe(request, size))  # even if cancelled
         reader = partial(self._read, conversation, request)
         params = self._params(conversation.length, request, sampling)
         if live is not None:
@@ -195,19 +195,19 @@ class ChatModel:
                 **{"temperature": 1.0, **sampling, **self._fixed},
             )
         except ValueError as error:
-            raise bad_request(f"It cannot be sampled with {sampling!r:.200}: {error}") from error
+            raise bad_request(f"Cannot sample with {sampling!r:.200}: {error}") from error
         if (fault := out_of_range(params)) is not None:
             raise bad_request(f"The request has {fault}.", param=fault.partition("=")[0])
         return params
 
-    # -- what is kept ----------------------------------------------------------------------------
+    # -- kept conversations ----------------------------------------------------------------------
 
     async def _book(self, request: ChatRequest) -> _Book:
         key = await LongTexts(self.renderer).render(partial(_opening, request))
         book = self._books.get(key)
         if book is None:
             book = self._books[key] = _Book(key, ConversationBook(self.renderer))
-            self._add(book, CONVERSATION)  # even if its first request is refused
+            self._add(book, CONVERSATION)  # a book takes memory even if its first request fails
         else:
             self._books.move_to_end(key)
         return book
@@ -220,7 +220,7 @@ class ChatModel:
     def _add(self, book: _Book, tokens: int) -> None:
         book.tokens += tokens
         if self._books.get(book.key) is not book:
-            return  # it was dropped meanwhile
+            return  # the book was dropped meanwhile
         self.kept_tokens += tokens
         while self.kept_tokens > self._keep:
             _, oldest = self._books.popitem(last=False)
@@ -236,7 +236,7 @@ class ChatModel:
 
 
 def _check_format(reply: Reply, reply_format: ReplyFormat | None) -> tuple[Reply, str | None]:
-    """The reply in the requested format, and what is wrong with it."""
+    """Return the reply in the requested format, and what is wrong with it, if anything."""
     if reply_format is None or reply.finish_reason == "length":
         return reply, None
     reply = reply_format.cleaned(reply)
@@ -244,7 +244,7 @@ def _check_format(reply: Reply, reply_format: ReplyFormat | None) -> tuple[Reply
 
 
 def _opening(request: ChatRequest, _: PromptRenderer, limit: int | None) -> bytes:
-    """A digest of the first message that is not the system's; agents that hand over share it."""
+    """Return a digest of the first non-system message, which agents share after a handoff."""
     messages = (as_fields(message, index) for index, message in enumerate(request.messages))
     candidates = (
         message for message in messages if message.get("role") not in ("system", "developer")
@@ -256,7 +256,7 @@ def _opening(request: ChatRequest, _: PromptRenderer, limit: int | None) -> byte
 
 
 class ChatApi(Api):
-    """The APIs of some served models, which are recorded if there are records."""
+    """The chat APIs of several served models; ``records`` (if not None) keeps conversations."""
 
     def __init__(
         self, models: Mapping[str, ChatModel], records: ServedRecords | None = None
@@ -281,13 +281,13 @@ class ChatApi(Api):
         return self._find(request.model).renderer
 
     async def hold_back(self, refusal: str) -> None:
-        """Do nothing: requests of other clients do not wait for this one."""
+        """Do nothing: other clients' requests do not wait for a refused one."""
 
     async def reply_to(self, call: ApiCall, live: LiveReply | None = None) -> Reply:
         """Return the reply to a call; see ``ChatModel.reply``.
 
         Raises:
-            openai.APIStatusError: It was refused, or could not be sampled.
+            openai.APIStatusError: The request was refused, or no reply could be sampled.
         """
         sampling = call.dialect.sampling(call.body)
         try:
@@ -304,7 +304,7 @@ class ChatApi(Api):
             raise server_error(500, f"{type(error).__name__}: {error}") from error
 
     def _find(self, name: str) -> ChatModel:
-        """Return the model with this name. A single model answers to any name."""
+        """Return the model with this name; if only one model is served, any name means that one."""
         if len(self._models) == 1:
             return next(iter(self._models.values()))
         if (model := self._models.get(name)) is None:

@@ -1,6 +1,6 @@
-"""``ServedSamplingClient``: a server that takes token ids, as a ``tinker.SamplingClient``.
+"""``ServedSamplingClient``: a ``tinker.SamplingClient`` for a server that takes token ids.
 
-It has the methods that the Cookbook and evert call. It pickles, and connects at its first call.
+It has the methods that the Cookbook and evert call, can be pickled, and connects when first called.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TIMEOUT = 600.0
-"""Seconds for one answer."""
+"""Seconds to wait for one response."""
 
 
 class ServedSamplingClient:
     """Samples from a model behind vLLM's ``/v1/completions``, tokens in and tokens out.
 
-    ``base_model`` None: same as ``model``. ``dialect`` None: the first call asks the server.
+    ``base_model`` defaults to ``model``. If ``dialect`` is None, the first call asks the server.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ServedSamplingClient:
         Raises:
             SamplingRequestError: The server refuses the request, or cannot do what it asks.
             EngineClosedError: The engine behind the server is closed.
-            ServingError: The server is gone, fails, or cannot be used.
+            ServingError: The server is unreachable, fails, or is unfit for training.
         """
         if any(options.values()):
             raise SamplingRequestError(
@@ -95,7 +95,7 @@ class ServedSamplingClient:
         return _in_background(self.sample_async(*args, **options))
 
     async def compute_logprobs_async(self, prompt: types.ModelInput) -> list[float | None]:
-        """Log-probability of each token given those before it; None for the first."""
+        """Return each token's log-probability given the tokens before it; None for the first."""
         is_evert = await self.dialect() is ServerKind.EVERT
         params = types.SamplingParams(max_tokens=0 if is_evert else 1)
         request = CompletionRequest(self.model, _text_tokens(prompt), params, prompt_logprobs=True)
@@ -115,22 +115,22 @@ class ServedSamplingClient:
         return read_answer(await ask(url, self._key, body, self._timeout, keep_alive), request)
 
     async def post(self, url: str, body: Mapping[str, Any]) -> bytes:
-        """Send JSON to another URL, and return the answer; see ``sample_async`` for errors."""
+        """Send JSON to another URL and return the response; see ``sample_async`` for errors."""
         return await ask(url, self._key, orjson.dumps(body), self._timeout)
 
     async def models(self) -> list[dict[str, Any]]:
-        """The server's descriptions of its models: ``id``, ``owned_by``, ..."""
+        """Return the server's descriptions of its models: ``id``, ``owned_by``, ..."""
         content = await ask(f"{self.base_url}/models", self._key, None, self._timeout)
         try:
             return [dict(model) for model in orjson.loads(content)["data"]]
         except (ValueError, KeyError, TypeError) as error:
             raise NotServedError(
                 f"{self.base_url}/models did not return a list of models: {content[:200]!r}. Pass "
-                "the address of an OpenAI-like server, which usually ends in /v1."
+                "the URL of an OpenAI-compatible server; it usually ends in /v1."
             ) from error
 
     async def dialect(self) -> ServerKind:
-        """The server's dialect; the server is asked only once."""
+        """Return the kind of server; evert asks the server only once."""
         if self._dialect is None:
             models = {str(model.get("id")): model for model in await self.models()}
             if self.model not in models:
@@ -142,13 +142,13 @@ class ServedSamplingClient:
         return self._dialect
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The base model's tokenizer, loaded on this machine."""
+        """Return the base model's tokenizer, loaded on this machine."""
         from evert.trainers.engine.models.base_models import load_tokenizer
 
         return load_tokenizer(self._base_model)
 
     def get_base_model(self) -> str:
-        """The base model's name."""
+        """Return the base model's name."""
         return self._base_model
 
 
@@ -157,7 +157,7 @@ def _text_tokens(prompt: tinker.ModelInput) -> list[int]:
         return prompt.to_ints()
     except ValueError as error:
         raise SamplingRequestError(
-            "The prompt has a chunk that is not text; a served model takes only token ids."
+            "The prompt has a chunk that is not text, but a served model takes only token ids."
         ) from error
 
 
@@ -167,7 +167,7 @@ def _in_background(work: Coroutine[Any, Any, Any]) -> AwaitableConcurrentFuture[
 
 @cache
 def _background() -> asyncio.AbstractEventLoop:
-    """An event loop for calls from outside a loop; it runs as long as the process."""
+    """Return an event loop for synchronous calls; it runs until the process ends."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="evert served samples", daemon=True).start()
     return loop

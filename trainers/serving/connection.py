@@ -1,7 +1,7 @@
-"""Requests to a server that takes token ids, on HTTP sessions that are kept per event loop.
+"""Requests to a server that takes token ids; each event loop keeps its HTTP sessions.
 
-A session lives as long as its loop: an asynchronous generator holds it, which ``asyncio.run``
-closes at the loop's end. Rollouts that have a loop each therefore leave no session open.
+A session lives as long as its loop, because an asynchronous generator holds the session, and
+``asyncio.run`` closes generators. Rollouts with a loop each thus leave no session open.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ from evert.trainers.engine.common.errors import EngineClosedError, SamplingReque
 from evert.trainers.serving.errors import NotServedError, ServerGoneError, ServingError
 
 KEEP_ALIVE, KEEP_ALIVE_EVERT = 4.0, 25.0
-"""Seconds that an idle connection is kept: fewer than servers keep it (uvicorn 5, evert 30). A new
-one costs as much as four requests, and workers are idle while the trainer trains."""
+"""Seconds that an idle connection is kept, less than servers keep it (uvicorn 5, evert 30). To
+connect again costs as much as four requests, and workers are idle during the training step."""
 
 LONG_BODY = 2**20
-"""Bytes from which aiohttp expects a body as a stream."""
+"""Size in bytes above which aiohttp wants a body as a stream."""
 
 CONNECT_TIME = 30.0
-"""Seconds to connect."""
+"""Maximum seconds to connect."""
 
 _Place = tuple[asyncio.AbstractEventLoop, float]
 _open: dict[_Place, tuple[aiohttp.ClientSession, AsyncGenerator[aiohttp.ClientSession]]] = {}
-"""By loop and keep-alive seconds: a session, and the generator that closes it."""
+"""(Event loop, keep-alive seconds) -> a session, and the generator that closes it."""
 
 
 async def ask(
@@ -38,7 +38,7 @@ async def ask(
     timeout: float,  # noqa: ASYNC109
     keep_alive: float = KEEP_ALIVE,
 ) -> bytes:
-    """Send JSON (None: a GET), and return the answer's body within ``timeout`` seconds."""
+    """POST JSON (GET if None), and return the body of the response within ``timeout`` seconds."""
     headers = {"Content-Type": "application/json"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
@@ -47,7 +47,7 @@ async def ask(
     method = "GET" if body is None else "POST"
     data = io.BytesIO(body) if body is not None and len(body) >= LONG_BODY else body
     try:
-        with left_alone():  # inside an agent, evert would take over a request for the policy
+        with left_alone():  # inside an agent, evert would take this for a call of the policy
             async with session.request(
                 method, url, data=data, headers=headers, timeout=limit
             ) as answer:
@@ -55,7 +55,7 @@ async def ask(
     except TimeoutError as error:
         raise ServerGoneError(
             f"{url} gave no answer within {timeout:g} s. Check that the server "
-            "is alive and not overloaded; give it more time with timeout=."
+            "is alive and not overloaded, or raise timeout=."
         ) from error
     except (aiohttp.ClientError, OSError) as error:
         raise ServerGoneError(
@@ -99,7 +99,7 @@ async def _session(keep_alive: float) -> aiohttp.ClientSession:
 
 
 async def _open_session(place: _Place) -> AsyncGenerator[aiohttp.ClientSession]:
-    """A session that is open until the loop closes its generators."""
+    """Yield a session that stays open until the event loop closes its generators."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=place[1])
     try:
         async with aiohttp.ClientSession(connector=connector) as session:

@@ -1,20 +1,20 @@
-"""Errors of sampling over HTTP, under evert's one root.
+"""Errors of sampling over HTTP.
 
     EvertError
-    └── ServingError            (RuntimeError)     a server did not answer as it should
+    └── ServingError            (RuntimeError)     a server failed, or refused access
         ├── ServerGoneError     (ConnectionError)  it cannot be reached, or closed the connection
         ├── NotServedError      (LookupError)      it does not serve the model, or no longer does
-        └── UnfitServerError                       its answers cannot be used as training data
+        └── UnfitServerError                       its responses cannot be used as training data
 
-A request that the server refuses (a prompt is too long, for example) raises the engine's
-``SamplingRequestError``, as without a server.
+If the server refuses a request (its prompt is too long, for example), the client raises the
+engine's ``SamplingRequestError``, as sampling without a server does.
 """
 
 from evert.bridge.errors import EvertError
 
 
 class ServingError(EvertError, RuntimeError):
-    """A server that takes token ids did not answer as it should."""
+    """A server that takes token ids failed, or refused access."""
 
 
 class ServerGoneError(ServingError, ConnectionError):
@@ -22,8 +22,8 @@ class ServerGoneError(ServingError, ConnectionError):
 
 
 class NotServedError(ServingError, LookupError):
-    """The server does not serve a model of this name, or no longer does."""
+    """The server does not serve a model with this name, or no longer does."""
 
 
 class UnfitServerError(ServingError):
-    """The server does not return token ids, log-probabilities, or the ids of our tokenizer."""
+    """The server returns no token ids, no usable log-probabilities, or another tokenizer's ids."""

@@ -1,10 +1,10 @@
 """Check that a server returns what training needs, and that its model has our tokenizer.
 
-A known prompt is sent twice. First as text, from which the server samples a token: if its ids of
-the prompt differ from ours, it has another vocabulary. Then as ids with that token at the end: if
-the token's log-probability differs between the answers, the server reports another distribution
-(vLLM's ``--logprobs-mode processed_logprobs``). llama.cpp does not score prompts: there, only ids
-are compared.
+A known prompt is sent twice. The first request has it as text, and samples one token. If the
+server's ids of the prompt differ from ours, the server has another tokenizer. The second request
+has the ids of the prompt and of the sampled token. If the token's log-probability differs between
+the two, the server reports those of another distribution (vLLM's ``--logprobs-mode
+processed_logprobs``). llama.cpp does not score prompts, so only ids are compared.
 """
 
 from typing import Any
@@ -17,16 +17,16 @@ from evert.trainers.serving.errors import UnfitServerError
 from evert.trainers.serving.wire import FIT, CompletionRequest, ServerKind
 
 KNOWN_PROMPT = "The quick brown fox jumps over 12 lazy dogs"
-"""It has only common words, since servers split unusual text differently."""
+"""A prompt of common words only, since servers may tokenize unusual text differently."""
 HEAT = 2.0
-"""Temperature at which that token is sampled; processed log-probabilities show its effect."""
+"""Temperature of the sampled token; it changes processed log-probabilities, not raw ones."""
 
 TOLERANCE = 0.05
-"""Allowed difference of log-probabilities, in nats: half precision costs less, ``HEAT`` more."""
+"""Allowed difference of log-probabilities in nats; half precision's is less, ``HEAT``'s more."""
 
 
 async def check_server(client: ServedSamplingClient, tokenizer: Any | None = None) -> None:
-    """Raise for a server whose samples cannot be used; without a tokenizer, ids are not compared.
+    """Check that a server's samples can be used; without a tokenizer, ids are not compared.
 
     Raises:
         UnfitServerError: It returns no ids or log-probabilities, or those of another model.
@@ -36,10 +36,10 @@ async def check_server(client: ServedSamplingClient, tokenizer: Any | None = Non
         our_ids = list(tokenizer.encode(KNOWN_PROMPT, add_special_tokens=False))
         if ids != our_ids:
             raise UnfitServerError(
-                f"{client.base_url} cuts {KNOWN_PROMPT!r} into the tokens {ids}, and our tokenizer "
-                f"({getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__}) into "
-                f"{our_ids}: {client.model!r} is another model, or its tokenizer another version. "
-                "Name the model that is served: model_name= in a command, tokenizer= in Python."
+                f"{client.base_url} encodes {KNOWN_PROMPT!r} as {ids}, but our tokenizer "
+                f"({getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__}) as "
+                f"{our_ids}: {client.model!r} is another model, or has another tokenizer version. "
+                "Name the served model with model_name= in a command, or tokenizer= in Python."
             )
     if await client.dialect() is ServerKind.LLAMA_CPP:
         return
@@ -47,15 +47,15 @@ async def check_server(client: ServedSamplingClient, tokenizer: Any | None = Non
     scored = (await client.compute_logprobs_async(prompt))[-1]
     if scored is None or abs(scored - logprob) > TOLERANCE:
         raise UnfitServerError(
-            f"{client.base_url} reported {logprob:.4f} as the log-probability of a token that it "
-            f"sampled at temperature {HEAT:g}, and scores the same token with {scored}. Expected "
-            "the model's own, at temperature 1: start vLLM without --logprobs-mode, or with "
+            f"{client.base_url} returned log-probability {logprob:.4f} for a token that it sampled "
+            f"at temperature {HEAT:g}, but scores the same token with {scored}. Expected raw "
+            "log-probabilities, at temperature 1: start vLLM without --logprobs-mode, or with "
             "raw_logprobs."
         )
 
 
 async def _sample_probe(client: ServedSamplingClient) -> tuple[list[int], int, float]:
-    """The known prompt's ids, as the server has them, and a token sampled after it."""
+    """Return the server's ids of the known prompt, and a sampled token with its logprob."""
     params = types.SamplingParams(max_tokens=1, temperature=HEAT, seed=1)
     answer = await client.request(CompletionRequest(client.model, KNOWN_PROMPT, params, texts=True))
     [sequence] = answer.sequences

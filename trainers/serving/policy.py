@@ -1,7 +1,7 @@
-"""``ServedPolicy``: a server that takes token ids as the Cookbook's ``TokenCompleter``.
+"""``ServedPolicy``: a Cookbook ``TokenCompleter`` that samples from a server of token ids.
 
-It evaluates, or collects data from, weights that run elsewhere: vLLM, llama.cpp's server,
-``evert serve``. It returns the ids that the server sampled, with their log-probabilities.
+Use it to evaluate, or collect rollouts from, weights that vLLM, llama.cpp's server or
+``evert serve`` serves. It returns the token ids that the server sampled, with log-probabilities.
 """
 
 import asyncio
@@ -18,17 +18,17 @@ from evert.trainers.serving.fitness import check_server
 class ServedPolicy(TokenCompleter):
     """Samples from a server that takes and returns token ids; picklable.
 
-    The first call checks that it returns token ids and log-probabilities (``fitness.py``).
+    The first call checks the server's token ids and log-probabilities (``fitness.py``).
 
     Args:
         base_url: The server's URL, for example ``http://127.0.0.1:8000/v1``.
         model: The model's name on the server.
-        api_key: The server's key; None: no key.
+        api_key: The server's API key; None: no key.
         max_tokens: Maximum tokens of a reply.
         temperature: Sampling temperature; 0 for greedy. The log-probabilities are at temperature 1.
-        seed: Seed of the first reply; each further reply has the next. None: the server chooses.
-        tokenizer: The prompts' tokenizer (``env.renderer.tokenizer``), which the server's must
-            equal; None: not checked.
+        seed: Seed of the first reply; each later reply adds 1. None: the server chooses.
+        tokenizer: The tokenizer of the prompts (``env.renderer.tokenizer``), to compare with the
+            server's; None: not compared.
         timeout: Seconds for one reply.
     """
 
@@ -58,8 +58,8 @@ class ServedPolicy(TokenCompleter):
         """Sample the next reply.
 
         Raises:
-            SamplingRequestError: The server refuses the prompt, for example as too long.
-            ServingError: The server is gone, fails, or cannot be used.
+            SamplingRequestError: The server refuses the prompt, for example because it is too long.
+            ServingError: The server is unreachable, fails, or is unfit for training.
         """
         await self._check()
         params = tinker.SamplingParams(

@@ -1,7 +1,7 @@
-"""Records of served conversations: each is a rollout, whose rewards programs give later.
+"""Records served conversations as rollouts; programs set their rewards later.
 
 A conversation is written when it has been idle for ``IDLE`` seconds, when the server drops its
-tokens, or when the server stops. If it continues later, the new turns are a separate rollout.
+tokens, or when the server stops. If it continues later, its new turns are a separate rollout.
 """
 
 import asyncio
@@ -41,20 +41,20 @@ IDLE = 600.0
 """Seconds after the last reply to a conversation before it is written."""
 
 FILE = 2**23
-"""Bytes after which a new file is started."""
+"""Size in bytes after which a new file is started."""
 
 ID = "id"
-"""Name of the log that holds the id of a transition's reply."""
+"""Key in a transition's logs: the id of its reply."""
 
 FEEDBACK = "feedback"
-"""Metric of transitions that got their reward from a program."""
+"""Name of a metric that transitions have if a program set their reward."""
 
-_ID = re.compile(r"[0-9a-f]{12}[0-9]+$")  # see ``Api.new_id``; before it, the API's own prefix
+_ID = re.compile(r"[0-9a-f]{12}[0-9]+$")  # see ``Api.new_id``; each API puts a prefix before it
 
 
 @dataclass
 class _OpenConversation:
-    """A conversation that is not written yet, with the attributes that a record reads of an Env."""
+    """A conversation that is not written yet, with the Env's attributes that a record needs."""
 
     agent: str
     renderer: Renderer
@@ -65,7 +65,7 @@ class _OpenConversation:
 
 
 async def feedback(records: "ServedRecords | None", content: bytes) -> ApiResponse:
-    """Give a reply a reward, as ``{"id": ..., "reward": ...}`` says; return the HTTP answer."""
+    """Set the reward of a reply from ``{"id": ..., "reward": ...}``; return the HTTP response."""
     body: Any = json_object(content) or {}
     reply, reward = body.get("id"), body.get("reward")
     is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
@@ -79,8 +79,8 @@ async def feedback(records: "ServedRecords | None", content: bytes) -> ApiRespon
     is_recorded = await records.reward(reply, float(reward))
     if not is_recorded and records.share == 1:
         return _refusal(
-            f"No reply {reply!r:.80} is on record here. Send the id of an answer of this "
-            "server whose record is not deleted yet.",
+            f"No reply {reply!r:.80} is on record here. Send the id of a reply from this "
+            "server; old records may be deleted.",
             404,
         )
     return ApiResponse(200, json_bytes({"id": reply, "reward": reward, "recorded": is_recorded}))
@@ -94,10 +94,10 @@ class ServedRecords:
     """The records of served models; used in the event loop that serves them.
 
     Args:
-        folder: Where to write; the rollouts are in its folder ``rollouts``, in numbered files.
-        renderers: The served models' renderers, by their names.
+        folder: Where to write; rollouts are written to numbered files in its folder ``rollouts``.
+        renderers: The renderer of each served model, by the model's name.
         share: Share of the conversations that are written, above 0.
-        max_bytes: Maximum bytes of all files; the oldest are deleted.
+        max_bytes: Maximum bytes of all files together; the oldest files are deleted.
         idle: See ``IDLE``.
 
     Raises:
@@ -123,9 +123,9 @@ class ServedRecords:
             for name, prompts in renderers.items()
         }
         self._rollouts: dict[Conversation, _OpenConversation] = {}
-        self._replies: dict[str, Transition] = {}  # by id, of the rollouts that are not written
+        self._replies: dict[str, Transition] = {}  # by reply id, for rollouts not written yet
         self._is_recorded: WeakKeyDictionary[Conversation, bool] = WeakKeyDictionary()
-        self._seen = 0  # conversations
+        self._seen = 0  # number of conversations so far
         self._file = 1 + max((int(file.stem) for file in self._files()), default=0)
         self._writer = ThreadPoolExecutor(1, "evert records")
 
@@ -144,7 +144,7 @@ class ServedRecords:
             model: The model's name.
             conversation: The conversation.
             request: The request.
-            prompt: The sampled reply's prompt.
+            prompt: The prompt of the sampled reply.
             sampled: The sampled reply.
             reply_id: The id of the reply; None: the client does not get it.
         """
@@ -169,7 +169,7 @@ class ServedRecords:
         rollout.timer = loop.call_later(self._idle, self.write, conversation)
 
     def write(self, conversation: Conversation) -> None:
-        """Schedule a conversation to be written; do nothing if none of its turns is kept."""
+        """Schedule a conversation to be written; do nothing if it has no unwritten turns."""
         rollout = self._rollouts.pop(conversation, None)
         if rollout is None:
             return
@@ -180,7 +180,7 @@ class ServedRecords:
         self._writer.submit(self._write, rollout)
 
     async def reward(self, reply: str, reward: float) -> bool:
-        """Set the reward of a reply; it replaces an earlier one.
+        """Set the reward of a reply, replacing any earlier reward.
 
         Args:
             reply: The id that the client got.
@@ -200,7 +200,7 @@ class ServedRecords:
         return await loop.run_in_executor(self._writer, self._change, match[0], reward)
 
     def close(self) -> None:
-        """Write all conversations. The event loop must have ended."""
+        """Write all conversations; call this after the event loop has ended."""
         for conversation in [*self._rollouts]:
             self.write(conversation)
         self._writer.shutdown()
@@ -214,7 +214,7 @@ class ServedRecords:
         try:
             self._recorder.add([trajectory], [rollout], iteration=self._file, about=about)
             self._rotate()
-        except Exception as error:  # the conversations that follow may still be written
+        except Exception as error:  # later conversations may still be written
             logger.warning("A conversation could not be recorded.", exc_info=error)
 
     def _rotate(self) -> None:

@@ -1,17 +1,16 @@
-"""``PolicyService``: sampling clients of this process, served over HTTP to workers and others.
+"""``PolicyService``: serves this process's sampling clients over HTTP, to workers for example.
 
-    GET  /v1/models        the models that are offered now
+    GET  /v1/models        the models that are served now
     POST /v1/completions   vLLM's format, with token ids (``wire.py``)
-    POST ...               the chat APIs of the models of ``chat`` (``chat.py``)
+    POST ...               the chat APIs of the models passed to ``chat()`` (``chat.py``)
     POST /v1/feedback      rewards of recorded replies (``recording.py``)
 
 The service has its own thread and event loop, so that a busy trainer does not keep workers waiting.
-Each request calls the offered client's ``sample``. Requests that arrive together share the engine's
-batches with each other and with this process's own samples. Closing the connection cancels the
-request.
+Each request calls ``sample`` of a served client. The engine batches requests that arrive together,
+also with this process's own samples. Closing a connection cancels its request.
 
-The key allows only sampling. Requests without the key, and those of web pages, are
-refused (``is_named``, ``is_from_here``). Beyond loopback the traffic is plain HTTP.
+The key allows only sampling. The service refuses requests without the key and requests from web
+pages (``is_named``, ``is_from_here``). Traffic is plain HTTP, even beyond loopback.
 """
 
 import asyncio
@@ -68,7 +67,7 @@ PEERS = 4096
 
 BACKLOG = 4096
 WITHDRAWN = 256
-"""Number of withdrawn names that the service remembers, for a clear error."""
+"""Number of withdrawn names that the service remembers, for clear errors."""
 
 
 class PolicyService:
@@ -76,14 +75,14 @@ class PolicyService:
 
     Args:
         host: Interface to listen on. Beyond loopback, other machines can sample with the key, and
-            whoever can read the traffic can read prompts and the key; a warning says so.
+            anyone who can read the traffic can read prompts and the key; a warning is logged.
         port: Port to listen on; 0: any free port.
-        key: Key that every request must bring; None: a random one.
+        key: Key that every request must send; None: a random key.
 
     Attributes:
         url: For example ``http://127.0.0.1:41000/v1``.
         key: The key.
-        requests: Number of requests to sample so far, including running ones.
+        requests: Number of sampling requests so far, including running ones.
 
     Raises:
         OSError: The interface or the port is not available.
@@ -92,9 +91,9 @@ class PolicyService:
     def __init__(self, host: str = "127.0.0.1", port: int = 0, key: str | None = None) -> None:
         if host not in LOOPBACK:
             logger.warning(
-                "The policy is served on %s over plain HTTP: whoever can read the traffic can read "
-                "prompts, replies and the key. Keep it to a network that you trust, or put a "
-                "proxy with TLS or an SSH tunnel in front.",
+                "The policy is served on %s over plain HTTP: anyone who can read the traffic can "
+                "read prompts, replies and the key. Use only a network that you trust, or put a "
+                "TLS proxy or an SSH tunnel in front.",
                 host,
             )
         self.key = key or f"evert-{secrets.token_urlsafe(24)}"
@@ -123,8 +122,9 @@ class PolicyService:
         """Serve a client until it is withdrawn. Safe from any thread.
 
         Args:
-            client: A ``tinker.SamplingClient``, the embedded engine's or the SDK's.
-            name: The model's name; None: a new one. A client that is offered again keeps its name.
+            client: A ``tinker.SamplingClient`` of the embedded engine or the SDK.
+            name: The model's name; None: a new name. A client that is already served keeps its
+                name.
 
         Returns:
             A client for other processes; its pickle contains the key.
@@ -138,16 +138,16 @@ class PolicyService:
         )
 
     def chat(self, models: Mapping[str, ChatModel], records: ServedRecords | None = None) -> None:
-        """Also answer the chat APIs, with these models; make them with ``sample``.
+        """Also answer the chat APIs with these models, which sample with ``self.sample``.
 
         Args:
             models: The models, by the names that clients use.
-            records: The models' records, which take feedback; None: feedback is refused.
+            records: Records the conversations and takes feedback; None: feedback is refused.
         """
         self._chat, self._records = ChatApi(models, records), records
 
     def sample(self, client: Any) -> Sample:
-        """Return a ``ChatModel``'s sampling function for an embedded engine's client."""
+        """Return a function that samples from an embedded engine's client, for a ``ChatModel``."""
         return partial(self._sample, client)
 
     async def _sample(
@@ -175,7 +175,7 @@ class PolicyService:
                 del self._offered[name]
 
     def close(self) -> None:
-        """Stop, close all connections and cancel their requests. Further calls do nothing."""
+        """Stop, close all connections and cancel their requests; later calls do nothing."""
         if self._thread.is_alive() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._closing.set)
         if self._thread is not threading.current_thread():
@@ -187,7 +187,7 @@ class PolicyService:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # -- its thread ------------------------------------------------------------------------------
+    # -- in the service's thread -----------------------------------------------------------------
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -303,7 +303,7 @@ class PolicyService:
 
 
 def _check_length(text: str, client: Any) -> None:
-    """Refuse a text that cannot fit, before tokenizing it takes seconds and holds up others."""
+    """Refuse a text that cannot fit: tokenizing it would take seconds and delay other requests."""
     context = context_length_here(client.get_base_model())
     if context is None or len(text) <= context:
         return
@@ -316,9 +316,9 @@ def _check_length(text: str, client: Any) -> None:
 
 
 class _Arrivals:
-    """Brings calls and results of other threads to a loop, with one wake-up for many of them.
+    """Passes calls and results from other threads to a loop, and wakes it once for many of them.
 
-    The engine answers many rows after one step. With a wake-up for each row, the engine's thread
+    The engine finishes many sequences in one step. If each woke the loop, the engine's thread
     would lose the interpreter lock each time.
     """
 
@@ -339,13 +339,13 @@ class _Arrivals:
         return future.result()
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call a function in the loop, soon. Safe from any thread."""
+        """Schedule a call of a function in the loop. Safe from any thread."""
         self._arrived.append(function)
         if not self._is_woken:
             self._is_woken = True
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # the service is closed, so nobody waits
+            except RuntimeError:  # the service is closed, so nothing waits for the result
                 self._is_woken = False
 
     def _deliver(self) -> None:
@@ -360,7 +360,7 @@ def _wake(waiter: "asyncio.Future[None]") -> None:
 
 
 def error_answer(status: int, kind: str, message: str) -> ApiResponse:
-    """An error in vLLM's format."""
+    """Return an error in vLLM's format."""
     error = {"message": message, "type": kind, "param": None, "code": status}
     return ApiResponse(status, orjson.dumps({"error": error}))
 
@@ -369,13 +369,13 @@ _WRONG_KEY = error_answer(
     401,
     "AuthenticationError",
     "The request does not have this service's key. Send `Authorization: Bearer KEY` with the key "
-    "that the service was started with.",
+    "of this service.",
 )
 
 _MISNAMED = error_answer(
     403,
     "PermissionDeniedError",
-    "The request names a host that is not this service, or comes from another host's web page "
+    "The request's Host is not this service, or the request comes from another host's web page "
     "(Origin). Call the service by its address, by 'localhost', by this machine's name if it "
     "listens beyond loopback, or by the name in host=; not from a web page.",
 )

@@ -1,10 +1,10 @@
-"""``LiveReply``: a reply that is read while it is sampled, for a stream of events.
+"""``LiveReply``: parses a reply while it is sampled, for a stream of events.
 
-The tokens sampled so far are read as a reply that was cut there. Only what no further token can
-change is sent. White space at the end, an incomplete character, the beginning of a stop string, and
-a thought that is not closed wait for more tokens. If the client offers tools, everything from the
-first character that may begin a call waits for the end of the reply. The pieces add up to the
-reply, except that a thought after the beginning of the text is left out: no API has a place for it.
+The tokens sampled so far are parsed as if the reply had been cut there. Only text that later tokens
+cannot change is sent. Trailing white space, an incomplete character, the beginning of a stop
+string and unclosed reasoning wait for more tokens. If the client offers tools, everything from the
+first character that may begin a tool call waits for the end of the reply. The pieces add up to the
+reply, except that reasoning after the start of the text is left out: no API has a place for it.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from evert.bridge.clients.http.calls import PING_EVERY
 from evert.bridge.clients.http.connections import being_read, send, whole
 
 SHORTEST_PAUSE = 0.02
-"""Minimum seconds between two readings of a reply."""
+"""Minimum seconds between two parses of a reply."""
 
 SHARE = 20
-"""A pause is this many times as long as a reading, so that reading takes 5 % of a core at most."""
+"""A pause is this many times as long as a parse, so that parsing takes at most 5% of a core."""
 
 _MARK = re.compile(r"</?(?:[|｜]|think|tool_|function|parameter|arg_|.{0,10}$)", re.DOTALL)
-"""What a parser may take out of a text, and the beginning of it at the text's end."""
+"""Markup that a parser may remove from a text, also if incomplete at the text's end."""
 
 _MAY_BEGIN_A_CALL = re.compile(r"[<\[{`|\u2581-\u259f]|functools|^\s")
 
@@ -39,10 +39,10 @@ Read = Callable[[list[int]], Reply]
 
 
 class LiveReply:
-    """A reply that is still sampled.
+    """A reply that is being sampled.
 
     Args:
-        request: What it answers.
+        request: The request that it answers.
     """
 
     def __init__(self, request: ChatRequest) -> None:
@@ -55,24 +55,24 @@ class LiveReply:
         self._reply: asyncio.Future[Reply] | None = None
 
     def begin(self, reader: Read, prompt_tokens: int, *, is_thought: bool) -> None:
-        """Say that the prompt was accepted.
+        """Note that the prompt was accepted.
 
         Args:
-            reader: Reads tokens as a reply that was cut after them.
+            reader: Parses tokens as a reply that was cut after them.
             prompt_tokens: Number of tokens of the prompt.
-            is_thought: Whether the prompt opens a thought that ``reader`` does not recognise before
+            is_thought: Whether the prompt opens reasoning that ``reader`` does not recognise until
                 it is closed.
         """
         self._reader, self.prompt_tokens, self._is_thought = reader, prompt_tokens, is_thought
         self._has_begun.set()
 
     def add(self, tokens: list[int]) -> None:
-        """Take the tokens sampled so far; to be called in the loop."""
+        """Set the tokens sampled so far; call this in the event loop."""
         self._tokens = tokens
         self._arrived.set()
 
     async def wait_for_begin(self, reply: "asyncio.Future[Reply]") -> bool:
-        """Wait until the prompt is accepted; False if ``reply`` ended or was refused before."""
+        """Wait for ``begin``, and return True; False if ``reply`` ended or was refused first."""
         self._reply = reply
         reply.add_done_callback(lambda _: self._arrived.set())
         waiting = asyncio.ensure_future(self._has_begun.wait())
@@ -84,7 +84,7 @@ class LiveReply:
         return not reply.done()
 
     async def thoughts(self) -> AsyncIterator[str]:
-        """Yield the pieces of its reasoning."""
+        """Yield the pieces of the reply's reasoning."""
         prefix = ""
         while True:
             reply, is_over = await self._next()
@@ -97,7 +97,7 @@ class LiveReply:
                 return
 
     async def text(self) -> AsyncIterator[str]:
-        """Yield the pieces of its text."""
+        """Yield the pieces of the reply's text."""
         prefix, reply, is_over = "", self._latest, self._is_over
         while True:
             if reply is not None:
@@ -114,7 +114,7 @@ class LiveReply:
         return self._reply is not None and self._reply.done()
 
     async def _next(self) -> tuple[Reply | None, bool]:
-        """Wait for more tokens; return the reply so far, and whether it is whole."""
+        """Wait for more tokens; return the reply so far, and whether it is complete."""
         assert self._reply is not None
         assert self._reader is not None
         await self._arrived.wait()
@@ -129,7 +129,7 @@ class LiveReply:
         return self._latest, self._is_over
 
     def _ready_text(self, reply: Reply) -> str:
-        """The part of a text that no further token changes."""
+        """Return the part of a reply's text that later tokens cannot change."""
         text, request = reply.text, self._request
         is_unclosed = self._is_thought and reply.reasoning is None
         if request.format is not None or reply.tool_calls or is_unclosed:
@@ -148,7 +148,7 @@ async def stream_reply(
     call: ApiCall,
     reply_to: Callable[[ApiCall, LiveReply], Awaitable[Reply]],
 ) -> web.StreamResponse:
-    """Stream a reply while it is sampled. A refusal before its first token has its own status."""
+    """Stream a reply while it is sampled; a refusal before the first token sets the HTTP status."""
     live = LiveReply(call.request)
     reply = asyncio.ensure_future(reply_to(call, live))
     try:
@@ -177,7 +177,7 @@ async def _encode_events(
         prompt_tokens=live.prompt_tokens,
         completion_tokens=0,
     )
-    body = {**call.body, "store": False}  # the whole reply is stored, not this beginning of it
+    body = {**call.body, "store": False}  # store the complete reply, not this empty beginning
     head = call.dialect.write(empty, call.request, call.number, body)
 
     async def text() -> AsyncIterator[str]:
@@ -196,7 +196,7 @@ async def _encode_events(
 
 
 async def _with_pings(pieces: AsyncIterator[bytes], ping: bytes) -> AsyncIterator[bytes]:
-    """Yield the pieces, and a ping for every ``PING_EVERY`` seconds without one."""
+    """Yield the pieces, and a ping after every ``PING_EVERY`` seconds without a piece."""
     while True:
         piece = asyncio.ensure_future(anext(pieces, None))
         try:
@@ -214,6 +214,6 @@ async def _with_pings(pieces: AsyncIterator[bytes], ping: bytes) -> AsyncIterato
 
 
 def _without_open_end(text: str) -> str:
-    """A text without its end, as long as that may be part of a mark, or of a character."""
+    """Return a text without an end that may be incomplete markup or an incomplete character."""
     mark = _MARK.search(text)
     return (text if mark is None else text[: mark.start()]).rstrip("\ufffd").rstrip()

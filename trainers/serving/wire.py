@@ -7,10 +7,10 @@
     write_answer       answer -> bytes, for our server
     read_answer        bytes -> answer, for clients
 
-The format is vLLM's (``return_token_ids``). Two things are sent to our own server only:
-``detokenize: false`` for an answer without texts, and ``max_tokens: 0`` beside ``prompt_logprobs``
-for one without a reply. llama.cpp's server takes slightly different fields, and answers with one
-entry per token (``ServerKind``). Log-probabilities are float32 values, written exactly in decimal.
+The format is vLLM's (``return_token_ids``). Only our own server gets ``detokenize: false``, to
+leave out texts, and ``max_tokens: 0`` with ``prompt_logprobs``, to score a prompt without sampling.
+llama.cpp's server takes slightly different fields, and returns one entry per token
+(``ServerKind``). Log-probabilities are float32 values, written exactly in decimal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ PROMPT_LOGPROBS = "prompt_logprobs"
 MAX_TOKENS = 16
 """Default of ``max_tokens``; ``null``: as many as the context allows."""
 MOST_REPLIES = 256
-"""Maximum replies per request, since all are in memory until the last is sampled."""
+"""Maximum replies per request, since all stay in memory until the last is sampled."""
 
 _REQUIRED: Any = object()
 
@@ -49,7 +49,7 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "response_format": (None, {"type": "text"}),
     "prompt_embeds": (None,),
 }
-"""vLLM's fields that are not served: they change sampling or replies -> values without effect."""
+"""vLLM's fields that we do not support -> the values without effect, which we accept."""
 
 
 class ServerKind(Enum):
@@ -62,19 +62,19 @@ class ServerKind(Enum):
 
     @classmethod
     def of(cls, owner: object) -> "ServerKind":
-        """The dialect of a server by the owner of its models."""
+        """Return the kind of a server from ``owned_by`` of its models."""
         return next((dialect for dialect in cls if dialect.value == owner), cls.VLLM)
 
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A request to sample replies, or to score a prompt."""
+    """A request to sample replies or to score a prompt."""
 
     model: str
     prompt: list[int] | str
     """Token ids, or a text that the server tokenizes."""
     params: types.SamplingParams
-    """``max_tokens`` 0: nothing is sampled, the prompt is scored."""
+    """If ``max_tokens`` is 0, the prompt is scored and nothing is sampled."""
     count: int = 1
     prompt_logprobs: bool = False
     texts: bool = False
@@ -95,7 +95,7 @@ class CompletionAnswer:
 
 
 def write_request(request: CompletionRequest, dialect: ServerKind = ServerKind.EVERT) -> bytes:
-    """The body of a request to a server of the dialect."""
+    """Return the body of a request to a server of this kind."""
     params = request.params
     body: dict[str, Any] = {
         "model": request.model,
@@ -110,7 +110,7 @@ def write_request(request: CompletionRequest, dialect: ServerKind = ServerKind.E
         PROMPT_LOGPROBS: 0 if request.prompt_logprobs else None,
     }
     if dialect is ServerKind.LLAMA_CPP:
-        # its other samplers cut the distribution; 0 would mean no log-probabilities at all
+        # other samplers would truncate the distribution; logprobs=0 would return none
         cut = [name for name in ("top_k", "top_p") if body[name] is not None]
         body |= {"logprobs": 1, "samplers": ["temperature", *cut]}
     else:
@@ -124,7 +124,7 @@ def write_request(request: CompletionRequest, dialect: ServerKind = ServerKind.E
 
 
 def _written_stop(stop: str | Sequence[str] | Sequence[int] | None, dialect: ServerKind) -> Any:
-    """Stops with Tinker's meaning: those of a request replace the model's own."""
+    """Return fields for stops as in Tinker, where a request's stops replace the model's own."""
     if stop is None:
         return {}
     items = [stop] if isinstance(stop, str) else list(stop)
@@ -142,7 +142,7 @@ def read_request(content: bytes) -> CompletionRequest:
         body = orjson.loads(content)
     except ValueError as error:
         raise SamplingRequestError(
-            f"The body is not JSON: {error}. Send an object as vLLM's /v1/completions takes it."
+            f"The body is not JSON: {error}. Send a JSON object, as vLLM's /v1/completions takes."
         ) from None
     if not isinstance(body, dict):
         raise SamplingRequestError(
@@ -156,7 +156,7 @@ def read_request(content: bytes) -> CompletionRequest:
             )
     scoring = body.get(PROMPT_LOGPROBS) is not None
     ids_wanted = body.get("return_token_ids", False)
-    # vLLM also takes 0 for no limit.
+    # For vLLM, top_k=0 also means no limit.
     values = {"max_tokens": MAX_TOKENS, **body, "top_k": body.get("top_k") or None}
     fields = {**FIELDS, "max_tokens": _token_limit(0 if scoring else 1)}
     settings = {name: _field(name, values.get(name), *field) for name, field in fields.items()}
@@ -169,10 +169,10 @@ def read_request(content: bytes) -> CompletionRequest:
 
 
 def _read_stop(settings: Mapping[str, Any], ignores_end: bool) -> Any:
-    """The request's stops; None: the model's own end tokens."""
+    """Return the request's stops; None for the model's own end tokens."""
     ids, texts = settings["stop_token_ids"], settings["stop"]
     if ids and texts:
-        raise SamplingRequestError("Got both stop and stop_token_ids; expected one of the two.")
+        raise SamplingRequestError("Got both stop and stop_token_ids; expected only one of them.")
     return ids or texts or ([] if ignores_end else None)
 
 
@@ -191,7 +191,7 @@ def _short_repr(value: object) -> str:
 
 
 def _token_limit(least: int) -> tuple[Callable[[Any], bool], str, None]:
-    expected = f"a whole number, {least} or more, or null for what the context has room for"
+    expected = f"a whole number, {least} or more, or null for as many as the context allows"
     return lambda value: type(value) is int and least <= value < 2**31, expected, None
 
 
@@ -222,7 +222,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "stop_token_ids": (_are_ids, "token ids", []),
     "stop": (_are_texts, "a text, or texts that are not empty", []),
 }
-"""A request's field -> its check, the same in words, and a default (none: it is required)."""
+"""A request's field -> its check, the values it takes in words, and its default if optional."""
 
 
 # -- answers -------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
 def write_answer(
     request: CompletionRequest, answer: CompletionAnswer, decode: Callable[[Any], str] | None
 ) -> bytes:
-    """The body of an answer; without texts if ``decode`` is None."""
+    """Return the body of an answer, without texts if ``decode`` is None."""
     choices = [_choice(index, sequence, decode) for index, sequence in enumerate(answer.sequences)]
     ids, scores = answer.prompt_ids or [], answer.prompt_logprobs
     if scores is not None:
@@ -284,7 +284,7 @@ def read_answer(content: bytes, request: CompletionRequest) -> CompletionAnswer:
         prompt_ids = first.get("prompt_token_ids")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise UnfitServerError(
-            f"The answer has another format than vLLM's /v1/completions ({error!r}): "
+            f"The answer is not in the format of vLLM's /v1/completions ({error!r}): "
             f"{content[:200]!r}. {FIT}"
         ) from error
     return CompletionAnswer(sequences, scores, prompt_ids)
@@ -336,7 +336,7 @@ def _read_scores(choice: Mapping[str, Any], request: CompletionRequest) -> list[
     if scores is None or len(scores) != len(request.prompt):
         raise UnfitServerError(
             "The server returned no log-probabilities of the prompt. Expected vLLM's "
-            "prompt_logprobs; `evert serve` has it as well."
+            "prompt_logprobs, which `evert serve` also returns."
         )
     return [
         None if entry is None else entry[str(token)]["logprob"]

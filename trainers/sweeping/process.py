@@ -1,8 +1,8 @@
 """A run in a separate process: ``evert train`` with its output in a file.
 
-If the run crashes or runs out of memory, nothing else ends. The processes are
-forked from one that has imported everything already (``multiprocessing``'s fork server), since
-importing takes longer than a short run. The fork server uses no model and no GPU.
+If a run crashes or runs out of memory, the sweep and its other runs continue. On Linux the
+processes are forked from one that has imported everything (``multiprocessing``'s fork server),
+because importing takes longer than a short run. The fork server uses no model and no GPU.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ PRELOADED = [
 """Modules that every run imports."""
 ERROR_LINES = 6
 STOP_SECONDS = 60.0
-"""How long a run may take to save itself."""
+"""How long an interrupted run may take to save its state and end."""
 SPARE = 1.5
-"""Memory kept free for a run, as a multiple of what a run takes after its first step."""
+"""Memory to reserve for each run, as a multiple of what a run uses after its first step."""
 
 
 def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> BaseProcess:
@@ -57,13 +57,13 @@ def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]
 def _live(cwd: str, environment: dict[str, str], output: str, arguments: list[str]) -> None:
     if sys.platform == "win32":
         return  # see ``commands/sweep.py``
-    # A separate process group: the sweep passes Ctrl-C on, once. A shell may have started the sweep
-    # in the background, with Ctrl-C ignored.
+    # In its own process group, the run gets Ctrl-C only once, from the sweep. It must not ignore
+    # Ctrl-C, even if a shell started the sweep in the background.
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # An agent that starts processes gets the default start method, as outside a sweep.
     multiprocessing.set_start_method(None, force=True)
-    os.chdir(cwd)  # the fork server may be elsewhere
+    os.chdir(cwd)  # the fork server may have another one
     os.environ.clear()
     os.environ.update(environment)
     with open(output, "ab") as file:
@@ -74,7 +74,7 @@ def _live(cwd: str, environment: dict[str, str], output: str, arguments: list[st
 
 
 def _interrupt_when_orphaned() -> None:
-    """Stop the run if the sweep was killed and so cannot stop it."""
+    """Interrupt the run when the sweep is killed, since the sweep can no longer do that."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -82,11 +82,11 @@ def _interrupt_when_orphaned() -> None:
 
 
 async def stop(process: BaseProcess, folder: RunFolder) -> bool:
-    """Make a run save itself and end, as Ctrl-C does; return whether it was running."""
+    """Stop a run as Ctrl-C does, so that it saves its state; return whether it was running."""
     under_way = process.is_alive()
     if under_way and folder.begun:
         os.kill(process.pid or 0, signal.SIGINT)
-    elif under_way:  # there is nothing to save, and it may not handle signals yet
+    elif under_way:  # nothing to save, and it may not handle signals yet
         process.kill()
     deadline = time.monotonic() + STOP_SECONDS
     while process.is_alive():
@@ -97,7 +97,7 @@ async def stop(process: BaseProcess, folder: RunFolder) -> bool:
 
 
 def ending(code: int | None, output: Path, *, stopped: bool) -> tuple[str, str]:
-    """How a run ended (completed, interrupted or failed), and what went wrong."""
+    """Return how a run ended (completed, interrupted or failed), and what went wrong."""
     if code == 0:
         return "completed", ""
     if code == INTERRUPTED or stopped:
@@ -112,7 +112,7 @@ def ending(code: int | None, output: Path, *, stopped: bool) -> tuple[str, str]:
 
 
 def room_for(folder: RunFolder, pid: int | None) -> int:
-    """How many runs like this one fit, one on a GPU; 0 before its first step ends."""
+    """Return how many such runs fit on the machine: 1 on a GPU, 0 before the first step ends."""
     if not folder.steps_done():
         return 0
     engine = (folder.read_json(RUN) or {}).get("engine", {})
@@ -128,8 +128,8 @@ def room_for(folder: RunFolder, pid: int | None) -> int:
 
 
 def memory_of(process: psutil.Process) -> int:
-    """Bytes of a process, without memory shared with the fork server where that is known."""
+    """Return a process's memory in bytes, without memory shared with the fork server if known."""
     try:
         return int(process.memory_full_info().uss)
-    except psutil.AccessDenied:  # macOS tells only root
+    except psutil.AccessDenied:  # macOS shows it only to root
         return int(process.memory_info().rss)

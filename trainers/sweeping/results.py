@@ -1,7 +1,7 @@
 """The results of a sweep: the objective of a run, the best values, the table.
 
-The best values have the highest lower end of the interval of their mean over the seeds, not the
-luckiest run. The 95 % hold for all choices jointly; an interval needs several seeds.
+The best values are those whose mean over seeds has the confidence interval with the highest lower
+end, so that one lucky run does not win. All intervals hold jointly at 95 % and need several seeds.
 """
 
 import math
@@ -32,13 +32,13 @@ class Configuration:
     """Mean of the objective."""
     low: float | None
     high: float | None
-    """Ends of the mean's interval; None if no choice has several seeds."""
+    """Ends of the mean's confidence interval; None if no choice has several seeds."""
     runs: tuple[int, ...]
     """Numbers of the runs with these values, one per seed."""
 
 
 def objective_of(folder: RunFolder, objective: str) -> float:
-    """The objective's value in a finished run; ``objective`` is as in ``SweepSettings``."""
+    """Return the objective's value in a finished run; ``objective`` is as in ``SweepSettings``."""
     metrics: dict[str, Any] = {key: value for row in folder.steps() for key, value in row.items()}
     after = folder.after or {}
     metrics |= {key: after[way]["reward"] for key, way in HELD_OUT.items() if way in after}
@@ -46,14 +46,14 @@ def objective_of(folder: RunFolder, objective: str) -> float:
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)
     names = textwrap.shorten(", ".join(metrics), 300, placeholder=" ...") or "nothing"
-    raise ObjectiveError(f"the run's {objective!r} is {value}, not a finite number; it has {names}")
+    raise ObjectiveError(f"the run's {objective!r} is {value}, not a finite number; found {names}")
 
 
 def rank(runs: Sequence[SweepRun]) -> list[Configuration]:
-    """The choices of values with a completed run, the best first."""
+    """Return the choices of values that have a completed run, the best first."""
     by_values: dict[Any, dict[Any, SweepRun]] = defaultdict(dict)
     for run in runs:
-        if run.objective is not None:  # a repeated seed is the same run
+        if run.objective is not None:  # a repeated seed repeats the run
             values = tuple((key, value) for key, value in run.values.items() if key != SEED)
             by_values[values][run.values.get(SEED)] = run
     choices = []
@@ -69,7 +69,7 @@ def rank(runs: Sequence[SweepRun]) -> list[Configuration]:
 
 
 def as_rows(runs: Sequence[SweepRun], ranked: Sequence[Configuration]) -> list[dict[str, Any]]:
-    """One row per run: the best values first, runs without an objective last."""
+    """Return one row per run: the best values first, runs without an objective last."""
     place = {number: n for n, choice in enumerate(ranked) for number in choice.runs}
     rows = []
     for run in sorted(runs, key=lambda run: (place.get(run.number, len(place)), run.number)):
@@ -88,7 +88,7 @@ def praise(ranked: Sequence[Configuration]) -> str:
     """Describe the best values' result, and how certain it is."""
     best = ranked[0]
     if best.low is None or best.high is None:
-        return f"best: {show(best.mean)}, each tried once, so partly by luck (try seed=0,1,2)"
+        return f"best: {show(best.mean)}, each tried once, so luck may decide (try seed=0,1,2)"
     close = sum(best.low <= (choice.high or 0.0) for choice in ranked[1:])
     seeds = f"{show(best.mean)} ({show(best.low)} to {show(best.high)}) over {len(best.runs)} seeds"
-    return f"best: {seeds}, by its lower end; {close} of {len(ranked) - 1} others may be as good"
+    return f"best: {seeds}, ranked by lower end; {close} of {len(ranked) - 1} others may be as good"

@@ -1,9 +1,9 @@
 """The search space of a sweep, and its record: an Optuna study in the sweep's folder.
 
-Every attempt at a run is a trial. It goes through Optuna's queue with the values that are known.
-For a point of a grid, a run that is tried again, or a further seed of the same values, these are
-all values; otherwise only the first seed. (``GridSampler`` could lose a point when the sweep is
-killed.) The run's number seeds the sampler, so that a resumed sweep samples the same values.
+Every attempt at a run is a trial, enqueued in Optuna with its known values; the sampler chooses the
+others. For a grid point, a retry, or another seed of the same values, all values are known; for
+new values, only the seed is. (``GridSampler`` could lose a point when the sweep is killed.) The
+run's number seeds the sampler, so that a resumed sweep samples the same values.
 """
 
 import ast
@@ -32,7 +32,7 @@ from evert.trainers.system.files import cannot_read, drop_broken_lines
 from evert.trainers.training.preflight import prepare
 
 HELD_OUT = {"held_out": "temperature_1", "held_out_greedy": "greedy"}
-"""Objective that is a held-out score -> how its episodes are played."""
+"""Objective that is a held-out score -> how the held-out episodes are sampled."""
 SEED, TRIALS, JOURNAL = "seed", 20, "journal.log"
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)"
 _RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?::(log|linear))?", re.IGNORECASE)
@@ -44,9 +44,9 @@ class SweepSettings:
     """The sweep's own settings; all others are settings of its runs."""
 
     search: Literal["auto", "grid", "random", "tpe"] = setting(
-        "auto", "grid, random or tpe; auto: grid if all are lists, else random"
+        "auto", "grid, random or tpe; auto: random if a setting has a range, else grid"
     )
-    trials: int | None = size(None, f"number of runs of random and tpe; None: {TRIALS}")
+    trials: int | None = size(None, f"number of runs for random and tpe; None: {TRIALS}")
     parallel: int | None = size(None, "runs at a time; None: as many as cores and memory allow")
     out: str = setting("", "a new folder, or one to resume; '': sweeps/<env>-<date-time>")
     objective: str = setting(
@@ -61,7 +61,7 @@ class SweepPlan:
 
     settings: SweepSettings
     fixed: Mapping[str, str]
-    """Settings that all runs have."""
+    """Settings that are the same in all runs."""
     space: Mapping[str, BaseDistribution]
     """Settings that are searched, in the order in which they were given."""
     search: str
@@ -70,12 +70,12 @@ class SweepPlan:
     """The game, or the agent's function."""
 
     def arguments(self, values: Mapping[str, object]) -> list[str]:
-        """The ``key=value`` arguments of the run with these searched values."""
+        """Return the ``key=value`` arguments of the run with these searched values."""
         return [f"{key}={value}" for key, value in {**self.fixed, **values}.items()]
 
 
 def read_plan(arguments: Mapping[str, str]) -> SweepPlan:
-    """Read a sweep's settings; every value is checked before the first run starts."""
+    """Read a sweep's settings, and check every value before the first run starts."""
     sweep_options = {
         key: text for key, text in arguments.items() if key in chz.chz_fields(SweepSettings)
     }
@@ -114,7 +114,7 @@ def _value(arguments: Mapping[str, str], key: str) -> Any:
 def _parts(key: str, text: str) -> Sequence[str]:
     field = chz.chz_fields(TrainSettings).get(key)
     if field is not None and typing.get_origin(field.final_type) is tuple:
-        return [text]  # a list is one value of such a setting
+        return [text]  # such a setting takes a list as one value
     ends = _RANGE.fullmatch(text)
     return ends.groups()[:2] if ends else text.split(",")
 
@@ -135,7 +135,7 @@ def _distribution(pair: str, values: Sequence[Any]) -> BaseDistribution:
 
 
 def choices(distribution: BaseDistribution | None) -> Sequence[Any]:
-    """The values of a list; () for a range."""
+    """Return the values of a list; () for a range."""
     return (
         distribution.choices
         if isinstance(distribution, distributions.CategoricalDistribution)
@@ -175,7 +175,7 @@ class SweepRun:
 
 
 class Record:
-    """The runs of a sweep, recorded by Optuna; a study in the folder is resumed."""
+    """The runs of a sweep, recorded in an Optuna study; the folder's study is resumed."""
 
     def __init__(self, plan: SweepPlan, folder: Path) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -203,7 +203,7 @@ class Record:
             self._study.ask()
         if not trial.state.is_finished():
             self._study.tell(trial.number, state=TrialState.FAIL)
-        if trial.params.keys() >= self._plan.space.keys():  # else killed before it had values
+        if trial.params.keys() >= self._plan.space.keys():  # else killed before sampling
             attempt = {**_KILLED, **trial.user_attrs}
             self._note(attempt.pop("run"), trial.params, attempt).objective = trial.value
 
@@ -214,7 +214,7 @@ class Record:
         return self.runs[number]
 
     def next(self) -> SweepRun | None:
-        """The run to start next; None if all have started."""
+        """Return the run to start next; None if all have started."""
         number = self._retries.popleft() if self._retries else len(self.runs)
         if number >= self._plan.trials:
             return None

@@ -1,6 +1,6 @@
 """How every command runs: help, one-line errors, and Ctrl-C.
 
-Ctrl-C and SIGTERM stop a command, which then saves what it can; a second one ends the process at
+Ctrl-C and SIGTERM stop a command, which then saves what it can; a second signal ends the process at
 once. An exception's notes, which mostly say how to resume, are printed below its message.
 """
 
@@ -26,7 +26,7 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
 HELP = frozenset({"--help", "-h", "help"})
 NO_HOME = "Could not determine home directory."
-"""The error of ``Path.expanduser`` for a user that does not exist."""
+"""The message of ``Path.expanduser`` for a user that does not exist."""
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def run_command(
 ) -> int:
     """Run a command; return its exit status: ``body``'s or 0, 1 for an error, 130 for Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # for the user's own agent; last, since the folder may be untrusted and have an ``http.py``
+    # to import the user's agent; last, since an untrusted folder may have an ``http.py``
     sys.path[:] = [*(path for path in sys.path if path not in ("", os.getcwd())), os.getcwd()]
     before = signal.getsignal(signal.SIGTERM)
     _handle(signal.SIGTERM, signal.default_int_handler)
@@ -52,8 +52,8 @@ def run_command(
         _handle(signal.SIGINT, _leave)
         _handle(signal.SIGTERM, _leave)
         print(redacted("\n" + "\n".join(_notes(stopped) or ["Interrupted."])))
-        # If the signal came while C code ran Python, as in an import, Python would end by the
-        # signal, not with our status. ``exec`` clears that.
+        # If the signal came while C code ran Python, as in an import, Python would exit by the
+        # signal instead of with our status. ``exec`` prevents that.
         exec("")
         return INTERRUPTED
     except EvertError as error:
@@ -91,8 +91,8 @@ def _notes(error: BaseException) -> list[str]:
 def run_async(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end, in a new event loop.
 
-    Ctrl-C and SIGTERM cancel the coroutine and are raised after its cleanup; a second one ends the
-    process at once. If a loop runs here already, as in a notebook, the new one runs in a thread.
+    Ctrl-C and SIGTERM cancel the coroutine and are raised after its cleanup; a second signal ends
+    the process at once. If this thread has a loop, as in a notebook, another thread runs ``main``.
     """
     started: list[asyncio.Task[Any]] = []
 
@@ -117,7 +117,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def _second_signal_leaves() -> Iterator[None]:
-    """Inside the block SIGTERM acts like Ctrl-C, and a second signal ends the process."""
+    """Treat SIGTERM like Ctrl-C inside the block; a second signal ends the process."""
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.getsignal(number) for number in numbers}
     stop = before.get(signal.SIGINT)  # asyncio's handler, which cancels the task
@@ -138,7 +138,7 @@ def _second_signal_leaves() -> Iterator[None]:
 
 @contextmanager
 def _dropped_interrupts_raised() -> Iterator[None]:
-    """Soon re-raise a Ctrl-C that Python dropped inside the block, as in a finalizer."""
+    """Re-raise a Ctrl-C that Python drops inside the block, as in a finalizer."""
     before, over = sys.unraisablehook, threading.Event()
 
     def raise_later() -> None:
@@ -160,7 +160,7 @@ def _dropped_interrupts_raised() -> Iterator[None]:
 
 
 def _handle(number: signal.Signals, handler: Any) -> None:
-    """Set a signal's handler, in the main thread only; None, a handler of C code, is left."""
+    """Set a signal's handler, in the main thread only; None (a C handler) is ignored."""
     if threading.current_thread() is threading.main_thread() and handler is not None:
         signal.signal(number, handler)
 

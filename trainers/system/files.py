@@ -18,9 +18,9 @@ from typing import Any
 from evert.bridge.errors import EvertError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
-"""Errors of a full disk."""
+"""Errors of a full or read-only disk."""
 BARRED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EIO)
-"""Errors of a path of the wrong kind, without permission, or on a failing disk."""
+"""Errors of a path of the wrong kind, a missing permission, or a failing disk."""
 
 RUN, BEFORE, RESULT = "run.json", "before.json", "result.json"
 METRICS, BATCHES, CHECKPOINTS = "metrics.jsonl", "batches.jsonl", "checkpoints.jsonl"
@@ -51,15 +51,15 @@ _TYPES: Mapping[str, Mapping[str, tuple[type, ...]]] = {
 
 
 class RunFolderError(EvertError, OSError):
-    """A run folder cannot be used: it has no run, another run, or cannot be read or written."""
+    """A run folder cannot be used: it has no run or another run, or reading or writing fails."""
 
 
 LARGEST = 2**28
-"""Largest JSON file that is read, in bytes; evert writes none that is larger."""
+"""Maximum size of a JSON file to read, in bytes; evert writes no larger files."""
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON file's content; None if the file is missing or broken."""
+    """Return a JSON file's content; None if the file is missing or broken."""
     try:
         if not path.is_file() or path.stat().st_size > LARGEST:  # reading a pipe would never end
             return None
@@ -69,7 +69,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def fits(path: Path) -> bool:
-    """Whether a file is small enough to be read whole; True if it is missing."""
+    """Return whether a file is small enough to be read whole; True if it is missing."""
     try:
         return path.stat().st_size <= LARGEST
     except OSError:
@@ -89,16 +89,16 @@ def _record(file: str, text: str) -> dict[str, Any] | None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSONL file without its broken lines; [] for a missing file."""
+    """Return the records of a JSONL file, without broken lines; [] for a missing file."""
     return [record for _, record in _records(path) if record is not None]
 
 
 def drop_broken_lines(path: Path) -> int:
-    """Remove the broken lines that a crash may leave from a JSONL file; return how many.
+    """Remove the broken lines that a crash may leave in a JSONL file; return their number.
 
     The Cookbook stops reading at the first line that is not JSON. A copy of the file keeps the
-    broken lines. If only the last line's end is missing, it is added: otherwise the next record
-    would be written on the same line.
+    broken lines. If only the newline at the end is missing, it is added, so that the next record
+    gets its own line.
     """
     lines = _records(path)
     broken = sum(record is None for _, record in lines)
@@ -132,7 +132,7 @@ def _write_lines(path: Path, lines: list[str]) -> None:
 
 
 def _records(path: Path) -> list[tuple[str, dict[str, Any] | None]]:
-    """The nonblank lines of a JSONL file, each with its record; None: the line is broken."""
+    """Return the nonblank lines of a JSONL file with their records; None for a broken line."""
     if not path.is_file():
         return []
     lines = path.read_text("utf-8", "replace").split("\n")
@@ -140,7 +140,7 @@ def _records(path: Path) -> list[tuple[str, dict[str, Any] | None]]:
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Write a file atomically; it is on the disk when this returns."""
+    """Write a file atomically, and flush it to the disk."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         try:
@@ -169,7 +169,7 @@ def fsync(path: Path) -> None:
 
 @contextmanager
 def file_errors(folder: Path, key: str) -> Iterator[None]:
-    """Turn OS errors about a folder into one error; the setting ``key`` names the folder."""
+    """Turn OS errors about a folder into a ``RunFolderError``; the setting ``key`` has its path."""
     try:
         yield
     except EvertError:
@@ -185,34 +185,33 @@ def file_errors(folder: Path, key: str) -> Iterator[None]:
 
 
 def cannot_use(error: OSError, folder: Path, key: str = "folder") -> RunFolderError:
-    """The error for an OS error; see ``file_errors``."""
+    """Return the error to raise for an OS error; see ``file_errors``."""
     file = Path(os.fsdecode(error.filename)) if error.filename else folder
     if error.errno in FULL:
         return cannot_write(file, error)
     return RunFolderError(
-        f"{file} cannot be used: {error.strerror or error}. Put back what was there, or choose "
-        f"another {key}."
+        f"{file} cannot be used: {error.strerror or error}. Restore it, or choose another {key}."
     )
 
 
 def cannot_read(path: Path) -> RunFolderError:
-    """The error for a broken record."""
+    """Return the error to raise for a broken record."""
     return RunFolderError(
         f"{path} cannot be read, so nothing can be resumed from it: expected the file that evert "
-        "wrote. Nothing was changed. Put it back, or choose another folder."
+        "wrote. Nothing was changed. Restore it, or choose another folder."
     )
 
 
 def cannot_write(path: Path, error: OSError) -> RunFolderError:
-    """The error for a file or folder that cannot be written."""
+    """Return the error to raise for a file or folder that cannot be written."""
     return RunFolderError(
-        f"{path} cannot be written to: {error.strerror or error}. What was written before is "
+        f"{path} cannot be written to: {error.strerror or error}. Its old content is "
         "untouched. Free some space, or choose a folder that can be written to."
     )
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as CSV text, with a column for every name in any row."""
+    """Return the rows as CSV text, with a column for each name that any row has."""
     buffer = io.StringIO()
     names = dict.fromkeys(name for row in rows for name in row)
     writer = csv.DictWriter(buffer, names, lineterminator="\n")
@@ -222,7 +221,7 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV file that ``as_csv`` wrote; [] if it is missing or too large."""
+    """Return the rows of a CSV file that ``as_csv`` wrote; [] if it is missing or too large."""
     with suppress(OSError, UnicodeDecodeError, csv.Error):
         if path.stat().st_size <= LARGEST:
             text = io.StringIO(path.read_text(encoding="utf-8"), newline="")
@@ -231,5 +230,5 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def slug(text: str) -> str:
-    """A text as part of a file name."""
+    """Return a text in a form that can be part of a file name."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.") or "run"

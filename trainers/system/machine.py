@@ -1,4 +1,4 @@
-"""This machine: its processor's maker, and the cores and free memory for this process."""
+"""This machine: its processor's maker, and this process's cores and free memory."""
 
 import os
 import platform
@@ -11,23 +11,23 @@ _PROCESSOR = Path("/proc/cpuinfo")
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def made_by_amd() -> bool:
-    """Whether the system reports a processor by AMD."""
+    """Return whether the system reports an AMD processor."""
     text = _PROCESSOR.read_text() if _PROCESSOR.exists() else platform.processor()
     return "AuthenticAMD" in text
 
 
 def free_memory() -> int:
-    """Bytes that can be allocated without swapping and within a container's limit."""
+    """Return the bytes that fit in memory without swapping, within a container's limit."""
     return min(int(psutil.virtual_memory().available), _container_bytes())
 
 
 def _container_bytes() -> int:
-    """Bytes left within a container's limit, without file caches; 2**62 if it has no limit."""
+    """Return the bytes left within a container's limit, ignoring file caches; 2**62: no limit."""
     try:
         limit = int((_CGROUP / "memory.max").read_text())
         lines = (_CGROUP / "memory.stat").read_text().splitlines()

@@ -9,7 +9,7 @@ from evert.trainers.system.machine import cores
 
 
 def origin() -> dict[str, Any]:
-    """``versions``, ``git`` and ``machine``, for every record; the machine without its name."""
+    """Return ``versions``, ``git`` and ``machine`` for a record, without the machine's name."""
     system, processor = platform.system(), platform.machine()
     return {
         "versions": _versions(),
@@ -29,7 +29,7 @@ def _versions() -> dict[str, str]:
 
 
 def _git_revision() -> str | None:
-    """The working directory's git revision, '-dirty' if it has changes; None outside git."""
+    """Return the working directory's git revision, with "-dirty" if changed; None outside git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

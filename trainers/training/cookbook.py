@@ -1,7 +1,7 @@
 """Turns a run's settings into the ``rl.train.Config`` of the installed Cookbook.
 
-``cookbook.PATH=value`` overrides evert's default for a field. An override of a field that a setting
-of evert's fills in is refused, and the message names the setting.
+``cookbook.PATH=value`` overrides evert's default for a field. If an evert setting fills in a field,
+overriding the field is refused, and the message names the setting.
 """
 
 import math
@@ -37,13 +37,13 @@ COPIED = {
     DATASET: "agent seats train_tasks sampler model_name batch_size group_size "
     "test_group_size seed",
 }
-"""Path in the Config -> settings that are copied there, under the same names."""
+"""Path in the Config -> settings that are copied to it, under the same names."""
 CONVERTED = {
     "": "log_path renderer_name wandb_project",
     DATASET: "test_tasks limits renderer_name record",
     f"{ENV_OPTIONS}.": " ".join({"models", *chz.chz_fields(EpisodeSettings)} - {"seats"}),
 }
-"""The same for settings that are converted before they are copied."""
+"""Path in the Config -> settings that are converted first, then written under their names."""
 RENAMED = {
     "max_steps": "steps",
     "kl_penalty_coef": "kl_penalty",
@@ -51,7 +51,7 @@ RENAMED = {
     f"{DATASET}epochs": "steps",
     f"{DATASET}record_share": "record",
 }
-"""Path in the Config -> the setting that fills it in, if their names differ."""
+"""Path in the Config -> the setting that fills it in, where the names differ."""
 
 
 def _paths(names: Mapping[str, str]) -> dict[str, str]:
@@ -59,12 +59,12 @@ def _paths(names: Mapping[str, str]) -> dict[str, str]:
 
 
 SETTING_OF = _paths(COPIED) | _paths(CONVERTED) | RENAMED
-"""Path in the Config -> evert's setting that fills it in."""
+"""Path in the Config -> the evert setting that fills it in."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Values of the Config, without those that depend on the run's folder and weights."""
+    """Values of the Config, except those that depend on the run's folder and weights."""
 
     values: Mapping[str, Any]
     overrides: Mapping[str, Any]
@@ -76,13 +76,13 @@ class Draft:
         warm: "CheckpointRecord | None" = None,
         context_length: int | None = None,
     ) -> "Config":
-        """Return the Config; ``warm``: the weights that RL starts from after a warm-up, if any."""
+        """Return the Config; RL starts from the weights ``warm`` if there was a warm-up."""
         from tinker_cookbook.rl.train import Config
 
         if warm and "load_checkpoint_path" in self.overrides:
             raise RecipeError(
-                "Got both cookbook.load_checkpoint_path and warm_up_steps; RL starts from one of "
-                "them. Leave one out."
+                "Got both cookbook.load_checkpoint_path and warm_up_steps, but RL can start from "
+                "only one of them. Leave one out."
             )
         values = {**self.values, "log_path": str(folder)}
         values[f"{DATASET}sampler_log"] = str(folder / SAMPLER)
@@ -108,9 +108,9 @@ def draft(
     *,
     embedded: bool,
 ) -> Draft:
-    """Return the draft of a run with its frozen models; ``tasks`` is the number of tasks.
+    """Return the draft of a run's Config; ``tasks`` is the number of training tasks.
 
-    On the embedded engine, checkpoints only cost disk space: each step saves one, and none expires.
+    On the embedded engine, checkpoints cost only disk space: every step saves one; none expires.
     """
     from evert.bridge.groups.dataset import AgentDatasetBuilder
     from evert.bridge.groups.opponents import League
@@ -118,7 +118,7 @@ def draft(
     renderer = renderer_of(settings)
     for path in settings.cookbook:
         if owner := _owner(path):
-            raise UsageError(f"cookbook.{path} is set by evert's own {owner}=. Pass that.")
+            raise UsageError(f"cookbook.{path} is set by evert's own {owner}=. Use that.")
     options: dict[str, Any] = {**env_options(settings, models)}
     dataset = {
         "": AgentDatasetBuilder,
@@ -176,7 +176,7 @@ def _owner(path: str) -> str | None:
 
 
 def saving_options(embedded: bool, every: int) -> dict[str, Any]:
-    """How often a run is saved besides ``save_every``; a service keeps checkpoints for a week."""
+    """Return how often to save besides ``save_every``; a service keeps checkpoints for a week."""
     return {
         "rolling_save_every": every if embedded else 0,
         "ttl_seconds": None if embedded else 7 * 24 * 3600,
@@ -184,7 +184,7 @@ def saving_options(embedded: bool, every: int) -> dict[str, Any]:
 
 
 def cookbook_help() -> str:
-    """Return the fields of the Config that can be set, a line each: path, default, type."""
+    """Return a line for each field of the Config that can be set: path, default, type."""
     from tinker_cookbook.rl.train import Config
 
     from evert.bridge.groups.dataset import AgentDatasetBuilder

@@ -1,8 +1,8 @@
 """Counts how the episodes of each batch ended, and ends a run in which nearly all fail.
 
-``Tally`` takes every group. It writes a line per batch into ``batches.jsonl``, prints new kinds of
-failures, and ends a run in which nearly all episodes fail for some steps. A batch is one of the
-dataset; with ``async_config``, the Cookbook's step of the same number trains on other groups.
+``Tally`` counts every group. It writes a line per batch to ``batches.jsonl``, prints new kinds of
+failures, and ends a run if nearly all episodes fail for several steps in a row. Batches are those
+of the dataset; with ``async_config``, the Cookbook's step of that number trains on other groups.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ from evert.trainers.system.files import BATCHES
 MOST = 0.5
 """Share of failed episodes above which a step is reported."""
 TOOLS = ("tools/offered", "tools/calls", "tools/markup_in_text")
-"""Metrics that show whether the first step's calls were read."""
+"""Metrics that show whether the renderer parsed the first step's tool calls."""
 
 NEARLY_ALL = 0.95
-"""Share of failed episodes from which on a step counts towards ending the run."""
+"""Minimum share of failed episodes for a step to count towards ending the run."""
 
 
 UNREAD_CALLS = (
     "warning: tools were offered, and no call was read in the first step, but {markup} replies in "
-    "{episodes} episodes hold the markup of one: the model may write calls that its renderer does "
-    "not read. `evert model check MODEL` shows the format; the rollouts show the replies."
+    "{episodes} episodes contain tool-call markup: the model may write calls that its renderer "
+    "cannot parse. `evert model check MODEL` shows the format; the rollouts show the replies."
 )
 
 
@@ -48,7 +48,7 @@ class NothingToLearnError(EvertError, RuntimeError):
 
 @dataclass
 class BatchSummary:
-    """The result of a group or batch; failed episodes that can still teach are ``overflows``."""
+    """The result of a group or batch; overflowed episodes with data are only in ``overflows``."""
 
     groups: int = 0
     episodes: int = 0
@@ -59,7 +59,7 @@ class BatchSummary:
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory], failures: Sequence[Failure]) -> "BatchSummary":
-        """Make the account of a group."""
+        """Return the summary of a group."""
         account = cls(1, len(trajectories) + len(failures), [*failures])
         for trajectory in trajectories:
             failure, teaches = failure_in(trajectory), can_be_learned_from(trajectory)
@@ -72,7 +72,7 @@ class BatchSummary:
         return account
 
     def add(self, account: "BatchSummary") -> None:
-        """Add another account."""
+        """Add another summary to this one."""
         self.groups += account.groups
         self.episodes += account.episodes
         self.failures += account.failures
@@ -82,7 +82,7 @@ class BatchSummary:
 
 
 class Tally:
-    """Counts a run's batches; ``failed_steps`` failed steps in a row end the run (0: never)."""
+    """Counts batches, and ends a run after ``failed_steps`` failed steps in a row (0: never)."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Tally:
         self.has_skipped = False
 
     def row(self, step: int) -> dict[str, float]:
-        """Return a step's metrics: the share of its episodes that failed, all and by kind."""
+        """Return a step's metrics: the share of failed episodes, in total and by kind, ..."""
         return self._rows.get(step, {})
 
     def count(self, batch: BatchPosition, account: BatchSummary) -> None:
@@ -119,11 +119,11 @@ class Tally:
             self._complete(self._open.pop(batch.index))
 
     def count_lost(self, why: str | None) -> None:
-        """Count a group that was lost with its worker, and print ``why``; None: start at 0."""
+        """Count a group whose worker died, and print ``why``; None: only start the count at 0."""
         if why is not None and LOST not in self._explained:
             self._explained.add(LOST)
             self._say(
-                f"step {self._next + 1}: a worker died ({why}); the groups that were lost with it "
+                f"step {self._next + 1}: a worker died ({why}); its groups "
                 f"are played again, and counted in {LOST}"
             )
         self._lost = (self._lost or 0) + (why is not None)
@@ -152,13 +152,13 @@ class Tally:
         tasks[0].result()
 
     def report(self, subject: str, failures: Failures, *, skipped: bool = False) -> None:
-        """Print that most episodes failed, or that nothing can be learned; each reason once."""
+        """Print, once per reason, that most episodes failed or that nothing can be learned."""
         alike = failures.commonest.alike if failures.share > MOST and failures.commonest else None
         if (alike is None and not skipped) or (alike, skipped) in self._explained:
             return
         is_repeated = (alike, not skipped) in self._explained
         self._explained.add((alike, skipped))
-        reason = "no reply in it can be learned from"
+        reason = "nothing can be learned from its replies"
         if alike is not None:
             reason = failures.summary() + " as before" if is_repeated else failures.describe()
         self._say(f"{subject}{' is skipped' * skipped}: {reason}")
@@ -179,7 +179,7 @@ class Tally:
         try:
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(redacted(line) + "\n")
-        except OSError as error:  # nothing may await this group, so do not raise
+        except OSError as error:  # maybe nothing awaits this group, so an error could be lost
             return self.end(error)
         self.report(f"step {step + 1}", all_failures, skipped=self.has_skipped)
         offered, calls, markup = (batch.tools[key] for key in TOOLS)
@@ -197,6 +197,6 @@ def _end_message(failures: Sequence[Failures]) -> str:
     commonest, _ = total.found[0]
     steps = f"In {len(failures)} steps in a row" if len(failures) > 1 else "In one step"
     return (
-        f"{steps} nearly all episodes failed: {total.summary()}. The commonest: "
-        f"{commonest.error}\n{commonest.remedy} failed_steps=0 never ends the run for this."
+        f"{steps} nearly all episodes failed: {total.summary()}. The most common failure: "
+        f"{commonest.error}\n{commonest.remedy} With failed_steps=0 the run would continue."
     )

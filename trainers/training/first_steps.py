@@ -1,7 +1,7 @@
-"""Warns about settings that cannot learn, or are surely a mistake.
+"""Warns about settings that are mistakes, or with which nothing can be learned.
 
-``slips`` reads the settings and the tasks, before a run starts. ``FirstSteps`` looks at how the
-held-out tasks and the first two steps went, and warns once of each thing.
+``slips`` checks the settings and the tasks before a run starts. ``FirstSteps`` checks the metrics
+of the held-out tasks and of the first two steps, and gives each warning once.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,11 +13,11 @@ from evert.trainers.config.train import TrainSettings, is_missing
 from evert.trainers.rundir.metrics import MIXED_GROUPS, is_step
 
 CREDIT = frozenset({"dataset_builder.advantages", "dataset_builder.gamma"})
-"""Fields of the Cookbook's Config by which even one episode alone can have advantages."""
+"""Fields of the Cookbook's Config that can give a single episode nonzero advantages."""
 
 
 def slips(settings: TrainSettings, tasks: Mapping[str, Any]) -> list[str]:
-    """Return the warnings before the first step; ``tasks`` are the loaded tasks, by setting."""
+    """Return the warnings before a run starts; ``tasks`` are the loaded tasks, by setting."""
     texts = texts_as_tasks(tasks)
     if settings.group_size == 1 and not CREDIT & settings.cookbook.keys():
         texts.append(
@@ -27,16 +27,16 @@ def slips(settings: TrainSettings, tasks: Mapping[str, Any]) -> list[str]:
     count = len(tasks["train_tasks"])
     if settings.batch_size > count and is_missing(settings.sampler):
         texts.append(
-            f"batch_size={settings.batch_size} is more than there are tasks: every step plays all "
-            f"{count}. Set batch_size={count}, or give more tasks."
+            f"batch_size={settings.batch_size} is more than the number of tasks: every step plays "
+            f"all {count}. Set batch_size={count}, or give more tasks."
         )
     if settings.max_tokens == 1:
-        texts.append("max_tokens=1 cuts every reply: its end is a token, too. Raise max_tokens.")
+        texts.append("max_tokens=1 cuts every reply: its end token counts, too. Raise max_tokens.")
     return texts
 
 
 class FirstSteps:
-    """Warns about what the first two steps of a run, and the scores before them, show."""
+    """Warns about problems in a run's first two steps, and in the scores before them."""
 
     def __init__(self, settings: TrainSettings, warn: Callable[[str], None]) -> None:
         self._warn, self._cap = warn, settings.max_tokens
@@ -44,7 +44,7 @@ class FirstSteps:
         self._equal = 0 if settings.group_size > 1 else -2  # ``slips`` warned about it
 
     def see_replies(self, where: str, share: float) -> None:
-        """Warn if every reply was cut; ``where`` says which replies, ``share`` how many."""
+        """Warn if every reply ``where`` was cut; ``share`` is the share of cut replies."""
         if share == 1 and not self._has_warned_of_cuts:
             self._has_warned_of_cuts = True
             self._warn(
@@ -53,7 +53,7 @@ class FirstSteps:
             )
 
     def check_row(self, row: Mapping[str, Any]) -> None:
-        """Look at a row of ``metrics.jsonl``."""
+        """Warn about a row of ``metrics.jsonl`` if there is reason to."""
         if not is_step(row) or row["step"] > 1:
             return
         self.see_replies(f"of step {row['step'] + 1}", row.get(f"env/all/{CUT}", 0.0))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.rl.train import Config
 
 TEMPERATURES = {"greedy": 0.0, "temperature_1": 1.0}
-"""Name in reports -> temperature."""
+"""Name of a way to sample, as in reports -> its temperature."""
 
 
 class HeldOutError(EvertError, ValueError):
@@ -32,13 +32,13 @@ class HeldOutError(EvertError, ValueError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results of some weights on the held-out tasks."""
+    """The results of one checkpoint, or of the base model, on the held-out tasks."""
 
     scores: dict[str, Score]
     samples: list[EpisodeResult]
     failures: Failures
     cut: float = 0.0
-    """Share of the replies that were cut at their caps."""
+    """Share of the replies that were cut at their token limit."""
 
 
 def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
@@ -48,19 +48,19 @@ def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
             {name: read_score(record["scores"][name]) for name in TEMPERATURES},
             [EpisodeResult.read(sample) for sample in record["samples"]],
             Failures.read(record["failures"]),
-            float(record.get("cut", 0.0)),  # older records have none
+            float(record.get("cut", 0.0)),  # older records lack it
         )
     except (KeyError, TypeError, ValueError) as error:
         raise HeldOutError(
             f"A record of held-out scores cannot be read: {type(error).__name__}: {error}. Delete "
-            "before.json to have the untrained weights scored again."
+            "before.json to score the untrained weights again."
         ) from error
 
 
 async def score_weights(
     config: "Config", dataset: AgentDataset | None, *, samples: int, parallel: int, **weights: Any
 ) -> Evaluation | None:
-    """Evaluate some weights (``base_model`` or ``model_path``); None without held-out tasks."""
+    """Evaluate weights (``base_model=`` or ``model_path=``); None without held-out tasks."""
     if dataset is None:
         return None
     service = tinker.ServiceClient(base_url=config.base_url)
@@ -68,7 +68,7 @@ async def score_weights(
     group, places = dataset.group(0), asyncio.Semaphore(parallel)
 
     async def play_at(temperature: float) -> list[EpisodeResult]:
-        count = dataset.group_size if temperature else 1  # greedy episodes are all equal
+        count = dataset.group_size if temperature else 1  # greedy episodes of a task are equal
         seeds = range(dataset.seed * count, (dataset.seed + 1) * count)
         player = Player(
             lambda seed: group.agent,
@@ -98,10 +98,10 @@ def _fails_fast(config: "Config") -> bool:
 def samples_markdown(
     name: str, before: Sequence[EpisodeResult], after: Sequence[EpisodeResult]
 ) -> str:
-    """Return the same held-out tasks before and after training, as Markdown."""
+    """Return episodes of the same held-out tasks, before and after training, as Markdown."""
     parts = [
         f"# {name}: held-out samples\n",
-        "Greedy episodes of the first held-out tasks, by the weights before and after training.\n",
+        "Greedy episodes of the first held-out tasks, before and after training.\n",
     ]
     for old, new in zip(before, after, strict=False):
         parts.append(f"## Task {old.target}\n")
@@ -121,7 +121,7 @@ def _episode_markdown(title: str, episode: EpisodeResult) -> str:
 def sample_records(
     before: Sequence[EpisodeResult], after: Sequence[EpisodeResult]
 ) -> list[dict[str, Any]]:
-    """Return what ``samples_markdown`` shows as records, one per task."""
+    """Return the episodes that ``samples_markdown`` shows as records, one per task."""
     return [
         {"task": old.target, "before": asdict(old), "after": asdict(new)}
         for old, new in zip(before, after, strict=False)

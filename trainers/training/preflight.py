@@ -1,4 +1,4 @@
-"""Resolves a run's settings once, and finds what would stop the run, before it starts."""
+"""Resolves a run's settings once, and finds errors that would stop the run, before it starts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that can start; each object that its settings name is made once."""
+    """A run that can start, with every object that its settings name already created."""
 
     settings: TrainSettings
-    """With the agent, tasks, sampler and demonstrations themselves, each as a ``Kept``."""
+    """The agent, tasks, sampler and demonstrations are objects, each in a ``Kept``."""
     engine: EngineChoice
     models: "Mapping[str, FrozenModel]"
     draft: "Draft"
     warnings: list[str]
-    """Settings that are surely a mistake, or cannot learn."""
+    """About settings that are mistakes, or with which nothing can be learned."""
 
 
 def prepare(settings: TrainSettings) -> PreparedRun:
-    """Make what a run's settings name; raise now what would stop it later, such as a wrong path."""
+    """Create the objects that a run's settings name; raise now for a wrong path, for example."""
     _check_known(settings)
     _check_no_run(settings)
     objects = named_objects(settings)
@@ -83,7 +83,7 @@ def prepare(settings: TrainSettings) -> PreparedRun:
 
 
 def _check_known(settings: TrainSettings) -> None:
-    """Refuse names without an import path: only a caller in Python has those objects."""
+    """Refuse names without an import path: only a Python caller can pass those objects."""
     values = {name: getattr(settings, name) for name in PATHS}
     lost = [
         f"the {n} {v!r}"
@@ -93,9 +93,9 @@ def _check_known(settings: TrainSettings) -> None:
     if lost:
         raise RecipeError(
             f"There is no import path in {' or '.join(lost)}; expected 'package.module:name', or "
-            "for tasks and demonstrations the path of a file or folder that is there. If this run "
-            "was started from Python with functions or lists, call evert.train again with them "
-            f"and log_path={settings.log_path!r}."
+            "for tasks and demonstrations the path of an existing file or folder. If this run was "
+            "started from Python with functions or lists, pass them to evert.train again, with "
+            f"log_path={settings.log_path!r}."
         )
 
 
@@ -117,7 +117,7 @@ def _check_model(settings: TrainSettings, engine: EngineChoice) -> None:
 
 
 def _check_loss(settings: TrainSettings) -> None:
-    """Refuse a loss that reads what the installed Cookbook does not send."""
+    """Refuse a loss that needs data that the installed Cookbook does not send."""
     if settings.loss_fn != "stable_reinforce":
         return
     from tinker_cookbook.rl.data_processing import trajectory_to_data

@@ -19,16 +19,16 @@ from evert.trainers.system.files import METRICS, read_jsonl
 from evert.trainers.training.redaction import redacting
 
 LINES = 10
-"""Maximum lines that a run prints about its steps if there is no terminal."""
+"""Maximum lines that a run prints about its steps without a terminal."""
 
 
 OnRow: TypeAlias = Callable[[Mapping[str, Any]], None]
-"""Called with a row of metrics, as in a line of ``metrics.jsonl``."""
+"""Called with a row of metrics, as in ``metrics.jsonl``."""
 
 
 @contextmanager
 def display(console: Console, folder: Path, total: int, doing: str = "training") -> Iterator[OnRow]:
-    """Show how far a run is: a bar on a terminal, a line every few steps in files and pipes."""
+    """Show a run's progress: a bar on a terminal, a line every few steps in files and pipes."""
     latest: dict[str, Any] = {}
     for row in read_jsonl(folder / METRICS):
         latest |= row if is_step(row) else {}
@@ -63,7 +63,7 @@ def display(console: Console, folder: Path, total: int, doing: str = "training")
 
 @contextmanager
 def unsaved_shown(console: Console) -> Iterator[None]:
-    """Show the first failed save of a checkpoint in the block: the Cookbook only logs failures."""
+    """Print the block's first failure to save a checkpoint; the Cookbook only logs them."""
     logger, messages = logging.getLogger("tinker_cookbook.checkpoint_utils"), list[str]()
 
     def show(record: logging.LogRecord) -> bool:
@@ -90,7 +90,7 @@ def logging_to(folder: Path) -> Iterator[None]:
     handler.setFormatter(logging.Formatter("%(name)s:%(lineno)d [%(levelname)s] %(message)s"))
     root.handlers[:] = [handler]
     logging.captureWarnings(True)
-    raised, logging.raiseExceptions = logging.raiseExceptions, False  # on a full disk
+    raised, logging.raiseExceptions = logging.raiseExceptions, False  # the disk may be full
     try:
         with redacting():
             yield
@@ -105,6 +105,6 @@ def logging_to(folder: Path) -> Iterator[None]:
 
 
 def quiet_progress_bars() -> None:
-    """Turn off the Cookbook's progress bars; this works until ``tqdm`` is first imported."""
+    """Turn off the Cookbook's progress bars; call this before ``tqdm`` is first imported."""
     if "tqdm" not in sys.modules:
         os.environ.setdefault("TQDM_DISABLE", "1")

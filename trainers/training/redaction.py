@@ -1,6 +1,6 @@
 """Keeps the secrets that this process knows out of a run's logs, trackers and ``code.diff``.
 
-Log messages and the Cookbook's configuration are redacted when they are made, and our own files
+Log messages and the Cookbook's configuration are redacted when they are created, and our own files
 when they are written (``RunFolder.write``).
 """
 
@@ -24,7 +24,7 @@ def redacting() -> Iterator[None]:
     ml_log: Any = cookbook
     make_record, dump = logging.getLogRecordFactory(), ml_log.dump_config
     code = ml_log.code_state
-    folder = types.ModuleType("the working folder")  # else code.diff is of the Cookbook's folder
+    folder = types.ModuleType("the working folder")  # else code.diff has the Cookbook's folder
     folder.__path__ = [str(Path.cwd())]
 
     def record_of(*args: Any, **kwargs: Any) -> logging.LogRecord:
@@ -36,7 +36,7 @@ def redacting() -> Iterator[None]:
     def code_state() -> str:
         try:
             return redacted(code([folder])) if shutil.which("git") else ""
-        except UnicodeDecodeError:  # git writes the bytes of a file as they are
+        except UnicodeDecodeError:  # git writes a file's raw bytes
             return "### the working folder: its changes are not in UTF-8, and are left out\n"
 
     logging.setLogRecordFactory(record_of)
@@ -49,7 +49,7 @@ def redacting() -> Iterator[None]:
 
 
 def _without_secrets(record: logging.LogRecord) -> logging.LogRecord:
-    with suppress(Exception):  # logging itself reports wrong arguments
+    with suppress(Exception):  # logging itself reports arguments that do not fit
         message = record.getMessage()
         if (clean := redacted(message)) is not message:
             record.msg, record.args = clean, ()

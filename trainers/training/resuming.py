@@ -1,8 +1,8 @@
 """Resumes a run in its folder, wherever it was stopped, and tidies the folder.
 
-The records of the run and of its warm-up are cut back to the newest step that has an intact
-checkpoint, with all steps up to it in ``metrics.jsonl``. So the Cookbook finds what it expects, and
-each step is recorded once.
+The records of the run and of its warm-up are truncated to the newest step that has an intact
+checkpoint and has all steps up to it in ``metrics.jsonl``. The Cookbook then finds consistent
+files, and each step is recorded once.
 """
 
 import shutil
@@ -34,20 +34,20 @@ from evert.trainers.system.files import CHECKPOINTS, RUN, RunFolderError, read_j
 from evert.trainers.system.provenance import origin
 
 AHEAD = 2
-"""Steps that a kill may leave in a checkpoint and not in the metrics: the Cookbook saves before it
-logs, and submits the warm-up's next batch ahead."""
+"""Maximum steps that are in the checkpoint of a killed run and not in its metrics: the Cookbook
+saves before it logs, and submits the warm-up's next batch early."""
 
 
 def settings_of_run(options: Mapping[str, Any]) -> TrainSettings:
-    """Read the settings, laid over the recipe's or over those of the run to resume.
+    """Read settings; those not passed come from the run to resume, or else from the recipe.
 
-    Frozen models that are runs are pinned to the step that they had when this run began.
+    A frozen model that is a run keeps the step at which it was when this run began.
     """
     path = Path(options.get("log_path") or "").expanduser()
     with files.file_errors(path, "log_path"):
         resumes = options.get("log_path") and RunFolder(path).begun
     before = recorded_settings(path, TrainSettings) if resumes else {}
-    if "rollouts" in options:  # the settings of the earlier workers do not fit the new ones
+    if "rollouts" in options:  # settings of the earlier workers do not fit other workers
         before = {key: value for key, value in before.items() if key not in WORKERS}
     settings = read_train_settings(options, before)
     if not settings.models:
@@ -62,7 +62,7 @@ def prepare_folder(
     engine: str,
     console: Console,
 ) -> dict[str, Any]:
-    """Prepare a folder to start or resume its run; return the content of ``run.json``."""
+    """Prepare a folder to start or resume its run; return the contents of ``run.json``."""
     about: dict[str, Any] = (folder.read_json(RUN) if folder.resumed else None) or {
         "name": settings.name,
         "settings": {},
@@ -91,7 +91,7 @@ def _check_engine(folder: RunFolder, about: dict[str, Any], engine: str) -> None
         raise RunFolderError(
             f"{folder.path} was trained with engine={was}, and its checkpoints are {place}; "
             f"engine={engine} cannot load them. Pass engine={was} (a service needs TINKER_API_KEY, "
-            "and base_url if it is your own), or choose another log_path."
+            "and base_url if you host it), or choose another log_path."
         )
 
 
@@ -111,7 +111,7 @@ def _cut_back(folder: RunFolder, steps: int, embedded: bool, console: Console) -
         _cut(warm.path, warm.steps_done())
     if path / CHECKPOINTS in broken or step < listed_steps:
         start = f"resuming after step {step}" if step else "starting again from the first step"
-        message = f"the newest checkpoint is damaged or gone: {start} instead"
+        message = f"the newest checkpoint is damaged or missing: {start} instead"
         console.print(message, markup=False, soft_wrap=True)
 
 
@@ -125,7 +125,7 @@ def _cut(log: Path, steps: int) -> None:
 
 
 def _repair(path: Path) -> None:
-    """Remove damaged checkpoints from the lists: the Cookbook resumes from the last."""
+    """Remove damaged checkpoints from the lists: the Cookbook resumes from the last one listed."""
     from evert.trainers.engine.store.checkpoint_log import repair_checkpoint_log
     from evert.trainers.engine.store.checkpoints import CheckpointStore
 
@@ -133,9 +133,9 @@ def _repair(path: Path) -> None:
     saved = len(_logged_steps(path)) >= AHEAD and any(store.root.glob("*/weights/*/"))
     if saved and not read_jsonl(path / CHECKPOINTS):
         raise RunFolderError(
-            f"{path / CHECKPOINTS} lists no checkpoint, and {store.root} has some; expected the "
+            f"{path / CHECKPOINTS} lists no checkpoint, but {store.root} has some; expected the "
             "list that was written with them. Put it back, or delete the checkpoints, too, to "
-            "start the run again."
+            "start the run from scratch."
         )
     for log in (path, path / WARM_UP):
         states = [r["state_path"] for r in read_jsonl(log / CHECKPOINTS) if r.get("state_path")]
@@ -144,10 +144,10 @@ def _repair(path: Path) -> None:
 
 
 def _correct_batches(log: Path, root: Path) -> None:
-    """Correct which batches a warm-up's weights have learned from.
+    """Correct the recorded number of batches that a warm-up's weights were trained on.
 
     The Cookbook records the batch that it waits for. By then it has submitted that batch and the
-    next, and the weights have learned from both.
+    next, and the weights were trained on both.
     """
     from evert.trainers.engine.store.checkpoints import CheckpointStore
 
@@ -163,7 +163,7 @@ def _correct_batches(log: Path, root: Path) -> None:
 
 
 def _remove_unlogged(log: Path) -> None:
-    """Remove checkpoints of steps that a kill kept out of the metrics; the steps are redone."""
+    """Remove checkpoints of steps that were killed before they were logged, to redo the steps."""
     logged = max(_logged_steps(log), default=-1) + 1
     lost = range(logged + 1, logged + AHEAD + 1)
     files.keep_lines(log / CHECKPOINTS, lambda record: record.get("batch") not in lost)
@@ -174,7 +174,7 @@ def _logged_steps(log: Path) -> set[int]:
 
 
 def tidy(path: Path) -> None:
-    """Delete the checkpoints that no list of a run needs, and the leftovers of crashes."""
+    """Delete the checkpoints that a run's lists do not need, and the leftovers of crashes."""
     from evert.trainers.engine.store.checkpoints import CheckpointStore
 
     if (path / STORE).is_dir():
@@ -182,7 +182,7 @@ def tidy(path: Path) -> None:
 
 
 def _to_keep(log: Path) -> set[str]:
-    """Paths of the checkpoints to keep: of rolling ones, only the last that can be resumed."""
+    """Return the checkpoints to keep; of the rolling ones, only the last that can be resumed."""
     records = read_jsonl(log / CHECKPOINTS)
     resumable = [record for record in records if record.get("state_path")]
     needed = [record for record in records if not record.get("rolling")] + resumable[-1:]
@@ -190,18 +190,18 @@ def _to_keep(log: Path) -> set[str]:
 
 
 def clean_up(folder: RunFolder) -> None:
-    """Delete a finished run's rolling checkpoints, including those of killed processes."""
+    """Delete a finished run's rolling checkpoints, and what killed processes left behind."""
     for log in (folder.path, folder.path / WARM_UP):
         files.keep_lines(log / CHECKPOINTS, lambda record: not record.get("rolling"))
     tidy(folder.path)
 
 
 _DEBRIS = frozenset({LOCK, f".{RUN}.draft"})
-"""Files that a run may leave if it is killed before it writes its first file."""
+"""Files that may remain if a run is killed before it writes its first file."""
 
 
 def check_folder(settings: TrainSettings) -> None:
-    """Refuse a ``log_path`` that is not a run, or is a run with other settings."""
+    """Refuse a ``log_path`` with other files, or with a run that has other settings."""
     if settings.log_path and (path := Path(settings.log_path).expanduser()).exists():
         with files.file_errors(path, "log_path"):
             _check_is_ours(RunFolder(path, resumed=RunFolder(path).begun), settings)
@@ -209,7 +209,7 @@ def check_folder(settings: TrainSettings) -> None:
 
 @contextmanager
 def open_run(settings: TrainSettings, resume_command: Callable[[Path], str]) -> Iterator[RunFolder]:
-    """Make the folder of a new run, or open that of a run to resume; lock it in the block.
+    """Create a run's folder, or open it to resume the run; the folder is locked in the block.
 
     An error gets a note on how to resume; if there is nothing to resume, a new folder is removed.
     """
@@ -229,7 +229,7 @@ def open_run(settings: TrainSettings, resume_command: Callable[[Path], str]) -> 
                     _empty(path)
                 raise
     finally:
-        with suppress(OSError):  # not empty: it stays
+        with suppress(OSError):  # a folder that is not empty stays
             path.rmdir()
 
 
@@ -270,13 +270,13 @@ def _check_is_ours(folder: RunFolder, settings: TrainSettings) -> None:
         raise RunFolderError(
             f"{path} holds a run with other settings:\n  "
             + "\n  ".join(changes)
-            + "\nTo resume it, leave these out (the run knows its settings), and put changed files "
-            "back; to train with the new ones, choose another log_path."
+            + "\nTo resume it, leave these out (the run has its settings), and put changed files "
+            "back; to train with the new settings, choose another log_path."
         )
 
 
 def _changed_files(folder: RunFolder, settings: TrainSettings) -> Iterator[str]:
-    """A line for each file that a run still needs and that has changed since the run began."""
+    """Yield a line for each file that the run still needs and that changed since it began."""
     before = (folder.read_json(RUN) or {}).get("files") or {}
     warm = RunFolder(folder.path / WARM_UP).checkpoints()
     is_warm = any(record["name"] == "final" for record in warm)

@@ -1,10 +1,10 @@
-"""Plays a run's groups without the episodes that fail, and counts every batch.
+"""Plays a run's groups, leaves out failed episodes, and counts every batch.
 
     LeaveOut    leaves out the episodes whose agent failed; the default
-    Accounted   wraps a strategy and keeps the account of the one group that it plays
-    Counted     wraps a strategy and reports the account of each group to a ``Tally``
+    Accounted   wraps a strategy, and keeps a summary of the one group that it plays
+    Counted     wraps a strategy, and reports the summary of each group to a ``Tally``
 
-Errors that are not the agent's (the engine's, a broken reward) stop the run.
+Errors with other causes, such as the engine, stop the run.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ from evert.trainers.episodes.failures import Failure, failure_of
 from evert.trainers.training.failing_batches import BatchSummary, Tally
 
 LOGGED_GROUPS, LOGGED_CHARACTERS = 2, 6_000
-"""Groups per batch whose first episode's text is logged, and characters of each turn."""
+"""Groups per batch from which one episode's text is logged, and maximum characters per text."""
 
 
 @dataclass(frozen=True)
 class FailedRollout(RolloutError):
-    """An episode that was left out; adds the ``Failure`` to the Cookbook's record."""
+    """The Cookbook's record of an episode that was left out, with the episode's ``Failure``."""
 
     failure: Failure = field(kw_only=True)
 
@@ -49,7 +49,7 @@ class GroupFailedError(AllTrajectoriesFailedError):
 
 @dataclass(frozen=True)
 class LeaveOut(RolloutStrategy):
-    """Plays the episodes of a group concurrently, and leaves out those that failed."""
+    """Plays the episodes of a group concurrently, and leaves out failed episodes."""
 
     async def execute(
         self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
@@ -87,7 +87,7 @@ def strategy_of(config: Config) -> RolloutStrategy:
 
 
 class Accounted(RolloutStrategy):
-    """Plays one group and keeps its account; None if not played, or if the group ends the run."""
+    """Plays one group and keeps its summary; None before that, or if an error stops the run."""
 
     def __init__(self, inner: RolloutStrategy) -> None:
         self.inner = inner
@@ -119,9 +119,9 @@ class Accounted(RolloutStrategy):
 class Counted(RolloutStrategy):
     """Wraps a strategy and counts its groups, wherever they are played.
 
-    Pickling makes it an ``Accounted``: a worker returns the account with its group, and the
-    executor calls ``count_group`` with it here (``workers/executor.py``). ``held_out`` limits how
-    many groups of held-out tasks are played at a time; None: no limit.
+    When pickled, it becomes an ``Accounted``: a worker returns the summary of a group, and the
+    executor passes it to ``count_group`` in this process (``workers/executor.py``). ``held_out``
+    limits how many groups of held-out tasks are played at a time; None: no limit.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Counted(RolloutStrategy):
         self._held_out = held_out
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Counted":
-        return self  # the Cookbook copies its configuration; there is one tally
+        return self  # the Cookbook copies its configuration, but all copies share one tally
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Accounted, (self.inner,)
@@ -160,7 +160,7 @@ class Counted(RolloutStrategy):
     def count_group(
         self, group: EnvGroupBuilder, account: BatchSummary | None, error: BaseException | None
     ) -> None:
-        """Count the account of a group, or end the run with its error."""
+        """Count a group by its summary, or end the run with the group's error."""
         batch: BatchPosition | None = getattr(group, "batch", None)
         if account is not None and batch is not None:
             self._tally.count(batch, account)
@@ -168,12 +168,12 @@ class Counted(RolloutStrategy):
             self._tally.end(error)
 
     def count_lost(self, why: str) -> None:
-        """Count a group that was lost with its worker; ``why`` is the reason."""
+        """Count a group that was lost because its worker died; ``why`` is the reason."""
         self._tally.count_lost(why)
 
 
 def _log_texts(trajectory: Trajectory, env: Env) -> None:
-    """Add the texts of each turn to its logs, which the Cookbook writes into rollout files."""
+    """Add each turn's texts to its logs, which the Cookbook writes to rollout files."""
     if isinstance(env, ChatAgentEnv):
         turns = dialogue(trajectory, env.renderer.tokenizer)
         for transition, turn in zip(trajectory.transitions, turns, strict=True):
@@ -182,7 +182,7 @@ def _log_texts(trajectory: Trajectory, env: Env) -> None:
 
 
 def _failures_of_group(error: Exception) -> list[Failure]:
-    """Why a whole group failed; a single failure if the strategy stopped at the first one."""
+    """Return why a whole group failed: one failure if the strategy stopped at the first."""
     if isinstance(error, GroupFailedError):
         return [_failure_of_rollout(rollout_error) for rollout_error in error.errors]
     return [failure_of(error) or Failure(AGENT_ERROR, f"{type(error).__name__}: {error}")]

@@ -30,16 +30,16 @@ class RunSummary:
     settings: TrainSettings
     before: "Evaluation | None"
     after: "Evaluation | None"
-    """None where the run has no held-out tasks."""
+    """Both are None if the run has no held-out tasks."""
     steps: int
     seconds: dict[str, float]
-    """Since the start or resumption: ``total``, ``training``."""
+    """Seconds since the run was started or resumed: ``total``, and those of ``training``."""
 
 
 def summarise(
     facts: Any, folder: RunFolder, report: RunSummary, console: Console
 ) -> dict[str, Any]:
-    """Write a finished run's files, print its table; return the content of ``result.json``."""
+    """Write a finished run's files and print its table; return the contents of ``result.json``."""
     _plot(folder, report)
     _samples(folder, report)
     failures, skipped = read_batches(folder.path)
@@ -117,13 +117,11 @@ def _warnings(failures: Failures, skipped: int, folder: RunFolder, steps: int) -
     lines = []
     if failures.found:
         failure, times = failures.found[0]
-        lines.append(f"{failures.summary()}; the commonest, {times}x: {shortened(failure.error)}")
+        lines.append(f"{failures.summary()}; most common, {times}x: {shortened(failure.error)}")
     if skipped:
         lines.append(f"{skipped} batches were skipped: nothing could be learned from them")
     if len(rows) + skipped < steps:
-        lines.append(
-            f"{len(rows)} of {steps} steps were trained: too few groups were left for more"
-        )
+        lines.append(f"only {len(rows)} of {steps} steps were trained: too few groups were left")
     if 2 * equal > steps:
         lines.append(
             f"in {equal} of {steps} steps all rewards of each group were the same: no gradient"

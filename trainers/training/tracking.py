@@ -1,10 +1,10 @@
-"""Also logs to Weights & Biases and TensorBoard what the Cookbook logs.
+"""Logs the Cookbook's metrics to Weights & Biases and TensorBoard as well.
 
-    wandb_project=NAME   a run of that project; the folder's ``wandb.json`` has its id
+    wandb_project=NAME   a run of that project; the run folder's ``wandb.json`` has its id
     tensorboard=True     event files in RUN/tensorboard: ``tensorboard --logdir runs``
 
 The Cookbook's own W&B logger has no tags, cannot resume a run and logs no final scores, so it stays
-off: both trackers get what ``follow`` takes. W&B's environment variables apply.
+off. Both trackers get the rows that ``follow`` receives. W&B's environment variables apply.
 """
 
 import io
@@ -35,8 +35,8 @@ EVENTS = "tensorboard"
 def follow(on_row: OnRow) -> Iterator[None]:
     """Call ``on_row`` with each row of metrics that the Cookbook logs inside the block.
 
-    The Cookbook's loops take no logger; they make their own, one for the console. We add one, and
-    remove the console's: ``logs.log`` has the same messages.
+    The Cookbook's loops accept no logger, but create their own. We add a logger, and remove the
+    console's, since ``logs.log`` has the same messages.
     """
     module: Any = ml_log
     make = module.setup_logging
@@ -72,7 +72,7 @@ class TrackingError(EvertError, RuntimeError):
 
 
 def check_tracking(settings: TrainSettings) -> None:
-    """Check before the run that its trackers are installed."""
+    """Check, before a run, that the packages of its trackers are installed."""
     trackers = {"wandb": settings.wandb_project and f"wandb_project={settings.wandb_project}"}
     trackers["tensorboard"] = "tensorboard=True" if settings.tensorboard else None
     for package, setting in trackers.items():
@@ -80,7 +80,7 @@ def check_tracking(settings: TrainSettings) -> None:
             raise MissingPackageError(
                 f"{setting} needs the package {package}, which is not installed. Install it with "
                 f"pip install {package}, or leave {setting.partition('=')[0]} out: the "
-                "run's folder has all its metrics anyway."
+                "run's folder has all metrics anyway."
             )
 
 
@@ -90,8 +90,8 @@ def tracking(
 ) -> Iterator[ml_log.Logger]:
     """Start the trackers that the settings ask for; they are closed after the block.
 
-    Yield one logger for all. It takes the Cookbook's configuration, each step's metrics with the
-    step, and at the end the ``final_scores`` without a step.
+    Yield one logger for all trackers. It takes the Cookbook's configuration, each step's metrics,
+    and at the end the ``final_scores``, without a step.
     """
     with ExitStack() as closing:
         loggers: list[ml_log.Logger] = []
@@ -119,7 +119,7 @@ def final_scores(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class WandbLogger(ml_log.Logger):
-    """Logs to a W&B run; a resumed run continues the one that its folder names."""
+    """Logs to a W&B run; a resumed run continues the W&B run named in its folder."""
 
     def __init__(
         self, settings: TrainSettings, folder: RunFolder, about: Mapping[str, Any]
@@ -136,20 +136,20 @@ class WandbLogger(ml_log.Logger):
                 resume="allow",
                 tags=run_tags(settings),
                 dir=str(folder.path),
-                # Console output stays on this terminal; a run has its own logs.log.
+                # W&B does not capture the console; a run has its own logs.log.
                 settings=wandb.Settings(
                     console="off",
                     silent=True,
-                    # The metadata has the command line, and so its secrets.
+                    # The metadata has the command line, which may contain secrets.
                     x_disable_meta=redacted_arguments(sys.argv) != sys.argv,
                 ),
             )
         except wandb.Error as error:
             raise TrackingError(
                 f"Weights & Biases could not be started for wandb_project={project}: "
-                f"{str(error).strip()} Log in with `wandb login` or set WANDB_API_KEY; "
-                "WANDB_MODE=offline keeps the run on disk, to be sent later with `wandb sync`; or "
-                "leave wandb_project out."
+                f"{str(error).strip()} Log in with `wandb login` or set WANDB_API_KEY; set "
+                "WANDB_MODE=offline to keep the run on disk and upload it later with `wandb "
+                "sync`; or leave wandb_project out."
             ) from error
         folder.write_json(WANDB, {"project": project, "id": run.id, "url": run.url})
         self._run = run
@@ -169,20 +169,20 @@ class WandbLogger(ml_log.Logger):
 
     def get_logger_url(self) -> str:
         """Return the run's URL, or the command that uploads an offline run."""
-        # A resumed run has several folders, and all of them go to the same run.
+        # A resumed run has several folders; all of them are uploaded to the same W&B run.
         path = Path(self._run.dir).parents[1] / f"offline-run-*-{self._run.id}"
-        return f"wandb: {self._run.url or f'kept on this machine; to send it: wandb sync {path}'}"
+        return f"wandb: {self._run.url or f'kept on this machine; to upload: wandb sync {path}'}"
 
 
 def _end_wandb(kind: type[BaseException] | None, *_: object) -> None:
-    """Wait until all is written or sent: the process may end without Python's exit hooks."""
+    """Wait until W&B has sent everything: the process may end without Python's exit hooks."""
     import wandb
 
     wandb.teardown(exit_code=None if kind is None else 1)
 
 
 def run_name(settings: TrainSettings, folder: Path) -> str:
-    """Return the name that is set, or the folder's, after game and model if it lacks them."""
+    """Return the name that is set; else the folder's name, with game and model if it lacks them."""
     given_name = settings.wandb_name or os.environ.get("WANDB_NAME")
     if given_name:
         return given_name
@@ -192,7 +192,7 @@ def run_name(settings: TrainSettings, folder: Path) -> str:
 
 
 def run_tags(settings: TrainSettings) -> list[str]:
-    """Return game, model, the tags of settings and ``WANDB_TAGS``; each once, cut to 64 letters."""
+    """Return game, model, the settings' tags and ``WANDB_TAGS``, each once, cut to 64 letters."""
     tags = [settings.name, Path(settings.model_name).name, *settings.tags]
     tags += os.environ.get("WANDB_TAGS", "").split(",")
     return list(dict.fromkeys(tag.strip()[:64] for tag in tags if tag.strip()))
@@ -222,7 +222,7 @@ class TensorboardLogger(ml_log.Logger):
         """Do nothing: the settings are written at the start."""
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Write a step's metrics at once; without a step, the final scores with the settings."""
+        """Write a step's metrics at once; without a step, write final scores and settings."""
         scores = {k: v for k, v in metrics.items() if k != "step" and isinstance(v, int | float)}
         if step is None:
             plain = (bool, int, float, str)
@@ -239,5 +239,5 @@ class TensorboardLogger(ml_log.Logger):
         self._writer.close()
 
     def get_logger_url(self) -> str:
-        """Return the command that shows this run and those beside it."""
+        """Return the command that shows all runs in the parent folder of this run."""
         return f"tensorboard --logdir {self._path.parent.parent}"

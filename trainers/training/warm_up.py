@@ -48,23 +48,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Conversation: TypeAlias = list[Mapping[str, Any]] | Mapping[str, Any]
-"""The Cookbook's messages; or a row in one of the forms of ``config/demonstrations.py``."""
+"""The Cookbook's messages, or a row in one of the formats of ``config/demonstrations.py``."""
 
 Demonstrations: TypeAlias = Callable[[int], Iterator[Conversation]]
-"""From a seed to conversations; the assistant's messages are learned."""
+"""Maps a seed to conversations; the assistant's messages are trained on."""
 
 
 def load_demonstrations(
     demonstrations: Demonstrations | list[Demonstration] | Kept | str,
     min_reward: float | None = None,
 ) -> Demonstrations | list[Demonstration]:
-    """Return a function, or the rows of a file; a text is an import path or a file's path.
+    """Return a function, or the rows of a file; a string is an import path or a file's path.
 
-    A ``Kept`` has what was loaded before; a list has the rows of a file, which are checked.
+    A ``Kept`` has demonstrations that were loaded before; the rows of a list are checked.
 
     Raises:
-        DemonstrationsError: There are none, or a row, which the message names, cannot be read.
-        RecordError: A folder holds neither a dataset nor records.
+        DemonstrationsError: There are none, or a row cannot be read; the message names the row.
+        RecordError: A folder has no dataset and no records.
     """
     source: Any = demonstrations
     if isinstance(source, Kept):
@@ -93,18 +93,18 @@ def data_of(
     place: str = "A conversation",
     limit: int | None = None,
 ) -> list[tinker.Datum]:
-    """Return a conversation as data, each with weights that sum to 1.
+    """Convert a conversation to datums, each with weights that sum to 1.
 
-    It is one datum; or one per learned reply, if the renderer renders past replies differently.
+    It becomes one datum, or one per learned reply if the renderer renders past replies differently.
 
     Args:
-        conversation: The conversation. Names of control tokens in its texts stay texts.
+        conversation: The conversation. Names of control tokens in its texts stay plain text.
         prompts: The model's renderer.
-        place: Its name in messages.
+        place: The conversation's name in error messages.
         limit: Maximum tokens; None: no limit.
 
     Raises:
-        DemonstrationsError: It cannot be read or rendered, or is too long.
+        DemonstrationsError: The conversation cannot be read or rendered, or is too long.
     """
     try:
         messages, learned = render(conversation, prompts, place)
@@ -121,7 +121,7 @@ def data_of(
     longest = max((tokens.length for tokens, _ in examples), default=0)
     if limit is not None and longest > limit:
         raise DemonstrationsError(
-            f"{place} has {longest:,} tokens; the model takes {limit:,}. Shorten it, or remove it."
+            f"{place} has {longest:,} tokens; the model takes {limit:,}. Shorten or remove it."
         )
     return [datum_from_model_input_weights(*example, reduction="mean") for example in examples]
 
@@ -129,7 +129,7 @@ def data_of(
 def render(
     conversation: Conversation | Demonstration, prompts: PromptRenderer, place: str
 ) -> tuple[list[Message], list[bool]]:
-    """Return the messages for the renderer, with tools in the first, and whether each is learned.
+    """Return messages for the renderer (tools are in the first), and whether to train on each.
 
     Raises:
         DemonstrationsError: A message cannot be read; the error names ``place``.
@@ -159,13 +159,13 @@ def _messages(row: Demonstration) -> list[Message]:
 
 @dataclass(frozen=True)
 class ConversationDataset(SupervisedDataset):
-    """Batches of conversations. A batch depends only on its number, even in a resumed run."""
+    """Batches of conversations; a batch depends only on its number, even in a resumed run."""
 
     steps: int
     batch: Callable[[int], list[tinker.Datum]]
 
     def get_batch(self, index: int) -> list[tinker.Datum]:
-        """Return the batch's conversations as data, each with weights that sum to 1."""
+        """Return the batch's conversations as datums, each with weights that sum to 1."""
         return self.batch(index)
 
     def set_epoch(self, seed: int = 0) -> None:
@@ -177,21 +177,21 @@ class ConversationDataset(SupervisedDataset):
 
 @chz.chz
 class ConversationDatasetBuilder(SupervisedDatasetBuilder):
-    """Builds the warm-up's dataset, configured by chz."""
+    """Builds the warm-up's dataset; chz configures it."""
 
-    demonstrations: Any = chz.field(doc="A function from a seed to conversations, its path, a file")
+    demonstrations: Any = chz.field(doc="A function from a seed to conversations, or a path.")
     min_reward: float | None = chz.field(default=None, doc="Lowest reward of a recorded rollout.")
-    steps: int = chz.field(doc="Batches.")
-    batch_size: int = chz.field(doc="Conversations a batch.")
+    steps: int = chz.field(doc="Number of batches.")
+    batch_size: int = chz.field(doc="Conversations per batch.")
     seed: int = 0
     model_name: str = chz.field(doc="Model whose tokenizer is used.")
     renderer_name: str = chz.field(doc="Cookbook renderer.")
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        """Return the dataset, and no test set: RL's held-out tasks are the test.
+        """Return the dataset, without a test set, since RL has its held-out tasks.
 
         Raises:
-            DemonstrationsError: A file's conversation, which the message names, cannot be learned.
+            DemonstrationsError: Nothing can be learned from a conversation that the message names.
         """
         from evert.bridge.tokens.bases import model_renderer
 
@@ -217,7 +217,7 @@ class ConversationDatasetBuilder(SupervisedDatasetBuilder):
         return [*itertools.chain(*data_by_row)]
 
     def _of_rows(self, rows: Sequence[list[tinker.Datum]], index: int) -> list[tinker.Datum]:
-        """The next rows; each epoch has its own order."""
+        """Return the batch's rows; each epoch has its own order."""
         numbers = range(index * self.batch_size, (index + 1) * self.batch_size)
         places = [divmod(number, len(rows)) for number in numbers]
         chosen = [_order(self.seed, epoch, len(rows))[place] for epoch, place in places]
@@ -261,7 +261,7 @@ def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> 
 async def warm_up(
     settings: TrainSettings, folder: Path, console: Console, *, embedded: bool
 ) -> CheckpointRecord | None:
-    """Warm up, unless that is done, and return the weights; None if the run has no warm-up."""
+    """Do the warm-up, unless it is done, and return its weights; None without a warm-up."""
     if not settings.warm_up_steps:
         return None
     from tinker_cookbook.supervised import train as cookbook
@@ -283,7 +283,7 @@ async def warm_up(
 
 
 def _counts(settings: TrainSettings) -> str:
-    """What a file of demonstrations holds, and how many times it is learned."""
+    """Describe a file of demonstrations, and in how many epochs it is learned."""
     rows = load_demonstrations(settings.demonstrations, settings.warm_up_min_reward)
     if not isinstance(rows, list):
         return ""

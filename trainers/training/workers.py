@@ -1,4 +1,4 @@
-"""Starts the workers that settings ask for, ``rollouts=pool`` or ``rollouts=ray``: ``workers/``."""
+"""Starts the workers (``workers/``) that ``rollouts=pool`` or ``rollouts=ray`` asks for."""
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_workers(settings: "TrainSettings") -> None:
-    """Check before the run that its workers can be started."""
+    """Check, before a run, that its workers can be started."""
     options = {"rollout_workers": settings.rollout_workers, "ray_address": settings.ray_address}
     if settings.rollouts == "here":
         for name in [name for name, value in options.items() if value is not None]:
@@ -29,14 +29,14 @@ def check_workers(settings: "TrainSettings") -> None:
     if settings.rollouts == "ray" and find_spec("ray") is None:
         raise MissingPackageError(
             "rollouts=ray needs the package ray, which is not installed. Install it with "
-            "pip install 'evert[ray]', or pass rollouts=pool for processes of this machine."
+            "pip install 'evert[ray]', or pass rollouts=pool for processes on this machine."
         )
 
 
 def rollout_workers(
     settings: "TrainSettings",
 ) -> "AbstractContextManager[WorkerExecutor | None]":
-    """Return the context of the workers that the settings ask for; it yields None if none are."""
+    """Return a context in which the settings' workers run; it yields None for no workers."""
     number, room = settings.rollout_workers, settings.groups_per_worker
     timeout = settings.worker_timeout
     if settings.rollouts == "here":

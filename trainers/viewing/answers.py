@@ -1,4 +1,4 @@
-"""The page's API: what it asks for by name, as rows from the index, and their JSON."""
+"""The page's API: answers to the page's queries, as rows from the index, and as JSON."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -25,15 +25,15 @@ ASSETS = {
     "uplot.css": "text/css",
     "view.css": "text/css",
 }
-"""The page's files, and their types."""
+"""The page's files and their types."""
 
 
 @dataclass(frozen=True)
 class Answers:
     """Answers from an index; ``prices`` are dollars per million tokens, for the cost of runs.
 
-    A query that is wrong, or about something that no longer exists, raises one of ``WRONG``, an
-    OSError or a ``sqlite3.Error``.
+    A wrong query, or one for data that no longer exist, raises one of ``WRONG``, an OSError or a
+    ``sqlite3.Error``.
     """
 
     index: Index
@@ -47,7 +47,7 @@ class Answers:
         return {"runs": overviews, "colours": COLOURS}
 
     def one_run(self, query: Mapping[str, str]) -> Row:
-        """Return the figures and the steps of a run."""
+        """Return a run's figures and steps."""
         number = self._number(query)
         run, stages = self._read(number), asking.steps(self.index, number)
         tokens = count_tokens(run, self.index, number)
@@ -72,7 +72,7 @@ class Answers:
         return {"run": run, "name": self.index.runs[run].name, "episodes": episodes}
 
     def episode(self, query: Mapping[str, str]) -> Row:
-        """Return an episode, with its group and its neighbours."""
+        """Return an episode, with its group and the other episodes of its step."""
         entry, line = asking.episode(self.index, int(query["id"]))
         row, run = page_row(line, entry["part"]), self.index.runs[entry["run"]]
         neighbours = asking.episodes(
@@ -125,7 +125,7 @@ def _group(entry: Row) -> tuple[str, int, str]:
 
 
 def _pieces(row: Row, run: Any) -> list[list[str]] | None:
-    """The texts of each turn's tokens; None without a tokenizer."""
+    """Return the texts of each turn's tokens; None without a tokenizer."""
     name = row.get("tokenizer")
     file = tokenizer_file(name, run) if isinstance(name, str) else None
     tokenizer = load_tokenizer(file) if file else None
@@ -135,7 +135,7 @@ def _pieces(row: Row, run: Any) -> list[list[str]] | None:
 
 
 def as_json(value: Row | str) -> str:
-    """JSON that browsers read, without known secrets: NaN and infinity become null."""
+    """Return JSON that browsers can read, without known secrets; NaN and infinity become null."""
     try:
         text = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:  # half of a surrogate pair

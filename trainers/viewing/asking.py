@@ -1,4 +1,4 @@
-"""The page's queries to the index: steps, episodes of a step, one episode, words."""
+"""The page's queries to the index: steps, episodes of a step, one episode, a search for words."""
 
 import os
 from collections import Counter
@@ -13,7 +13,7 @@ FOUND = 200
 
 
 def counts(index: Index) -> dict[int, Row]:
-    """Return each run's numbers of episodes, recorded episodes and broken lines."""
+    """Return the numbers of episodes, recorded episodes and broken lines of each run."""
     episodes = index.ask(
         "SELECT run, sum(kind = ?) AS recorded, max(sum(kind = ?), sum(kind = ?)) AS episodes "
         "FROM episodes GROUP BY run",
@@ -29,8 +29,8 @@ def counts(index: Index) -> dict[int, Row]:
 def steps(index: Index, run: int) -> list[Row]:
     """Return a run's steps, or an evaluation's models, with the rewards of their episodes.
 
-    Rewards cover all episodes if the Cookbook wrote summaries, else the recorded ones. ``half`` is
-    half the 95 % interval of the mean, computed over groups; ``score`` is both as a text.
+    Rewards cover all episodes if the Cookbook wrote summaries, else only recorded episodes.
+    ``half`` is half the 95 % interval of the mean over groups; ``score`` has mean and half as text.
     """
     rows = index.ask(
         """
@@ -60,10 +60,10 @@ def steps(index: Index, run: int) -> list[Row]:
 
 
 def lengths(index: Index, run: int) -> tuple[int, int | None]:
-    """Return the tokens of a run's training episodes on record, and of these those trained on.
+    """Return two counts for a run's indexed training episodes: all tokens, and tokens trained on.
 
-    The first counts the prompt and the reply of every call; the second is None if an episode does
-    not say which calls continue each other.
+    The first counts the prompt and the reply of every call. The second is None if an episode's
+    records lack the lineages of its calls.
     """
     [row] = index.ask(
         "SELECT total(length) AS length, total(trained) AS trained, "
@@ -75,7 +75,7 @@ def lengths(index: Index, run: int) -> tuple[int, int | None]:
 
 
 def episodes(index: Index, run: int, split: str, model: str, step: int) -> list[Row]:
-    """Return the episodes of a step; those with only lengths and rewards come last."""
+    """Return the episodes of a step; summaries (only lengths and rewards) come last."""
     rows = index.ask(
         "SELECT id, kind, grp, traj, seat, reward, turns, tokens, lineages, breaks, ending, task, "
         "said FROM episodes WHERE run = ? AND split = ? AND model = ? AND step = ? "
@@ -86,7 +86,7 @@ def episodes(index: Index, run: int, split: str, model: str, step: int) -> list[
 
 
 def same_task(index: Index, episode: Row) -> list[Row]:
-    """Return the first and the last episodes of the same task, in the order of play."""
+    """Return the first and last episodes of the same task, in the order of play."""
     if not episode["same"]:
         return []
     task_query = "SELECT id FROM episodes WHERE same = ? AND run = ? ORDER BY "
@@ -99,7 +99,7 @@ def same_task(index: Index, episode: Row) -> list[Row]:
 
 
 def search(index: Index, words: str) -> list[Row]:
-    """Return the newest episodes that contain the words, in this order."""
+    """Return the newest episodes that contain the words in this order."""
     plain = words.replace("\0", " ").replace('"', '""')
     if not plain.strip():
         return []
@@ -112,11 +112,11 @@ def search(index: Index, words: str) -> list[Row]:
 
 
 def episode(index: Index, number: int) -> tuple[Row, bytes]:
-    """Return an episode's entry and its line.
+    """Return an episode's entry in the index, and its line in the file.
 
     Raises:
-        LookupError: No episode has that number any more.
-        OSError: Its file no longer exists.
+        LookupError: No episode has this number any more.
+        OSError: The episode's file no longer exists.
     """
     rows = index.ask(
         "SELECT e.*, f.path FROM episodes e JOIN files f ON f.id = e.file WHERE e.id = ?",
@@ -133,7 +133,7 @@ def episode(index: Index, number: int) -> tuple[Row, bytes]:
 def _without_duplicates(rows: list[Row]) -> list[Row]:
     """Leave out the Cookbook's summaries of groups that are also recorded.
 
-    The two files number groups differently, so groups are matched by their lengths.
+    The two kinds of files number groups differently, so lengths are used to match groups.
     """
 
     def lengths(grp: int, kind: str) -> tuple[tuple[int, int], ...]:

@@ -1,8 +1,8 @@
-"""``Index``: quickly finds episodes in the files of runs, with a SQLite file in the user's cache.
+"""``Index``: quickly finds episodes in runs' files, with a SQLite file in the user's cache.
 
-Each ``look`` reads a file from where the last one stopped. A file that was replaced, by a run that
-repeats a step, is read from the start. Lines that cannot be read are counted. The index never
-writes to the files of runs.
+Each ``look`` reads a file from where the last ``look`` stopped. If a file was replaced, because a
+run repeated a step, it is read from the start. Unreadable lines are counted. The index never writes
+to runs' files.
 """
 
 import os
@@ -44,18 +44,18 @@ CREATE INDEX IF NOT EXISTS by_file ON episodes (file);
 CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (text, content='');
 """
 VERSION = zlib.crc32(SCHEMA.encode())
-"""A checksum of the schema; part of the database's name."""
+"""A checksum of the schema, which is part of the database's name."""
 LONGEST_LINE = 32 * 2**20
-"""Maximum bytes of a line; a file with a longer line is read up to that line."""
+"""Maximum bytes of a line; a file with a longer line is read only up to that line."""
 AT_ONCE = 200, 8 * 2**20
-"""Lines, or bytes, after which a transaction is committed."""
+"""Number of lines, and bytes, after which a transaction is committed."""
 DEEPEST, MOST_RUNS = 4, 1_000
-"""How deep the given folders are searched for runs, and the maximum number of runs."""
+"""How many levels of folders are searched for runs, and the maximum number of runs."""
 LARGE = 2**30
-"""Files with more bytes are read after all others."""
+"""Size in bytes above which files are read after all smaller files."""
 FACTS = (files.RUN, files.METRICS, files.BATCHES, files.BEFORE, files.RESULT, files.SCORES)
 Stamp: TypeAlias = tuple[int, int, int]
-"""Size, change time and inode: they change with a file or its permissions."""
+"""Size, change time and inode, which change if a file or its permissions change."""
 
 
 class Index:
@@ -70,24 +70,24 @@ class Index:
 
     def __init__(self, paths: Sequence[Path], database: Path) -> None:
         self.runs: dict[int, Path] = {}
-        """Number -> run, for the runs that exist now."""
+        """Number -> folder or file, for the runs that exist now."""
         self.facts: dict[int, tuple[Stamp | None, ...]] = {}
-        """Number -> stamps of the run's ``FACTS``, the files without episodes."""
+        """Number -> stamps of the run's ``FACTS``, its files without episodes."""
         self.behind = 0
         """Bytes that have not been read yet."""
         self.version = 0
         """Increases with every change."""
         self.troubles: dict[Path, str] = {}
-        """Why a file or a folder could not be read completely."""
+        """File or folder -> why it could not be read completely."""
         self._paths = paths
         self._database = database
         self._lock = threading.Lock()
-        """Held while the database is read, or opened."""
+        """Held while the database is read or opened."""
         self._stamps: dict[Path, tuple[int, Stamp]] = {}
-        """The stamps of files when they were read to their ends."""
+        """File -> its run, and its stamp when it was last read."""
         self._is_damaged = False
         """Whether the database must be rebuilt."""
-        self._reader = self._writer = sqlite3.connect(":memory:")  # until it is open
+        self._reader = self._writer = sqlite3.connect(":memory:")  # until the database is open
         try:
             self._open()
         except sqlite3.DatabaseError:
@@ -103,7 +103,7 @@ class Index:
         self._writer.close()
 
     def _open(self) -> None:
-        self._close()  # a failed attempt may have opened it
+        self._close()  # a failed attempt may have left it open
         self._database.touch(mode=0o600)  # the runs may be private
         self._writer = sqlite3.connect(self._database, check_same_thread=False)
         self._reader = sqlite3.connect(self._database, check_same_thread=False)
@@ -111,7 +111,7 @@ class Index:
         self._writer.executescript(SCHEMA)
 
     def _make_anew(self) -> None:
-        self._is_damaged = True  # stays set if rebuilding fails, for example on a full disk
+        self._is_damaged = True  # stays True if rebuilding fails, for example on a full disk
         with self._lock:
             self._close()
             for end in ("", "-wal", "-shm"):
@@ -125,8 +125,8 @@ class Index:
         """Return the rows of an SQL query.
 
         Raises:
-            sqlite3.Error: The query is wrong, or the database is damaged; the next ``look``
-                rebuilds a damaged one.
+            sqlite3.Error: The query is wrong, or the database is damaged; if it is damaged, the
+                next ``look`` rebuilds it.
         """
         with self._lock:
             try:
@@ -150,7 +150,7 @@ class Index:
         paths = find_runs(self._paths)
         self.troubles.pop(Path(), None)
         if len(paths) >= MOST_RUNS:
-            self.troubles[Path()] = f"there are more than {MOST_RUNS:,} runs; name some of them"
+            self.troubles[Path()] = f"there are more than {MOST_RUNS:,} runs; name fewer folders"
         runs = {self._number(path): path for path in paths}
         facts = {run: tuple(_stamp(path / name) for name in FACTS) for run, path in runs.items()}
         self.version += facts != self.facts
@@ -175,7 +175,7 @@ class Index:
                     self.version += 1
                     if stopped.is_set():
                         return
-            except OSError as error:  # other files are still read
+            except OSError as error:  # continue with other files
                 self.troubles[file] = str(error)
             else:
                 if stamp[0] - offset > LONGEST_LINE:
@@ -191,7 +191,7 @@ class Index:
         return int(number)
 
     def _forget(self, paths: Collection[Path]) -> None:
-        """Drop the episodes of files that are gone."""
+        """Drop the episodes of files that no longer exist."""
         rows = self._writer.execute("SELECT id, path FROM files").fetchall()
         indexed = [(number, Path(os.fsdecode(path))) for number, path in rows]
         gone = [(number, path) for number, path in indexed if path not in paths]
@@ -204,7 +204,7 @@ class Index:
         self.version += bool(gone)
 
     def _begin(self, run: int, file: Path) -> tuple[int, int]:
-        """A file's number, and how many bytes were read; 0 if the file was replaced."""
+        """Return a file's number, and how many bytes were read before; 0 if it was replaced."""
         with self._writer as database:
             database.execute(
                 "INSERT OR IGNORE INTO files (run, path, done, last, mark, broken) "
@@ -220,7 +220,7 @@ class Index:
         return int(number), int(offset)
 
     def _take(self, run: int, file: Path, number: int, offset: int) -> Iterator[int]:
-        """Read a file's new lines; yield the size of each batch in bytes after its commit."""
+        """Read a file's new lines in batches; yield a batch's size in bytes after its commit."""
         with file.open("rb") as lines:
             while lot := list(_lines(lines, offset)):
                 broken, place = 0, offset
@@ -261,7 +261,7 @@ class Index:
 
 @contextmanager
 def indexed(paths: Sequence[Path]) -> Iterator[Index]:
-    """Index runs completely, in a temporary file."""
+    """Yield a complete index of the runs, in a temporary file."""
     with tempfile.TemporaryDirectory(prefix="evert-index-") as folder:
         index = Index(paths, Path(folder) / "index.sqlite")
         try:
@@ -272,17 +272,17 @@ def indexed(paths: Sequence[Path]) -> Iterator[Index]:
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    kind = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without SQLite's details
+    kind = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code
     return kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _is_rewritten(file: Path, offset: int) -> bool:
-    """Whether a file of one trace, which is never appended to, has another size."""
+    """Return whether a trace's file has another size; such files are never appended to."""
     return is_trace_file(file) and file.stat().st_size != offset
 
 
 def _mark(file: Path, start: int, end: int) -> int | None:
-    """A checksum of the last line that was read, to see whether it is still there."""
+    """Return a checksum of the last line that was read, to detect that the file was replaced."""
     if file.stat().st_size < end:
         return None
     with file.open("rb") as lines:
@@ -291,12 +291,12 @@ def _mark(file: Path, start: int, end: int) -> int | None:
 
 
 def _checksum(file: BinaryIO, line: bytes) -> int:
-    """Checksum of a line's beginning and the inode, which changes when a file is replaced."""
+    """Return a checksum of a line's beginning and of the inode, which changes with the file."""
     return zlib.crc32(line[:4096], os.fstat(file.fileno()).st_ino & 0xFFFFFFFF)
 
 
 def _lines(file: BinaryIO, start: int) -> Iterator[bytes]:
-    """Some complete lines, or a file's trace; an incomplete line is left for later."""
+    """Yield some complete lines, or a file's trace; leave an incomplete line for later."""
     file.seek(start)
     max_lines, remaining = AT_ONCE
     if is_trace_file(Path(os.fsdecode(file.name))):
@@ -312,7 +312,7 @@ def _lines(file: BinaryIO, start: int) -> Iterator[bytes]:
 
 
 def _stamp(file: Path) -> Stamp | None:
-    """None: it is not a regular file, or no longer exists."""
+    """Return a file's stamp; None if it is not a regular file, or no longer exists."""
     try:
         status = file.stat()
     except OSError:
@@ -321,7 +321,7 @@ def _stamp(file: Path) -> Stamp | None:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the run folders, evaluations and files of rollouts in some folders, deduplicated."""
+    """Return the runs, evaluations and files of rollouts in some folders, without duplicates."""
     runs, visited = list[Path](), set[tuple[int, int]]()
 
     def search(path: Path, deep: int) -> None:
@@ -346,7 +346,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def holds_episodes(file: Path) -> bool:
-    """Whether one of a file's first lines is an episode; True for an empty file."""
+    """Return whether one of a file's first lines is an episode; True for an empty file."""
     with file.open("rb") as lines:
         return not file.stat().st_size or any(map(_is_episode, _lines(lines, 0)))
 
@@ -358,14 +358,14 @@ def _is_episode(line: bytes) -> bool:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a path is the folder of a run, an evaluation or traces, or a file of rollouts."""
+    """Return whether a path is a folder of a run, evaluation or traces, or a file of rollouts."""
     marks = files.RUN, files.METRICS, files.EVALUATION, f"{ROLLOUTS}.jsonl", ROLLOUTS
     has_mark = path.is_file() or any((path / mark).exists() for mark in marks)
     return has_mark or next(path.glob(TRACES), None) is not None
 
 
 def episode_files(run: Path) -> list[Path]:
-    """Return the files of a run that have episodes, each kind sorted by name."""
+    """Return a run's files that have episodes, sorted by name within each kind."""
     if run.is_file():
         return [run]
     summaries = "iteration_*/*_rollout_summaries.jsonl"

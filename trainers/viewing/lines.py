@@ -1,12 +1,12 @@
-"""Turns a line of a run's files into an ``IndexRow`` of the index, and into what the page shows.
+"""Converts a line of a run's files to an ``IndexRow`` of the index, and to a row for the page.
 
 Lines are untrusted: a line with a field of the wrong type counts as broken. Four kinds of files
 have episodes:
 
     rollouts/*.jsonl, rollouts.jsonl   "recorded": with all tokens (``bridge/records/rows.py``)
     000000.json, other programs' files "recorded": traces (``bridge/records/traces.py``)
-    *_rollout_summaries.jsonl          "summary": the Cookbook's, lengths and rewards of all
-    samples.jsonl                      "sample": held-out tasks before and after, as text
+    *_rollout_summaries.jsonl          "summary": the Cookbook's lengths and rewards of all episodes
+    samples.jsonl                      "sample": texts of held-out tasks before and after training
 """
 
 import json
@@ -23,16 +23,16 @@ from evert.bridge.redaction import redacted
 Row = dict[str, Any]
 
 PREVIEW = 200
-"""Maximum characters of a task and of the last reply in lists."""
+"""Maximum characters of a task, and of a last reply, in lists."""
 BEFORE, AFTER = -1, 2**31
-"""Steps of samples: before the first step, and after the last."""
+"""Steps of samples from before the first step, and from after the last."""
 WRONG = (LookupError, ArithmeticError, AttributeError, TypeError, ValueError, RecursionError)
-"""Errors of fields of a wrong type, or nested too deep."""
+"""Errors from fields that have the wrong type or are nested too deeply."""
 RECORDED, SUMMARY, SAMPLE = "recorded", "summary", "sample"
 
 
 class IndexRow(NamedTuple):
-    """The index's data of an episode, without known secrets; all but ``text`` are columns."""
+    """The index's data for an episode, without known secrets; all but ``text`` are columns."""
 
     kind: str
     split: str
@@ -40,33 +40,33 @@ class IndexRow(NamedTuple):
     """The player in an evaluation; "" in training."""
     step: int
     grp: int
-    """The task's number in its step, or in the evaluation."""
+    """The task's number in the step or in the evaluation."""
     traj: int
     seat: str
     part: str
-    """Which of a line's episodes: "before", "after", a subagent's number; "" for the first."""
+    """The episode within the line: "before", "after", a subagent's number, or "" for the first."""
     reward: float
     turns: int
     tokens: int | None
-    """Sampled tokens; None if their number is not on record."""
+    """Number of sampled tokens; None if not recorded."""
     length: int | None
-    """Tokens of the prompts and replies of all calls; None if not on record."""
+    """Total tokens of the prompts and replies of all calls; None if not recorded."""
     trained: int | None
-    """Tokens that are trained on: the lengths of the lineages; None if not on record."""
+    """Tokens trained on, which is the total length of the lineages; None if not recorded."""
     lineages: int
     breaks: int
-    """How often the agent changed the history."""
+    """Number of turns with drift."""
     ending: str
     task: str
     same: int
-    """Equal for equal tasks; 0 if the task is unknown."""
+    """A hash of the task; 0 if the task is unknown."""
     said: str
     text: str
-    """All messages, for the search."""
+    """The text of all messages, for the search."""
 
 
 def entries(line: bytes) -> list[IndexRow]:
-    """Return the episodes of a line; raise a ValueError if it cannot be read."""
+    """Return the episodes in a line; raise a ValueError if the line cannot be read."""
     try:
         row = orjson.loads(line)
         if "before" in row or "after" in row:
@@ -141,7 +141,7 @@ def _sample(row: Row, part: str, sample: Row) -> IndexRow:
 
 
 def _lengths(steps: list[Row], logs: list[Row]) -> tuple[int | None, int | None]:
-    """Tokens of all calls, and those that are trained on: each lineage up to its last call."""
+    """Return the tokens of all calls, and those trained on: each lineage up to its last call."""
     lengths = [(step.get("ob_len"), step["ac_len"]) for step in steps]
     if any(None in pair for pair in lengths):
         return None, None
@@ -189,7 +189,7 @@ def _texts(steps: list[Row], logs: list[Row]) -> Iterator[str]:
 
 
 def page_row(line: bytes, part: str) -> Row:
-    """Return a line as a row of the Cookbook, for the page; of samples, their ``part``."""
+    """Return a line's episode ``part`` as a row of the Cookbook, for the page."""
     row: Row = orjson.loads(line)
     if not part or part.isdigit():
         return rows_of(row)[int(part or 0)]

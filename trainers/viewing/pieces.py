@@ -1,6 +1,6 @@
-"""``pieces``: the text of each sampled token, by the tokenizer that a record names.
+"""``pieces``: the text of each sampled token, decoded with the tokenizer that a record names.
 
-A tokenizer is read as data, from this machine: the folder of a base or model, or the Hub's cache.
+A tokenizer is read as data, from a base's or model's folder or the Hugging Face cache.
 """
 
 import os
@@ -18,13 +18,13 @@ FILE = "tokenizer.json"
 LARGEST = 64 * 2**20
 """Maximum bytes of a tokenizer's file, and maximum characters of an episode's texts."""
 LONGEST = 5.0
-"""Maximum seconds for decoding an episode: tokenizers are untrusted."""
+"""Maximum seconds to decode an episode, because tokenizers are untrusted."""
 
 
 def pieces(tokenizer: Any, turns: Iterable[Sequence[int]]) -> list[list[str]] | None:
-    """Return a text per token, for each turn; None if the tokenizer fails, or takes too long.
+    """Return a text per token, for each turn; None if the tokenizer fails or takes too long.
 
-    If several tokens encode one character, the last gets the character and the others are empty.
+    If several tokens encode one character, the last gets the character, and the others are empty.
     """
     from tokenizers.decoders import DecodeStream  # type: ignore[import-untyped]
 
@@ -38,13 +38,13 @@ def pieces(tokenizer: Any, turns: Iterable[Sequence[int]]) -> list[list[str]] | 
                 remaining -= len(texts[-1])
                 if time.monotonic() > end or remaining < 0:
                     return None
-    except BaseException:  # its panics are not Exceptions
+    except BaseException:  # the tokenizer's panics are not Exceptions
         return None
     return turn_texts
 
 
 def tokenizer_file(name: str, run: Path) -> Path | None:
-    """Return the file of a record's tokenizer; None: not on this machine."""
+    """Return the file of a record's tokenizer; None if it is not on this machine."""
     if name in BASES:
         return base_path(name) / FILE
     folders = (Path(), *list(run.resolve().parents)[:3])
@@ -59,7 +59,7 @@ def tokenizer_file(name: str, run: Path) -> Path | None:
 
 def _candidates(name: str, folders: Iterable[Path]) -> Iterable[Path]:
     for folder in folders:
-        yield folder / os.path.expanduser(name) / FILE  # "~nobody" stays as it is
+        yield folder / os.path.expanduser(name) / FILE  # an unknown "~user" stays unchanged
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -85,7 +85,7 @@ def load_tokenizer(file: Path) -> Any:
 
 
 def _may_grow(decoder: Any) -> bool:
-    """Whether a decoder may lengthen a text, perhaps beyond memory or time limits."""
+    """Return whether a decoder may lengthen a text, perhaps beyond memory or time limits."""
     if isinstance(decoder, list):
         return any(map(_may_grow, decoder))
     if not isinstance(decoder, dict):

@@ -1,8 +1,8 @@
-"""``saved_page``: the viewer's page with its answers in it, as one self-contained file.
+"""``saved_page``: the viewer's page with its data, as one self-contained file.
 
-The page's scripts and styles are inline, and a content security policy in it allows these alone, by
-their hashes, and no request. The answers are data in it, which the page reads instead of the
-server's. They are untrusted: no text in them can end the data.
+The page's scripts and styles are inline. Its content security policy allows only these, by hash,
+and no requests. The server's answers are embedded as JSON, which the page reads instead of asking a
+server. Their texts are untrusted, so they are escaped and cannot end the JSON's script tag.
 """
 
 import base64
@@ -25,11 +25,11 @@ from evert.trainers.viewing.lines import SUMMARY, WRONG, Row
 LARGEST = 16 * 2**20
 """Maximum bytes of a page."""
 STEPS, EPISODES = 3, 6
-"""Steps of each run in a page, and episodes of each step."""
+"""Maximum steps of each run, and episodes of each step, in a page."""
 MOST_STAGES = 500
-"""Steps of each run in its table."""
-HOLDS = f"""the first, the middle and the last step of each run, and {EPISODES} episodes of each \
-of these: the worst, the best, and the first in order"""
+"""Maximum steps in a run's table."""
+HOLDS = f"""the first, middle and last step of each run, and {EPISODES} episodes of each of these \
+steps: the worst, the best, and the first in order"""
 POLICY = """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src {}; \
 style-src {}; img-src data:; base-uri 'none'; form-action 'none'">"""
 DATA = '<script type="application/json" id="saved">{}</script>'
@@ -37,16 +37,16 @@ ASSET = r'<script src="(.+?)"></script>|<link rel="stylesheet" href="(.+?)">'
 OVERHEAD = 200
 """Maximum bytes of an answer's name."""
 _UNPRINTABLE = re.compile("[\x7f-\x9f]")
-"""Control characters that JSON does not escape, such as the beginning of a terminal's sequences."""
+"""Control characters that JSON does not escape, such as those that start terminal sequences."""
 
 
 def saved_page(answers: Answers, title: str, smooth: float) -> bytes:
     """Return the page of all runs of an index, with as many episodes as fit into ``LARGEST``.
 
     Args:
-        answers: They are asked what the page would ask them.
+        answers: Answers the queries that the page would send.
         title: The page's title.
-        smooth: Weight of the past in bold lines, from 0 to below 1.
+        smooth: Weight of earlier values in the smoothed bold lines, from 0 to below 1.
 
     Raises:
         ReportError: The runs do not fit, even without episodes.
@@ -73,7 +73,7 @@ def saved_page(answers: Answers, title: str, smooth: float) -> bytes:
             "runs."
         )
     for name, query in _choices(answers):
-        with suppress(*WRONG, OSError, sqlite3.Error):  # a file has changed, say
+        with suppress(*WRONG, OSError, sqlite3.Error):  # for example, a file has changed
             text = _json(ANSWERS[name](answers, query))
             size = len(text.encode()) + OVERHEAD
             if size <= room:
@@ -85,7 +85,7 @@ def saved_page(answers: Answers, title: str, smooth: float) -> bytes:
 
 
 def _choices(answers: Answers) -> Iterator[tuple[str, dict[str, str]]]:
-    """Names and queries of the steps, and of their episodes; what matters most comes first."""
+    """Yield names and queries of the steps, then of episodes, the most important ones first."""
     steps = [step for run in answers.index.runs for step in _steps(answers, run)]
     yield from (("step", step) for step in steps)
     ids = [_episodes(answers, step) for step in steps]
@@ -104,7 +104,7 @@ def _steps(answers: Answers, run: int) -> Iterator[dict[str, str]]:
 
 
 def _episodes(answers: Answers, step: dict[str, str]) -> list[int]:
-    """Numbers of a step's worst and best episode, and of the first; of recorded ones if it has."""
+    """Return the ids of a step's worst, best and first episodes; of recorded ones, if any."""
     rows = answers.step(step)["episodes"]
     rows = [row for row in rows if row["kind"] != SUMMARY] or rows
     by_reward = sorted(rows, key=lambda row: float(row["reward"]))
@@ -113,7 +113,7 @@ def _episodes(answers: Answers, step: dict[str, str]) -> list[int]:
 
 
 def _json(value: Row | str) -> str:
-    """JSON that is safe in a page: nothing in it can be a tag."""
+    """Return JSON that is safe in a page, because it cannot contain a tag."""
     return _UNPRINTABLE.sub("\ufffd", as_json(value)).replace("<", "\\u003c")
 
 
@@ -135,6 +135,6 @@ def _page(about: Row, texts: dict[str, str]) -> bytes:
         "<title>": html.escape(redacted(about["title"])),
         "</main>": DATA.format(data),
     }
-    for place, text in parts.items():  # the data last, so that nothing is replaced in it
+    for place, text in parts.items():  # the data come last, so that no text in them is replaced
         page = page.replace(place, f"{place}\n{text}", 1)
     return page.encode("utf-8", "replace")

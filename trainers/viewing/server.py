@@ -2,8 +2,8 @@
 
 It listens only on this machine. The page keeps the link's token and sends it with each request; a
 cookie would go to all servers on this machine, including those of other users. A request that names
-another host is refused: it comes from a foreign page whose name resolves to this machine (DNS
-rebinding). Every answer goes through ``redacted``, so that no known secret leaves.
+another host is refused, because a foreign page's name may resolve to this machine (DNS rebinding).
+``redacted`` removes known secrets from every answer.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ HEADERS = {
 STATE = "state"
 REFUSED = "Open the link that `evert view` printed.\n"
 PATIENCE = 250
-"""Length of the pause after a look or an answer, as a multiple of its time: runs need the CPU."""
+"""A pause after a look or an answer is this many times as long, since runs need the CPU."""
 AGAIN = "Evert-Again"
-"""Header: seconds after which an idle page may ask again."""
+"""Header: seconds before the page may refresh."""
 VERSION = "Evert-Version"
-"""Header: version of the index that answered."""
+"""Header: the index's version from which the answer comes."""
 LOOKS = 1.0, 10.0
 """Minimum and maximum seconds between two looks at the files."""
 
@@ -77,7 +77,7 @@ class Viewer:
             try:
                 self.index.look(self._stopped)
                 self._trouble = ""
-            except Exception as error:  # a full disk, say: the next look may succeed
+            except Exception as error:  # a full disk, for example; the next look may succeed
                 self._trouble = f"{type(error).__name__}: {error}"
             shortest, longest = LOOKS
             self._stopped.wait(
@@ -85,7 +85,7 @@ class Viewer:
             )
 
     def app(self) -> web.Application:
-        """The web application."""
+        """Return the web application."""
         app = web.Application(middlewares=[self._guard])
         app.router.add_get("/api/{name}", self._api)
         app.router.add_get("/{name:[^/]*}", _asset)
@@ -120,12 +120,12 @@ class Viewer:
         before = time.thread_time()
         try:
             row = self._state() if name == STATE else ANSWERS[name](self._answers, query)
-        except (*WRONG, OSError, sqlite3.Error):  # a file has changed, say
-            raise web.HTTPNotFound(text="It does not exist, or no longer exists.\n") from None
+        except (*WRONG, OSError, sqlite3.Error):  # for example, a file has changed
+            raise web.HTTPNotFound(text="This does not exist, or no longer exists.\n") from None
         return as_json(row).encode("utf-8", "replace"), time.thread_time() - before
 
     def _state(self) -> Row:
-        """The index's version, the unread bytes, and the first error."""
+        """Return the index's version, the number of unread bytes, and the first error."""
         index = self.index
         troubles = [*index.troubles.values(), self._trouble]
         trouble = next(filter(None, troubles), "")

@@ -1,9 +1,9 @@
-"""Counts a run's tokens, and their cost.
+"""Counts a run's tokens, and computes their cost.
 
-Prompt tokens and sampled tokens are metrics of the Cookbook. Tokens trained on are not, since a
-conversation is trained on once, however many calls it took. They are the lengths of the lineages of
-the episodes on record: exact if all are, otherwise scaled up. Held-out tasks before the first step
-and after the last are not counted.
+The Cookbook has metrics of prompt tokens and sampled tokens, but not of tokens trained on, since a
+conversation is trained on once, however many calls it took. We sum the lengths of the recorded
+episodes' lineages, and scale the sum up if some episodes are not recorded. Held-out tasks before
+the first step and after the last step are not counted.
 """
 
 from collections.abc import Mapping
@@ -24,13 +24,13 @@ class Tokens:
     prefill: int
     sample: int
     train: int | None
-    """None: the rollouts do not record it."""
+    """None if the rollouts do not record it."""
     is_estimate: bool
-    """Whether ``train`` is scaled up from some of the episodes."""
+    """Whether ``train`` is scaled up, since not all episodes are recorded."""
 
 
 def cost(tokens: Tokens, prices: Mapping[str, float]) -> float | None:
-    """Return dollars for all tokens with a price; None without prices, or if a count is unknown.
+    """Return dollars for the tokens that have a price; None without prices or with unknown counts.
 
     ``prices`` are dollars per million tokens, by the names of ``Tokens``.
     """
@@ -41,7 +41,7 @@ def cost(tokens: Tokens, prices: Mapping[str, float]) -> float | None:
 
 
 def count_tokens(run: Run, index: Index, number: int) -> Tokens | None:
-    """Count the tokens of a run by its number in the index; None: the run has no such metrics."""
+    """Count a run's tokens; ``number`` is its number in the index. None without such metrics."""
     if not any(f"{TRAIN}total_ac_tokens" in row for row in run.rows):
         return None
     prompt_tokens, sampled_tokens = (

@@ -1,7 +1,7 @@
 "use strict";
-/* The viewer's page. Each view is a function from the server's answer to nodes. Every text becomes a
-   text node; none is read as HTML. The part of the URL after # names the view: "run/3", "episode/9".
-   A saved page (saving.py) has answers in it, which are read in place of the server's. */
+/* The viewer's page. Each view is a function from the server's answer to DOM nodes. Every text becomes
+   a text node, and is never parsed as HTML. The URL's fragment names the view: "#run/3", "#episode/9".
+   A saved page (report_page.py) contains its answers, and does not ask the server. */
 
 const view = document.getElementById("view");
 const trail = document.getElementById("trail");
@@ -35,7 +35,7 @@ function ask(name, query = {}) {
   const token = localStorage.getItem("evert-token");
   return fetch(`api/${name}?` + new URLSearchParams(query), { headers: { Authorization: `Bearer ${token}` } });
 }
-/* Whether a view can be shown: a saved page has only some steps and episodes. */
+/* Return whether a view can be shown; a saved page has only some steps and episodes. */
 const holds = (name, ...rest) => !saved || ["", "runs"].includes(name) ||
   [name, ...rest.slice(0, name === "step" ? 4 : 1)].join("/") in saved.answers;
 function keepToken() {
@@ -48,7 +48,7 @@ function keepToken() {
 async function get(name, query = {}) {
   if (saved) {
     const answer = saved.answers[[name, ...Object.values(query)].join("/")];
-    if (!answer) throw new Error("This page does not hold it; evert view shows all of a run.");
+    if (!answer) throw new Error("This page does not include this. evert view shows the whole run.");
     colours = answer.colours || colours;
     return answer;
   }
@@ -61,7 +61,7 @@ async function get(name, query = {}) {
   return found;
 }
 
-/* A table; on a phone its cells name their columns. Columns: [name, row to cell, is a number, heading]. */
+/* Make a table; on a phone, each cell has its column's name. Columns: [name, row -> cell, is a number, heading]. */
 function table(columns, rows, empty = "Nothing yet.") {
   if (!rows.length) return el("p", { className: "missing" }, empty);
   const cell = (row, [name, make, isNumber]) =>
@@ -85,8 +85,8 @@ function smoothed(values) {
   });
 }
 
-/* The ends of an axis: shares show all of 0 to 1, and flat lines show 0. Intervals, from bottom to top,
-   make it at most three times as long. */
+/* Return the limits of an axis: shares show 0 to 1, and flat lines show 0. Intervals (from bottom to
+   top) make the axis at most three times as long. */
 function ends(unit, low, high, bottom = low, top = high) {
   const size = Math.max(Math.abs(low), Math.abs(high)), reach = Math.max(high - low, size);
   [low, high] = [Math.max(bottom, low - reach), Math.min(top, high + reach)];
@@ -97,9 +97,9 @@ function ends(unit, low, high, bottom = low, top = high) {
 }
 const extremes = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
 
-/* A panel of lines {name, colour, steps, values, halves}: faint as measured, bold and smoothed; halves
-   are half the 95 % interval of each value, and are smoothed with it. The legend has the values at the
-   cursor, or the last ones. */
+/* Make a panel of lines {name, colour, steps, values, halves}: faint lines are measured, bold lines are
+   smoothed. "halves" has half the 95 % interval of each value, and is smoothed, too. The legend shows
+   the values at the cursor, or the last values. */
 function panel(title, unit, lines, label = "step") {
   const box = el("div", { className: "panel" }, el("h3", {}, title), el("p", { className: "quiet" }, unit));
   const style = getComputedStyle(document.documentElement);
@@ -155,7 +155,7 @@ const TOLD = ["log_path", "started", "command", "env", "tasks", "agent", "train_
 
 const isLive = (run) => run.what === "run" && !run.finished && Date.now() / 1000 - run.written < 120;
 
-/* Names of the texts in which runs differ, of the runs that have them. */
+/* Return the names of the texts that differ between the runs that have them. */
 const differing = (runs, texts) => [...new Set(runs.flatMap((run) => Object.keys(texts(run))))].filter((key) => !TOLD.includes(key) &&
   new Set(runs.map((run) => texts(run)[key]).filter((value) => value !== undefined)).size > 1);
 
@@ -172,9 +172,9 @@ async function showRuns() {
   const lines = (key) => shown.map((run, place) => ({ name: run.name, colour: colourOf(place), dash: dashOf(place), ...run[key] }));
   return [
     el("h1", {}, home),
-    el("div", { className: "tools" }, smoothing(), shown.length > 1 && link(["runs", ...shown.map((run) => run.id)], `compare these ${shown.length} in all figures`)),
+    el("div", { className: "tools" }, smoothing(), shown.length > 1 && link(["runs", ...shown.map((run) => run.id)], `compare these ${shown.length} runs`)),
     el("div", { className: "panels" }, panel("Reward in training", "mean reward of an episode, by step", lines("reward")),
-      panel("Reward held out", "mean reward, temperature 1, by step", lines("held_out"))),
+      panel("Held-out reward", "mean reward, temperature 1, by step", lines("held_out"))),
     table([
       ["", (run) => [mark(run), chosen.has(run.id) && swatch(run)]],
       ["run", (run) => [link(["run", run.id], run.name), isLive(run) && el("span", { className: "live" }, " live"),
@@ -185,11 +185,11 @@ async function showRuns() {
       ["held out", (run) => [run.scores.before ?? run.held_out.values[0], run.scores.after ?? run.held_out.values.slice(1).at(-1)]
         .filter((value) => value !== undefined).map((value) => number(value) || value).join(" \u2192 "), true],
       ["episodes", (run) => [count(run.episodes), el("br"), el("small", {}, `${count(run.recorded)} recorded`)], true],
-    ], runs, "There are no runs in these folders yet. New ones appear here."),
+    ], runs, "These folders have no runs yet. New runs will appear here."),
     about("Held out: mean reward at temperature 1 on tasks that are never trained on, before and after training."),
   ];
 }
-/* Several runs: a panel per metric with a line per run; scores, cost and what differs as tables. */
+/* Show several runs: a panel per metric with a line per run; tables of scores, costs and differences. */
 async function showCompared(...ids) {
   const runs = await Promise.all(ids.map((run) => get("run", { run })));
   where([["runs", ...ids], counted(runs.length, "run")]);
@@ -202,14 +202,14 @@ async function showCompared(...ids) {
   const score = (run, name) => run.table.find((row) => row.name === name);
   const differ = [(run) => run.settings, (run) => run.facts].map((texts) => [texts, differing(runs, texts)]);
   return [
-    el("h1", {}, home === "Runs" ? "Runs compared" : home),
+    el("h1", {}, home === "Runs" ? "Comparison of runs" : home),
     el("div", { className: "tools" }, smoothing()),
     section("Scores", compared(names((run) => run.table.map((row) => row.name)), (run, name) => score(run, name) && scoreText(score(run, name)))),
     panels.size > 0 && section("Figures", el("div", { className: "panels" }, [...panels.values()].map((each) => panel(each.title, each.unit, lines(each.key))))),
     section("Tokens and time", compared(["steps", ...names((run) => [...Object.keys(run.tokens), ...Object.keys(run.time || {})])], (run, name) =>
       name === "steps" ? progress(run) : run.tokens[name] ?? (run.time && run.time[name] !== undefined ? `${count(Math.round(run.time[name]))} s` : ""))),
-    section("What differs", differ.map(([texts, keys]) => keys.length > 0 && compared(keys, (run, key) => texts(run)[key])),
-      differ.every(([, keys]) => !keys.length) && about("No setting, machine or version differs.")),
+    section("Differences", differ.map(([texts, keys]) => keys.length > 0 && compared(keys, (run, key) => texts(run)[key])),
+      differ.every(([, keys]) => !keys.length) && about("Settings, machines and versions are the same.")),
   ];
 }
 const scoreText = (row) => [`reward ${row.reward}`, el("br"), el("small", {}, `success ${row.success}, ${counted(row.episodes, "episode")}`)];
@@ -233,39 +233,39 @@ async function showRun(id) {
     asked.metric = pick.value;
     const found = asked.metric && await get("metric", { run: id, key: asked.metric });
     more.replaceChildren(found && panel(asked.metric, "by step", [{ name: "", colour: colourOf(0), ...found }]) || "");
-  } }, el("option", { value: "" }, `another of ${run.more.length} metrics`),
+  } }, el("option", { value: "" }, `one of ${run.more.length} other metrics`),
   run.more.slice(0, 1000).map((key) => el("option", { value: key, selected: key === asked.metric }, key)));
   if (pick.value) pick.dispatchEvent(new Event("change"));
   return [
     el("h1", {}, run.name),
     about([run.trains, run.model, run.what !== "run" ? run.what : `steps ${progress(run)}`].filter(Boolean).join(" \u00b7 "),
       isLive(run) ? el("span", { className: "live" }, " live") : "", " \u00b7 ",
-      `${count(run.recorded)} of ${counted(run.episodes, "episode")} recorded whole`,
-      run.broken ? ` \u00b7 ${counted(run.broken, "line")} cannot be read` : "", el("br"), el("small", {}, run.path)),
+      `${count(run.recorded)} of ${counted(run.episodes, "episode")} recorded in full`,
+      run.broken ? ` \u00b7 ${counted(run.broken, "unreadable line")}` : "", el("br"), el("small", {}, run.path)),
     lastStep && !lastStep.model && el("div", { className: "tools" },
       link([...stagePath(id, lastStep), "worst"], `worst ${lastStep.recorded ? "recorded " : ""}episode of the last step`),
-      link([...stagePath(id, lastStep), "best"], "the best"), smoothing()),
-    run.table.length > 0 && section("Scores", about("In parentheses and after \u00b1: 95 % intervals over tasks."), scoresTable(run.table), passAt(run.table)),
+      link([...stagePath(id, lastStep), "best"], "best"), smoothing()),
+    run.table.length > 0 && section("Scores", about("Numbers in parentheses and after \u00b1 are 95 % intervals over tasks."), scoresTable(run.table), passAt(run.table)),
     run.panels.length > 0 && section("Figures", el("div", { className: "panels" }, run.panels.map(draw)),
       run.notes.length > 0 && about(run.notes.join(" ")), run.more.length > 0 && el("div", { className: "tools" }, pick), more),
     run.time && section("Where the time went", shares(run.time)),
-    Object.keys(run.tokens).length > 0 && section("Tokens and cost", about("Of training, and of the held-out scores during training."), pairs(run.tokens)),
-    run.skipped > 0 && about(`Skipped batches, from which nothing could be learned: ${count(run.skipped)}.`),
+    Object.keys(run.tokens).length > 0 && section("Tokens and cost", about("Tokens of training, and of the held-out scores during training."), pairs(run.tokens)),
+    run.skipped > 0 && about(`Batches skipped because nothing could be learned from them: ${count(run.skipped)}.`),
     run.failures.length > 0 && section("Episodes that failed", table([["kind", (f) => f.kind], ["episodes", (f) => count(f.count), true],
       ["last error", (f) => cut(text(f.error), 400)]], run.failures)),
-    section(run.what === "evaluation" ? "Models" : "Steps", about(run.what === "run" && "The newest first. Samples are a few held-out tasks, played greedily. ", "Rewards are of all episodes, if the lengths and rewards of all are on record. \u00b1 is the mean's 95 % interval, by groups. A group teaches if its rewards differ."), table([
+    section(run.what === "evaluation" ? "Models" : "Steps", about(run.what === "run" && "Newest first. Samples are greedy episodes of a few held-out tasks. ", "Rewards cover all episodes if the run has summaries of all, otherwise only recorded episodes. \u00b1 is the mean's 95 % interval over groups. A group teaches if its rewards differ."), table([
       ["", (stage) => link(stagePath(id, stage), nameOf(stage))],
       ["reward", (stage) => stage.score, true],
       ["lowest to highest", (stage) => `${number(stage.low)} to ${number(stage.high)}`, true],
       ["groups that teach", (stage) => stage.split === "train" ? `${stage.mixed} of ${stage.groups}` : "", true],
       ["episodes", (stage) => count(stage.episodes), true],
       ["recorded", (stage) => count(stage.recorded), true],
-    ], run.stages.toReversed().slice(0, 500), "No episodes are on record yet.")),
+    ], run.stages.toReversed().slice(0, 500), "No episodes are recorded yet.")),
     section("Settings", pairs(run.facts), el("details", {}, el("summary", {}, counted(Object.keys(run.settings).length, "setting")), pairs(run.settings))),
   ];
 }
 
-const pairs = (texts) => table([["", ([key]) => key], ["", ([, value]) => value]], Object.entries(texts), "Nothing is on record.");
+const pairs = (texts) => table([["", ([key]) => key], ["", ([, value]) => value]], Object.entries(texts), "Nothing is recorded.");
 const scoresTable = (rows) => table([
   ["", (row) => row.name], ["episodes", (row) => count(row.episodes), true],
   ["success", (row) => row.success, true], ["reward", (row) => row.reward, true],
@@ -318,8 +318,8 @@ async function showStep(run, split, model, step, end) {
       ["mean", (group) => number(group.mean), true], ["spread", (group) => number(group.spread), true],
       ["rewards", (group) => chips(group.members)],
     ], groups.toSorted((a, b) => known(b) - known(a) || orders[asked.sort](a, b)))),
-    section("Episodes, the worst first", all, sorted.length > few && el("div", { className: "tools" },
-      el("button", { onclick: (event) => { all.replaceChildren(rows(Infinity)); event.target.remove(); } }, `all ${sorted.length}`))),
+    section("Episodes, worst first", all, sorted.length > few && el("div", { className: "tools" },
+      el("button", { onclick: (event) => { all.replaceChildren(rows(Infinity)); event.target.remove(); } }, `show all ${sorted.length}`))),
   ];
 }
 const chips = (members, here) => el("div", { className: "chips" }, members.toSorted((a, b) => a.reward - b.reward).map((each) =>
@@ -330,7 +330,7 @@ const episodeColumns = [
   ["reward", (each) => link(["episode", each.id], number(each.reward, 3)), true],
   ["turns", (each) => count(each.turns), true], ["tokens", (each) => count(each.tokens), true],
   ["breaks", (each) => count(each.breaks), true], ["end", (each) => each.ending], ["seat", (each) => each.seat],
-  ["task", (each) => cut(each.task, 120)], ["said last", (each) => cut(each.said, 160)],
+  ["task", (each) => cut(each.task, 120)], ["last reply", (each) => cut(each.said, 160)],
 ];
 
 // -- an episode ------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ async function showEpisode(...ids) {
     el("a", { href: "#episode/" + step[here + by], id: what, rel: what }, what);
   const others = same.filter((each) => each.id !== entry.id && holds("episode", each.id));
   const beside = el("select", { "aria-label": "compare with", onchange: () => { if (beside.value) location.hash = `#compare/${entry.id}/${beside.value}`; } },
-    el("option", { value: "" }, `compare with one of ${others.length} of the same task`),
+    el("option", { value: "" }, `compare with one of ${others.length} episodes of the same task`),
     others.map((each) => el("option", { value: each.id }, `${nameOf(each)}: ${number(each.reward)}`)));
   const colour = (value, title) => el("button", { "aria-pressed": String(asked.colour === value), title,
     onclick: () => { asked.colour = value; show(); } }, value);
@@ -352,8 +352,8 @@ async function showEpisode(...ids) {
   return [
     el("h1", {}, many ? "Two episodes" : `Episode, reward ${number(entry.reward, 3)}`),
     entry.task && about("task ", cut(entry.task, 200)),
-    el("div", { className: "tools" }, "colour of tokens", colour("none", "text alone"),
-      colour("probability", "the redder, the less probable when sampled"),
+    el("div", { className: "tools" }, "colour of tokens", colour("none", "text only"),
+      colour("probability", "redder: less probable when sampled"),
       colour("advantage", "blue: the episode earned more than its group's mean; orange: less"),
       go(-1, "previous"), go(1, "next"), others.length > 0 && !many && beside),
     many ? el("div", { className: "sides two" }, found.map((each) => el("div", {}, el("h3", {}, link(["episode", each.entry.id],
@@ -387,9 +387,9 @@ function talk(found) {
       Object.entries(logs).filter(([key]) => !["caller", "lineage", "drift", "drift_at"].includes(key) &&
         !(step.call && ["told", "said"].includes(key))).map(([key, value]) =>
         el("p", { className: key === "said" ? "said" : "" }, el("b", {}, key, " "), el("bdi", {}, text(value)))),
-      logs.drift && el("p", { className: "break" }, `The next prompt does not continue what was sampled: ${text(logs.drift)}. ${text(logs.drift_at)}`));
+      logs.drift && el("p", { className: "break" }, `The next prompt does not continue the sampled tokens: ${text(logs.drift)}. ${text(logs.drift_at)}`));
   }), list(row.steps).length === 0 && about("The agent called no model."),
-  entry.kind === "summary" && about("The messages are not on record: record=1 records all episodes whole."));
+  entry.kind === "summary" && about("The messages were not recorded. record=1 records all episodes in full."));
 }
 
 function message(said) {
@@ -416,31 +416,31 @@ function facts({ row, group, entry, pieces }) {
   for (const step of steps) for (const [key, value] of Object.entries(step.metrics || {}))
     if (!key.startsWith("stop/")) sums[key] = (sums[key] || 0) + Number(value);
   const earned = steps.map((step, place) => [`turn ${place + 1}`, step.reward]).filter(([, reward]) => reward);
-  if (row.final_reward) earned.push(["by comparing the group", row.final_reward]);
+  if (row.final_reward) earned.push(["group reward", row.final_reward]);
   const mean = meanOf(group);
   const card = (title, ...inside) => el("div", { className: "card" }, el("h3", {}, title), inside);
   const lines = (pairs) => el("dl", {}, pairs.map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, value))));
   const error = (row.about || {}).error;
   return [
     card("Reward", lines([...earned.map(([key, value]) => [key, number(value, 3)]), ["total", number(entry.reward, 3)],
-      ["less the group's mean", number(entry.reward - mean, 3)], ["ended", entry.ending]].filter(([, value]) => value !== ""))),
+      ["minus the group's mean", number(entry.reward - mean, 3)], ["ended", entry.ending]].filter(([, value]) => value !== ""))),
     row.trace && card("Read from a trace", lines([["format", text(row.trace.format)],
-      ["tokens", row.trace.has_tokens ? "as sampled" : "not on record"],
-      ["reward", row.trace.has_reward ? "as earned" : "not on record, shown as 0"]])),
-    card("Its group", chips(group, entry.id)),
+      ["tokens", row.trace.has_tokens ? "as sampled" : "not recorded"],
+      ["reward", row.trace.has_reward ? "as recorded" : "not recorded, shown as 0"]])),
+    card("Group", chips(group, entry.id)),
     error && card("Error", el("p", {}, text(error))),
     Object.keys(sums).length > 0 && card("Metrics", lines(Object.entries(sums).map(([key, value]) => [key, number(value, 3).replace(/\.?0+$/, "")]))),
     steps.some((step) => step.prompt) && el("div", { className: "card tree" }, el("h3", {}, "Token sequences"),
       about(counted(entry.lineages, "datum").replace("datums", "data"), " to train on, ", counted(entry.breaks, "break")), sequenceList(sequences(steps))),
     steps.some((step) => step.tokens) && !pieces && el("p", { className: "quiet" },
-      `The tokenizer ${text(row.tokenizer)} is not on this machine, so tokens have no colours.`),
+      `The tokenizer ${text(row.tokenizer)} is not on this machine, so tokens cannot be coloured.`),
   ];
 }
 
-/* An episode's token sequences: lists of turns, each of which continues all tokens of the turn before.
-   A new sequence has "from", the turn whose tokens it continues, or else "root" and "shared": the first
-   turn of the sequence (of the last 20) with the longest common prefix, and its length. "why" says what
-   broke the caller's earlier sequence. */
+/* Return an episode's token sequences: lists of turns in which each turn continues all tokens of the
+   previous one. If a new sequence continues an earlier turn, "from" is that turn. Otherwise "root" and
+   "shared" are the first turn of the sequence (of the last 20) with the longest common prefix, and that
+   prefix's length. "why" is what broke the caller's earlier sequence. */
 function sequences(steps) {
   const data = [];
   if (!steps.some((step) => step.prompt)) return data;
@@ -483,9 +483,9 @@ async function showSearch(words) {
   const { episodes } = await get("search", { words });
   document.querySelector("#search input").value = words;
   where([["search", words], `\u201c${words}\u201d`]);
-  return [el("h1", {}, counted(episodes.length, "episode")), about(`The newest that contain \u201c${words}\u201d.`),
+  return [el("h1", {}, counted(episodes.length, "episode")), about(`Episodes that contain \u201c${words}\u201d, newest first.`),
     table([["run", (each) => link(["run", each.run], each.name)], ["", (each) => nameOf(each)], ...episodeColumns.filter(([name]) =>
-      ["reward", "turns", "task", "said last"].includes(name))], episodes, "No episode says that.")];
+      ["reward", "turns", "task", "last reply"].includes(name))], episodes, "No episode contains these words.")];
 }
 
 function where(...places) {
@@ -512,7 +512,7 @@ async function lookAgain() {
   if (document.hidden) return;
   try {
     const state = await (await ask("state")).json();
-    document.getElementById("behind").textContent = state.trouble ? `Not all can be read: ${state.trouble}.` : state.behind > 1e6 ? `Reading ${count(Math.round(state.behind / 1e6))} MB more.` : "";
+    document.getElementById("behind").textContent = state.trouble ? `Not everything can be read: ${state.trouble}.` : state.behind > 1e6 ? `${count(Math.round(state.behind / 1e6))} MB left to read.` : "";
     const name = location.hash.slice(1).split("/")[0];
     if (String(state.version) === version || Date.now() < notBefore || !changes(name)) return;
     if (!view.contains(document.activeElement)) await show();
@@ -537,8 +537,8 @@ addEventListener("resize", () => {
 if (saved) {
   const { written, version: evert, holds: what, omitted } = saved.about;
   for (const id of ["search", "slash"]) document.getElementById(id).remove();
-  document.getElementById("behind").textContent = `Saved by evert ${evert}, ${written}. This page holds ${what}.` +
-    (omitted ? ` ${counted(omitted, "step")} or episodes more did not fit.` : "");
+  document.getElementById("behind").textContent = `Saved by evert ${evert}, ${written}. This page has ${what}.` +
+    (omitted ? ` ${count(omitted)} more steps or episodes did not fit.` : "");
 } else {
   setInterval(lookAgain, 2000);
   document.getElementById("search").addEventListener("submit", (event) => {

@@ -1,8 +1,8 @@
-"""``RayRollouts``: workers are Ray's actors, on this machine or on a cluster.
+"""``RayRollouts``: workers are Ray actors, on this machine or on a cluster.
 
-Each actor has one event loop, on which its groups play side by side. Ray restarts no actor and
-retries no call: a dead actor's groups go back to the executor, which counts them, and another actor
-takes its place, unless Ray itself has died on this machine.
+Each actor plays its groups concurrently on one event loop. Ray itself does not restart actors or
+retry calls: a dead actor's groups go back to the executor, which counts them and starts another
+actor, unless Ray has died on this machine.
 """
 
 import asyncio
@@ -23,49 +23,49 @@ from evert.trainers.workers.executor import WorkerExecutor
 logger = logging.getLogger(__name__)
 
 PATIENCE = 60.0
-"""Seconds to wait for an actor before Ray is checked, and a warning is logged."""
+"""Seconds to wait for an actor before checking Ray and logging a warning."""
 NO_ROOM = (
-    "A worker is waiting for room on the Ray cluster (`ray status` says what is free). Use fewer "
-    "workers, or fewer CPUs for each (num_cpus=). Workers that have started keep playing."
+    "A worker is waiting for room on the Ray cluster (`ray status` shows free resources). Use "
+    "fewer workers, or fewer CPUs for each (num_cpus=). Workers that have started keep playing."
 )
 NODE_DIED = (
-    "Ray's node on this machine has died: no more groups can be played. See its logs "
-    "(/tmp/ray/session_latest/logs; most often memory). Start Ray again and resume the run with "
-    "the same command, or play in processes of this machine (rollouts=pool)."
+    "Ray's node on this machine has died: no more groups can be played. See its logs in "
+    "/tmp/ray/session_latest/logs; the usual cause is memory. Restart Ray and resume the run with "
+    "the same command, or play in processes on this machine (rollouts=pool)."
 )
 NOT_STARTED = (
-    "Ray cannot be started on this machine ({}: {}). Try again when the machine is less busy; or "
-    "start Ray separately (`ray start --head`) and pass ray_address=auto; or play without Ray "
+    "Ray cannot be started on this machine ({}: {}). Try again when the machine is less busy, or "
+    "start Ray separately (`ray start --head`) and pass ray_address=auto, or play without Ray "
     "(rollouts=pool)."
 )
 OWN = "local"
-"""The address that starts a new Ray on this machine."""
+"""The address with which Ray starts a new cluster on this machine."""
 
 
 class RayRollouts(WorkerExecutor):
-    """An executor for the Cookbook's ``rollout_executor``: groups play in Ray's actors.
+    """An executor for the Cookbook's ``rollout_executor`` that plays groups in Ray actors.
 
         with RayRollouts(workers=64, groups_per_worker=8, address="auto") as rollouts:
             asyncio.run(rl.train.main(config, rollout_executor=rollouts))
 
     If this process already uses Ray, the executor uses it, too. Otherwise it starts Ray or joins a
-    cluster, and leaves when it ends.
+    cluster, and calls ``ray.shutdown()`` when it ends.
 
     Args:
         workers: Number of actors; None: one per core that this process may use.
-        groups_per_worker: Maximum groups that an actor plays at a time, on its event loop.
-        address: A cluster's: "auto", "HOST:6379" or "ray://HOST:10001"; None: RAY_ADDRESS, or a
-            new Ray on this machine.
+        groups_per_worker: Maximum groups that an actor plays concurrently, on its event loop.
+        address: A cluster's address: "auto", "HOST:6379" or "ray://HOST:10001"; None: RAY_ADDRESS,
+            or a new cluster on this machine.
         host: Address of this machine at which workers sample from its engine; None: loopback if
-            all nodes are this machine, else the address that Ray knows.
+            this machine is the only node, else this machine's address in Ray.
         worker_timeout: See ``PoolRollouts``.
         **options: Options of each actor: ``num_cpus`` (1), ``resources``, ``runtime_env``, ...
 
     Attributes:
-        lost_groups: How often a group was lost with its worker so far.
+        lost_groups: How many times a worker died with a group so far.
 
     Raises:
-        ValueError: A number below 1, or a time that is not above 0.
+        ValueError: A number is below 1, or a time is not above 0.
         ConnectionError: There is no cluster at the address.
         WorkerError: Ray cannot be started.
         MissingPackageError: Ray is not installed.
@@ -131,7 +131,7 @@ def _ray() -> Any:
     except ModuleNotFoundError as error:
         raise MissingPackageError(
             "RayRollouts needs the package ray, which is not installed. Install it with "
-            "pip install 'evert[ray]'; evert.PoolRollouts plays in processes of this machine."
+            "pip install 'evert[ray]', or use evert.PoolRollouts: processes on this machine."
         ) from error
 
 
@@ -147,7 +147,7 @@ def _start_ray(ray: Any, address: str, cpus: int) -> None:
 
 
 class Actor:
-    """The actor, in its process."""
+    """The actor, as it runs in its process."""
 
     def __init__(self, path: list[str]) -> None:
         from evert.trainers.workers.playing import become_worker
@@ -156,7 +156,7 @@ class Actor:
         become_worker()
 
     async def ready(self) -> int:
-        """The process's id."""
+        """Return the process's id."""
         return os.getpid()
 
     async def wait(self) -> None:
@@ -164,7 +164,7 @@ class Actor:
         await asyncio.Event().wait()
 
     async def play(self, parcel: bytes) -> bytes:
-        """Play a group; return its packed ``Outcome``."""
+        """Play a group; return its packed ``GroupOutcome``."""
         from evert.trainers.workers.playing import play
 
         return await play(parcel)
@@ -185,7 +185,7 @@ class RayWorker:
             self.pid = await self._answer(self._actor.ready.remote())
 
     async def play(self, parcel: bytes) -> bytes:
-        """Play a group; return its packed ``Outcome``. Cancelling the call cancels the group."""
+        """Play a group; return its packed ``GroupOutcome``. Cancelling this cancels the group."""
         reference = self._actor.play.remote(parcel)
         try:
             data: bytes = await self._answer(reference)
@@ -200,7 +200,7 @@ class RayWorker:
             await self._answer(self._actor.wait.remote())
 
     async def end(self, why: str = "") -> None:
-        """Kill the actor; the error gives ``why`` as the reason, or what Ray says."""
+        """Kill the actor; the error gives ``why`` as the reason, or else Ray's own."""
         if why:
             self._why = f"process {self.pid} was killed, since it {why}"
         _ray().kill(self._actor)
@@ -216,7 +216,7 @@ class RayWorker:
 
 
 def _near(nodes: Sequence[str], host: str) -> str:
-    """The address of this machine for workers on these nodes."""
+    """Return the address at which workers on these nodes reach this machine."""
     return "127.0.0.1" if list(nodes) == [host] else host
 
 

@@ -1,10 +1,10 @@
-"""The workers of an executor: starts them side by side, replaces dead ones, gives them groups.
+"""Starts an executor's workers concurrently, replaces dead workers, and gives them groups.
 
-All of this runs on the executor's event loop. A group goes to the worker that has the fewest. A
-group that was lost several times may have killed its workers. It is then played *alone*, on a
-worker without other groups: no other group is lost with it, and the cause is clear.
+All of this runs on the executor's event loop. A group goes to the worker that has the fewest. If
+a group's worker dies several times, the group may be the cause. It is then played *alone*, on a
+worker without other groups, so that no other group is lost and the cause is clear.
 
-Each worker is asked now and then whether its event loop runs. If it does not answer, it is killed.
+Each worker is asked regularly whether its event loop runs. If it does not answer, it is killed.
 """
 
 import asyncio
@@ -19,26 +19,26 @@ from evert.trainers.workers.errors import WorkerError
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 60.0
-"""Seconds in which a worker has to answer."""
+"""Seconds within which a worker has to answer."""
 WAITS = 4
-"""Number of waits in that time: if our own process was stopped, only one of them has passed."""
+"""Waits that this time is split into: while our own process is stopped, only one can pass."""
 SILENT = (
     "gave no answer for {:g} s: it is stopped, its pipe is broken, or its event loop is blocked "
-    "(its standard error says where)"
+    "(its standard error shows where)"
 )
 MOST_STARTS = 3
-"""How many times in a row a worker may die before it is ready."""
+"""How many times in a row a worker may die while it starts."""
 
 
 class WorkerLost(Exception):
-    """A worker has died; the message says why. Only the executor sees this error."""
+    """A worker has died; the message gives the cause. Only the executor sees this error."""
 
 
 class Worker(Protocol):
     """A process that plays groups."""
 
     async def play(self, parcel: bytes) -> bytes:
-        """Play a group; return its packed ``Outcome``. Cancelling the call cancels the group."""
+        """Play a group; return its packed ``GroupOutcome``. Cancelling this cancels the group."""
 
     async def ready(self) -> None:
         """Wait until the worker's event loop answers, or the worker has died."""
@@ -47,15 +47,15 @@ class Worker(Protocol):
         """Wait until the worker has died."""
 
     async def end(self, why: str = "") -> None:
-        """End the worker and its groups; at once if there is a reason, which the error names."""
+        """End the worker and its groups; if a reason is given, at once, and errors name it."""
 
 
 @dataclass(eq=False)
 class WorkerSlot:
-    """A place for a worker."""
+    """A slot for a worker, with the number of its groups."""
 
     worker: Worker | None = None
-    """None: it is not ready, or has died."""
+    """None if the worker is not ready, or has died."""
     groups: int = 0
     is_alone: bool = False
 
@@ -80,12 +80,12 @@ class Crew:
         self._keeping = [asyncio.create_task(self._keep(place)) for place in self._places]
 
     async def play(self, parcel: bytes, *, alone: bool = False) -> bytes:
-        """Play a group, ``alone`` or beside others on its worker; return its packed ``Outcome``."""
+        """Play a group, ``alone`` on a worker or not; return its packed ``GroupOutcome``."""
         place = await self._place(self._alone if alone else self._waiting)
         worker = place.worker
         try:
             if worker is None:
-                raise WorkerLost("it died before it was given the group")
+                raise WorkerLost("it died before it got the group")
             return await worker.play(parcel)
         except WorkerLost:
             if place.worker is worker:
@@ -128,8 +128,8 @@ class Crew:
         if not self._places:
             self._fail(
                 f"No worker can be started: each died {MOST_STARTS} times before it was ready. The "
-                f"last time {why}. See what it printed. Is evert installed where workers "
-                "run, and is there enough memory?"
+                f"last time {why}. Check its output, whether evert is installed where workers "
+                "run, and whether there is enough memory."
             )
 
     async def _watch(self, worker: Worker) -> None:
@@ -157,7 +157,7 @@ class Crew:
         up = [place for place in self._places if place.worker is not None and not place.is_alone]
         while up and (alone := _next(self._alone)) is not None:
             target = min(up, key=lambda place: place.groups)
-            up.remove(target)  # it gets no other group, so that it becomes empty
+            up.remove(target)  # it gets no other group, so that its groups can end
             if target.groups:
                 break
             self._alone.popleft()
@@ -179,7 +179,7 @@ class Crew:
 
 
 async def answers(worker: Worker, seconds: float) -> bool:
-    """Whether a worker answers or dies in time; False: it is silent."""
+    """Return whether a worker answers, or dies, within some seconds."""
     asking = asyncio.ensure_future(worker.ready())
     try:
         for _ in range(WAITS):

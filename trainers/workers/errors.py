@@ -1,8 +1,8 @@
-"""Errors of rollouts in workers, under evert's one root.
+"""Errors of rollouts in workers.
 
 EvertError
-├── WorkerError       (RuntimeError)   workers cannot be started, or cannot be given a group
-└── LostGroupError    (RuntimeError)   a group's worker died each time it was played
+├── WorkerError       (RuntimeError)   workers cannot be started, or cannot get a group
+└── LostGroupError    (RuntimeError)   a group's worker died each time the group was played
 """
 
 from evert.bridge.errors import EvertError
@@ -13,4 +13,4 @@ class WorkerError(EvertError, RuntimeError):
 
 
 class LostGroupError(EvertError, RuntimeError):
-    """A group's worker died each time it was played, the last time with no other group on it."""
+    """A group's worker died each time the group was played, the last time without other groups."""

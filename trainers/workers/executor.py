@@ -1,11 +1,11 @@
-"""``WorkerExecutor``: plays the Cookbook's groups on workers, whose kind a subclass decides.
+"""``WorkerExecutor``: plays the Cookbook's groups on workers; a subclass starts the workers.
 
     with PoolRollouts(workers=4, groups_per_worker=8) as rollouts:
         asyncio.run(rl.train.main(config, rollout_executor=rollouts))
 
-Everything happens on the event loop of its own thread, so there are no locks. A group that is lost
-with its worker is played again, and counted. A group that is lost ``MOST_LOSSES`` times, the last
-time alone on its worker, raises an error that names its task.
+Everything runs on one event loop in the executor's own thread, so there are no locks. If a worker
+dies, its groups are counted and played again. If a group's worker dies ``MOST_LOSSES`` times, the
+last time without other groups, an error that names the group's task is raised.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ from evert.trainers.workers.travel import GroupOutcome, unpack
 logger = logging.getLogger(__name__)
 
 MOST_LOSSES = 3
-"""How many times a group may be lost with its worker."""
+"""Number of dead workers after which a group is given up."""
 ALONE_AFTER = 2
-"""Losses after which a group is played alone on its worker."""
+"""Number of dead workers after which a group is played alone on a worker."""
 
 Tell = Callable[..., object]
-"""Calls a function with arguments, on the event loop that submitted the group."""
+"""Calls a function with arguments on the event loop that submitted the group."""
 
 
 class WorkerExecutor(Executor):
@@ -78,12 +78,12 @@ class WorkerExecutor(Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         """Play one of the Cookbook's groups; return a future of its trajectories, or of None.
 
-        If this is called on an event loop, the strategy learns the group's result there.
+        If called on an event loop, this reports the group's result to its strategy on that loop.
         """
         if fn is not _run_rollout_sync:
             raise WorkerError(
-                f"A {type(self).__name__} was given {repr_of(fn)}; it plays the groups of the "
-                "Cookbook's rl.train.main (rollout_executor=) and nothing else. Use another "
+                f"A {type(self).__name__} was given {repr_of(fn)}; it only plays groups of the "
+                "Cookbook's rl.train.main (rollout_executor=). Use another "
                 "executor for other work."
             )
         if self._is_closed:
@@ -92,7 +92,7 @@ class WorkerExecutor(Executor):
         return asyncio.run_coroutine_threadsafe(self._group(task, _teller()), self._loop)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the workers when the submitted groups are over. Further calls do nothing."""
+        """End the workers after the submitted groups have ended; later calls do nothing."""
         self._is_closed = True
         with suppress(RuntimeError):  # the loop is closed already
             self._loop.call_soon_threadsafe(self._finish, cancel_futures)
@@ -105,7 +105,7 @@ class WorkerExecutor(Executor):
     def __str__(self) -> str:
         return f"{self.workers} {self.kind} of up to {self.groups_per_worker} groups each"
 
-    # -- its thread ------------------------------------------------------------------------------
+    # -- in the executor's thread ----------------------------------------------------------------
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -124,7 +124,7 @@ class WorkerExecutor(Executor):
             self._release()
 
     def _release(self) -> None:
-        """Release what the workers needed, after their end."""
+        """Release the workers' resources after the workers have ended."""
 
     def _finish(self, give_up: bool) -> None:
         if give_up:
@@ -175,7 +175,7 @@ class WorkerExecutor(Executor):
                 tell(count_lost, str(lost))
         raise LostGroupError(
             f"{_name(task)} was lost with its worker {MOST_LOSSES} times, the last time with "
-            f"nothing else on that worker: {lost}. Look for what ends the process there (memory, "
+            f"no other group on that worker: {lost}. Find what ends that process (memory, "
             "os._exit, a crash in a C extension), or blocks its event loop for longer than "
             "worker_timeout (an async agent that computes). In the trainer's own process, "
             "this group would end or block the run."
@@ -183,7 +183,7 @@ class WorkerExecutor(Executor):
 
 
 def _teller() -> Tell:
-    """Make a ``Tell`` that calls on the running event loop, in order; without a loop, at once."""
+    """Return a ``Tell`` that calls in order on the running loop, or at once without a loop."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

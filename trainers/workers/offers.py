@@ -1,8 +1,8 @@
-"""This process's sampling clients that groups in workers sample from.
+"""Serves this process's sampling clients to groups in workers.
 
-A policy service, started for the first client, offers those of the embedded engine. A client is
-withdrawn when no group in flight uses it and there is a newer one. Other clients are pickled:
-Tinker SDK clients reach their service from anywhere.
+A policy service, started for the first client, serves the clients of the embedded engine. A client
+is withdrawn when no running group uses it and there is a newer client. Tinker SDK clients are
+pickled instead, since they reach their service from any machine.
 """
 
 import logging
@@ -21,18 +21,18 @@ from evert.trainers.workers.travel import Parcel, pack
 
 
 class Offers:
-    """Offers sampling clients to workers, and withdraws them."""
+    """Serves sampling clients to workers, and withdraws them."""
 
     def __init__(self, host: str) -> None:
         self._host = host
         self._service: PolicyService | None = None
         self._groups = Counter[SamplingClient]()
-        """Groups in flight, by the client of their policy."""
+        """Number of running groups per client of the policy."""
         self._newest: SamplingClient | None = None
 
     @asynccontextmanager
     async def packed(self, task: Any) -> AsyncIterator[bytes]:
-        """Pack a task for a worker; its sampling clients are offered inside the block."""
+        """Pack a task for a worker; its sampling clients are served inside the block."""
         client = task.sampling_client
         if isinstance(client, SamplingClient):
             self._newest = client

@@ -1,7 +1,7 @@
-"""Play a group in a worker, on its event loop, beside other groups.
+"""Plays a group in a worker, concurrently with other groups on one event loop.
 
-Groups do not play in threads: unpickled renderers share the Cookbook's tokenizer, which cannot
-encode in two threads at once.
+Groups do not run in threads, because unpickled renderers share the Cookbook's tokenizer, which
+cannot encode in two threads at once.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from evert.trainers.workers.errors import WorkerError
 from evert.trainers.workers.travel import GroupOutcome, PackedError, Parcel, pack, unpack
 
 _records: ContextVar[list[logging.LogRecord] | None] = ContextVar("evert_records", default=None)
-"""Log records of this context's group."""
+"""Log records of the group that runs in this context."""
 _process = ExitStack()
 """Contexts that stay open until the process ends."""
 _guarded: set[frozenset[str]] = set()
@@ -31,7 +31,7 @@ async def play(data: bytes) -> bytes:
     outcome = GroupOutcome()
     _records.set(outcome.records)
     try:
-        async with _unpacking:  # imports may take long, and the loop answers meanwhile
+        async with _unpacking:  # imports may take long; the event loop must still answer
             parcel: Parcel = await asyncio.to_thread(unpack, data)
         _prepare(parcel)
         try:
@@ -43,11 +43,11 @@ async def play(data: bytes) -> bytes:
             outcome.rewards = getattr(builder, "rewards", None)
     except asyncio.CancelledError:
         raise
-    except BaseException as error:  # KeyboardInterrupt, too: it is the agent's, not a signal
+    except BaseException as error:  # the agent raised it, even a KeyboardInterrupt
         outcome.error = PackedError.of(error)
     try:
         return pack(outcome)
-    except WorkerError as error:  # a user's metrics, for example
+    except WorkerError as error:  # a user's metrics cannot be pickled, for example
         return pack(GroupOutcome(error=PackedError.of(error), account=outcome.account))
 
 
@@ -70,10 +70,10 @@ def _prepare(parcel: Parcel) -> None:
 
 
 class LogBuffer(logging.Handler):
-    """Keeps what a group logs, to be logged in the trainer's process."""
+    """Keeps a group's log records, which the trainer's process then logs."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record as text: its arguments and its exception may not pickle."""
+        """Keep a record as text, since its arguments and exception may not pickle."""
         if (records := _records.get()) is not None:
             record.msg, record.args = self.format(record), None
             record.exc_info = record.exc_text = record.stack_info = None
@@ -81,5 +81,5 @@ class LogBuffer(logging.Handler):
 
 
 def become_worker() -> None:
-    """Prepare a process for groups: their log records go back to the trainer."""
+    """Prepare a process for groups: their log records are sent to the trainer."""
     logging.getLogger().handlers[:] = [LogBuffer()]

@@ -1,9 +1,9 @@
-"""``PoolRollouts``: workers are processes of this machine.
+"""``PoolRollouts``: workers are processes on this machine.
 
 Each is a fresh interpreter (nothing is forked, and ``__main__`` is not imported again) in a new
-session, so that Ctrl-C reaches only the trainer. Trainer and worker use the process's standard
-streams: whenever the trainer ends, the worker reads the end of its input, and ends, too. Processes
-that a dead worker has forked may keep the streams open, so the process is watched, too.
+session, so that Ctrl-C reaches only the trainer. Trainer and worker communicate over the worker's
+standard streams: when the trainer ends, the worker's input ends, and the worker exits. Processes
+that a dead worker has forked may keep the streams open, so the executor also watches the process.
 """
 
 import asyncio
@@ -25,34 +25,34 @@ from evert.trainers.workers.executor import WorkerExecutor
 from evert.trainers.workers.process import BOOT, END_SECONDS, HEAD, READY, frame
 
 START_SECONDS = 300.0
-"""How long a worker may take to be ready: many may be importing heavy modules at once."""
+"""Seconds that a worker may take to be ready: many may import heavy modules at once."""
 REST_SECONDS = 2.0
-"""How long the streams and the process may outlive each other."""
+"""Seconds that the streams and the process may outlive each other."""
 SPARE_SECONDS = 5.0
-"""How long a worker may take to end, beyond ``END_SECONDS`` for its groups."""
+"""Seconds that a worker may take to end, beyond ``END_SECONDS`` for its groups."""
 
 
 class PoolRollouts(WorkerExecutor):
-    """An executor for the Cookbook's ``rollout_executor``: groups play in other processes here.
+    """An executor for the Cookbook's ``rollout_executor`` that plays groups in local processes.
 
         with PoolRollouts(workers=4) as rollouts:
             asyncio.run(rl.train.main(config, rollout_executor=rollouts))
 
     Args:
         workers: Number of processes; None: one per core that this process may use.
-        groups_per_worker: Maximum groups that a worker plays at a time, on its event loop.
-        worker_timeout: Seconds in which a worker's event loop has to answer; else the worker is
-            killed. Blocking agents have threads, and do not block the loop; async agents that
-            compute do, and C code that keeps the GIL. None: no limit.
+        groups_per_worker: Maximum groups that a worker plays concurrently, on its event loop.
+        worker_timeout: Seconds within which a worker's event loop has to answer, or the worker is
+            killed. Blocking agents run in threads, and do not block the loop; async agents that
+            compute block it, and so does C code that keeps the GIL. None: no limit.
 
     Attributes:
-        lost_groups: How often a group was lost with its worker so far.
+        lost_groups: How many times a worker died with a group so far.
 
     Raises:
-        ValueError: A number below 1, or a time that is not above 0.
+        ValueError: A number is below 1, or a time is not above 0.
     """
 
-    kind = "processes of this machine"
+    kind = "processes on this machine"
 
     async def start_worker(self) -> Worker:
         """Start a process.
@@ -78,7 +78,7 @@ class PoolRollouts(WorkerExecutor):
 
 
 class PoolWorker(SubprocessStreamProtocol):
-    """A process that plays groups (``process.py``), as the protocol of its streams."""
+    """A process that plays groups (``process.py``); asyncio's protocol for its streams."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -90,18 +90,18 @@ class PoolWorker(SubprocessStreamProtocol):
         self._why = ""
 
     def connection_made(self, transport: Any) -> None:
-        """Note the started process."""
+        """Note that the process has started."""
         super().connection_made(transport)
         self.pid, self._process = transport.get_pid(), transport
         self._attending = asyncio.create_task(self._attend())
 
     def process_exited(self) -> None:
-        """Note the process's end; other processes may still have its streams open."""
+        """Note that the process has ended; other processes may still have its streams open."""
         super().process_exited()
         self._exited.set_result(None)
 
     async def play(self, parcel: bytes) -> bytes:
-        """Play a group; return its packed ``Outcome``. Cancelling the call cancels the group."""
+        """Play a group; return its packed ``GroupOutcome``. Cancelling this cancels the group."""
         number = next(self._numbers)
         try:
             data = await self._reply_to(number, parcel)
@@ -123,10 +123,10 @@ class PoolWorker(SubprocessStreamProtocol):
         await asyncio.wait([self._attending])
 
     async def end(self, why: str = "", number: signal.Signals = signal.SIGABRT) -> None:
-        """Make the process cancel its groups and end; then kill what is left of it.
+        """Make the process cancel its groups and exit; then kill it and its forks.
 
-        If there is a reason, which the error names, the process gets the signal ``number`` and no
-        time to clean up; at SIGABRT it writes its threads' stacks.
+        If a reason is given, the process gets the signal ``number`` and no time to clean up, and
+        errors name the reason; on SIGABRT the process writes its threads' stacks.
         """
         self._why = why or self._why
         patience = REST_SECONDS if self._why else END_SECONDS + SPARE_SECONDS
@@ -139,12 +139,12 @@ class PoolWorker(SubprocessStreamProtocol):
             await asyncio.wait([self._exited], timeout=patience)
         finally:  # even if this call is cancelled
             with suppress(OSError):
-                os.killpg(self.pid, signal.SIGKILL)  # the process, or its forks
+                os.killpg(self.pid, signal.SIGKILL)  # the process and its forks
             await asyncio.wait([self._exited, self._attending], timeout=SPARE_SECONDS)
             self._process.close()
 
     async def _attend(self) -> None:
-        """Deliver replies until the process ends; its unfinished groups are lost then."""
+        """Deliver results until the process ends; its unfinished groups are then lost."""
         reading = asyncio.create_task(self._read())
         await asyncio.wait([reading, self._exited], return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait([reading, self._exited], timeout=REST_SECONDS)

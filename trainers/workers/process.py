@@ -1,10 +1,10 @@
 """The process of a pool's worker: reads groups, plays them on one event loop, writes results.
 
-Both sides send frames, which are a number and bytes. The trainer sends groups, a group's number
-without bytes to cancel it, and ``READY`` to ask whether the event loop runs. The worker answers
-with ``READY``, and with each group's outcome, which is empty if the group was cancelled. Its
-input ends when the trainer does: the worker then cancels its groups, and ends. What an agent
-prints goes to standard error, and so do the stacks of all threads when the process crashes.
+Both sides send frames: a number and bytes. The trainer sends each group with a number, the number
+without bytes to cancel the group, and ``READY`` to ask whether the event loop runs. The worker
+answers with ``READY``, and sends each group's outcome, which is empty if the group was cancelled.
+When its input ends, the trainer has ended: the worker cancels its groups and exits. The output of
+agents goes to standard error, as do the stacks of all threads if the process crashes.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ BOOT = (
     "import ast, sys; sys.path[:] = ast.literal_eval(sys.argv.pop()); "
     "from evert.trainers.workers.process import main; main()"
 )
-"""Code that starts a worker; its argument is the trainer's ``sys.path``."""
+"""Code that starts a worker; the process's argument is the trainer's ``sys.path``."""
 READY = 0
 END_SECONDS = 10.0
-"""How long cancelled groups may take to clean up."""
+"""Seconds that cancelled groups may take to clean up."""
 HEAD = struct.Struct("<QQ")
-"""The head of a frame: its number, and the size of its bytes."""
+"""The header of a frame: its number and the size of its bytes."""
 
 Frame = tuple[int, bytes]
 
@@ -87,7 +87,7 @@ async def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
 
 
 def _read(requests: BinaryIO, take: Callable[[Frame | None], None]) -> None:
-    """Hand over each frame, and None at the end."""
+    """Pass each frame to ``take``, and None at the end."""
     try:
         while len(head := requests.read(HEAD.size)) == HEAD.size:
             number, size = HEAD.unpack(head)

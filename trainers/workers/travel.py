@@ -1,11 +1,11 @@
-"""What goes to a worker, what comes back from it, and how both are pickled.
+"""The data sent to a worker and back, and its pickling.
 
-    Parcel, Outcome     a group to play; its result
-    pack, unpack        to bytes, and back
-    PackedError         an exception with its causes
+    Parcel, GroupOutcome    a group to play; its result
+    pack, unpack            pickle to bytes, and back
+    PackedError             an exception with its causes
 
-``cloudpickle`` copies objects without an import path: lambdas, closures, the contents of a script
-or a notebook. Others go by their path, so their module must be on the worker's machine.
+``cloudpickle`` copies functions and classes without an import path, such as lambdas, closures and
+those of a script or a notebook. It sends only the path of others, so the worker needs the module.
 """
 
 import copyreg
@@ -38,9 +38,9 @@ class Parcel:
 
     task: Any
     allow_hosts: frozenset[str] | None = None
-    """Hosts that stay reachable beside the worker's machine; None: all."""
+    """Hosts that stay reachable besides the worker's machine; None: all."""
     weights: tuple[tuple[TinkerModel, Any, int | None], ...] = ()
-    """Frozen models that the trainer has opened: a client of each, and its context's length."""
+    """For each frozen model that the trainer opened: the model, a client, its context length."""
     level: int = logging.WARNING
     """The trainer's log level."""
 
@@ -53,13 +53,13 @@ class GroupOutcome:
     error: "PackedError | None" = None
     account: Any = None
     rewards: list[float] | None = None
-    """Total reward of each trajectory; None: the group failed before."""
+    """Total reward of each trajectory; None if the group failed before."""
     records: list[logging.LogRecord] = field(default_factory=list)
     rows: list[Any] = field(default_factory=list)
 
 
 def pack(value: Any, stand_in: Callable[[Any], Any] = lambda item: None) -> bytes:
-    """Pickle a value; ``stand_in`` returns what replaces an object in it, or None."""
+    """Pickle a value; ``stand_in`` returns a replacement for an object in it, or None."""
     file = io.BytesIO()
     try:
         _Pickler(file, stand_in).dump(value)
@@ -67,8 +67,8 @@ def pack(value: Any, stand_in: Callable[[Any], Any] = lambda item: None) -> byte
         raise
     except Exception as error:  # whatever a user's class raises
         raise WorkerError(
-            f"{type(error).__name__}: {text_of(error)}. An agent, its task and its options go to "
-            "another process by cloudpickle: open locks, clients, files and models inside the "
+            f"{type(error).__name__}: {text_of(error)}. An agent, its task and its options are "
+            "pickled for another process: create locks, clients, files and models inside the "
             "agent, where they are needed, or play the rollouts in this process."
         ) from error
     return file.getvalue()
@@ -83,8 +83,8 @@ def unpack(data: bytes, owner: str = "This") -> Any:
     except Exception as error:
         raise WorkerError(
             f"{owner}: {type(error).__name__}: {text_of(error)}. The other process's data "
-            "cannot be read here: modules of agents, tasks and exceptions must be importable on "
-            "both sides, in the same version."
+            "cannot be read here: modules of agents, tasks and exceptions must be importable in "
+            "both processes, in the same version."
         ) from error
 
 
@@ -108,9 +108,9 @@ def _identity(replacement: Any) -> Any:
 
 @functools.cache
 def _one_renderer(reduced: bytes) -> Renderer:
-    """The same renderer for every group of a process, so that it is prepared once."""
+    """Return one renderer for all groups of a process, so that it is prepared only once."""
     make, arguments = pickle.loads(reduced)
-    for name in arguments:  # one of them is the model's
+    for name in arguments:  # one of the arguments is the model's name
         if isinstance(name, str):
             register_folder(name)
     renderer: Renderer = make(*arguments)
@@ -122,7 +122,7 @@ def _one_renderer(reduced: bytes) -> Renderer:
 
 @dataclass(frozen=True)
 class PackedError:
-    """An exception and its causes, each pickled, or as text if it cannot be pickled."""
+    """An exception and its causes, each pickled, or as text if pickling fails."""
 
     pickled: tuple[bytes | str, ...]
 

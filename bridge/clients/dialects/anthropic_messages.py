@@ -20,7 +20,7 @@ FIELDS = field_policy("anthropic_messages")
 """The treatment of every request field (``fields.toml``)."""
 
 UNTHREADED = {"error_code": "thread_unsupported_request", "unsupported": []}
-"""Details of the 400 for ``thread``; on it, the SDK's tool runner sends the whole history."""
+"""Details of the 400 for ``thread``, after which the SDK's tool runner sends the whole history."""
 
 _NOTHING_CACHED = {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
 
@@ -54,8 +54,8 @@ class AnthropicMessages(Dialect):
         reply_format = read_format(_format_of(body), must_call, "output_config.format", tools=tools)
         if prefill and reply_format is not None and reply_format.is_asked_for:
             raise bad_request(
-                "The last message is the assistant's, which begins the reply, but a format or a "
-                "tool is required: only one of these is possible. End with the user's message.",
+                "The last message is the assistant's, which begins the reply. This cannot be "
+                "combined with a required format or tool. End with the user's message.",
                 param="messages",
             )
         return ChatRequest(
@@ -99,7 +99,7 @@ class AnthropicMessages(Dialect):
     async def events(
         self, stream: Stream, body: Mapping[str, Any]
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield the events: the start of the message, its blocks in order, its end."""
+        """Yield the events: the message's start, its blocks in order, and its end."""
         opening = {**stream.head, "content": [], "stop_reason": None, "stop_sequence": None}
         opening["usage"] = {**stream.head["usage"], "output_tokens": 0}
         yield {"type": "message_start", "message": opening}
@@ -194,7 +194,7 @@ def _is_text(message: Mapping[str, Any]) -> bool:
 def _split(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """Return the messages before the reply, and the text that begins the reply, or "".
 
-    Only a text after another message begins a reply: thoughts and tool calls are finished messages.
+    Only a text after another message begins a reply; thoughts and tool calls are complete messages.
     """
     if len(messages) > 1 and _is_text(messages[-1]):
         return messages[:-1], str(messages[-1]["content"])
@@ -298,7 +298,7 @@ def _blocks(reply: Reply) -> Iterator[dict[str, Any]]:
 
 
 SIGNATURE = "evert"
-"""The signature of every thought. Clients send it back; nothing checks it."""
+"""The signature of every thought, which clients send back. evert does not check it."""
 
 _NO_THOUGHT: Mapping[str, Any] = {"type": "thinking", "thinking": "", "signature": ""}
 _NO_TEXT: Mapping[str, Any] = {"type": "text", "text": ""}
@@ -307,7 +307,7 @@ _NO_TEXT: Mapping[str, Any] = {"type": "text", "text": ""}
 async def _block_events(
     index: int, block: Mapping[str, Any], pieces: AsyncIterator[str]
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield the events of a thought or a text; none if it has no pieces."""
+    """Yield the events of a thought or text block; yield none if the block has no pieces."""
     is_open, kind = False, block["type"]
     async for piece in pieces:
         if not is_open:

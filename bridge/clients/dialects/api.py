@@ -1,4 +1,4 @@
-"""Turns a request's path and body into a model call, and a reply into its answer.
+"""Turns a request's path and body into a model call, and a reply into an HTTP answer.
 
     POST .../chat/completions        OpenAI's chat completions
     POST .../responses               OpenAI's responses
@@ -6,9 +6,9 @@
     POST .../models/NAME:generateContent, :streamGenerateContent    Gemini's generateContent
     POST .../messages/count_tokens, .../responses/input_tokens, .../models/NAME:countTokens
                                      the number of a prompt's tokens, in the API's form
-    GET  .../models[/name]           the model names that are answered here
+    GET  .../models[/name]           the names of the models that can be called
 
-Errors are also answers: a 400 (a 404 for other paths) in the API's form, so that the client's SDK
+An error is answered with a 400 (a 404 for other paths) in the API's form, so that the client's SDK
 raises its own exception.
 """
 
@@ -39,7 +39,7 @@ from evert.bridge.off_loop import off_loop
 from evert.bridge.tokens.renderer import PromptRenderer
 
 REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCallError)
-"""Errors that become answers: a 400, a frozen model's, the episode's end, a blocking call."""
+"""Errors to answer with: a 400, a frozen model's error, the episode's end, a blocking call."""
 
 Result = TypeVar("Result")
 
@@ -50,7 +50,7 @@ COUNTS = ("/count_tokens", "/input_tokens", ":countTokens")
 """The path endings of requests that only count tokens."""
 
 UNSERVED = ("/completions", "/complete", "/responses/compact", "/messages/batches")
-"""The path endings of requests for APIs that are not served here."""
+"""The path endings of requests for APIs that evert does not serve."""
 
 LONG_PROMPT = 20_000
 """Counting the tokens of this many bytes takes milliseconds; longer prompts use a thread."""
@@ -77,11 +77,11 @@ class ApiCall:
 
     @property
     def stream(self) -> bool:
-        """Whether the agent requests a stream of events."""
+        """Whether the client requests a stream of events."""
         return self.body.get("stream") is True
 
     def answered(self, reply: Reply) -> ApiResponse:
-        """Return the answer with a reply."""
+        """Return the response that contains a reply."""
         answer = self.written(reply)
         if not self.stream:
             return ApiResponse(200, json_bytes(answer))
@@ -94,7 +94,7 @@ class ApiCall:
         return self.dialect.write(reply, self.request, self.number, self.body)
 
     def refused(self, error: Exception) -> ApiResponse:
-        """Return the answer with an error."""
+        """Return the response that contains an error."""
         return refusal(self.dialect, error)
 
     def refused_late(self, error: Exception, number: int = 0) -> bytes:
@@ -102,7 +102,7 @@ class ApiCall:
         return self.dialect.error_event(_error_body(error), _status(error), number)
 
     async def wait(self, reply: Awaitable[Reply]) -> ApiResponse:
-        """Wait for a reply, and return the answer with it or with its refusal."""
+        """Wait for a reply; return the response that contains the reply or its refusal."""
         try:
             return self.answered(await reply)
         except REFUSALS as error:
@@ -114,7 +114,7 @@ class ApiRequest:
     """A request whose path names an API. Its body is parsed once."""
 
     dialect: Dialect
-    path: str  # without a slash at its end
+    path: str  # without a trailing slash
     content: bytes
     url: str = ""
 
@@ -124,7 +124,7 @@ class ApiRequest:
         return self.dialect.addressed(self.path, read_body(self.content))
 
     def model(self) -> object:
-        """Return the model's name, even if the body is refused; None without a name."""
+        """Return the model's name, even if the body is refused; None if there is no name."""
         try:
             return self.body.get("model")
         except openai.BadRequestError:
@@ -147,23 +147,23 @@ class Api(ABC):
     @property
     @abstractmethod
     def names(self) -> Sequence[str]:
-        """The names of the models that are answered here."""
+        """The names of the models that can be called."""
 
     @abstractmethod
     def check_model(self, name: str) -> None:
-        """Raise the error for a model that is not answered here."""
+        """Raise an error for a model that cannot be called."""
 
     @abstractmethod
     def renderer_of(self, request: ChatRequest) -> PromptRenderer:
         """Return the renderer of the model that a request calls."""
 
     def adapt(self, request: ChatRequest) -> ChatRequest:
-        """Return the request in the form in which it is answered here."""
+        """Return the request, changed if this API requires it."""
         return request
 
     @abstractmethod
     async def hold_back(self, refusal: str) -> None:
-        """Delay a refusal, so that a client that keeps retrying does not slow down others."""
+        """Delay a refusal, so that a client that keeps retrying does not slow down the others."""
 
     def new_id(self) -> str:
         """Return a unique id for a reply."""
@@ -172,7 +172,7 @@ class Api(ABC):
     def match(self, method: str, path: str) -> Dialect | None:
         """Return the API that a request's path names; None if it names no API.
 
-        Paths that call a model but are not served also have an API, so that ``read`` refuses them.
+        Unsupported paths that would call a model also have an API, so that ``read`` refuses them.
         """
         path = path.rstrip("/")
         if method != "POST":
@@ -190,7 +190,7 @@ class Api(ABC):
     def route(
         self, method: str, path: str, content: bytes, url: str = ""
     ) -> ApiRequest | ApiResponse:
-        """Return the request if it is for one of the APIs, else the answer to it."""
+        """Return the request if it is for one of the APIs; otherwise its response."""
         dialect, path = self.match(method, path), path.rstrip("/")
         if dialect is not None:
             return ApiRequest(dialect, path, content, url)
@@ -210,7 +210,7 @@ class Api(ABC):
         return call
 
     def read(self, api_request: ApiRequest | ApiResponse) -> ApiCall | ApiResponse:
-        """Return a request's model call, or the answer to a count or to a bad request."""
+        """Return a request's model call, or the response to a token count or a bad request."""
         if isinstance(api_request, ApiResponse):
             return api_request
         if api_request.dialect is self._unserved:
@@ -227,7 +227,7 @@ class Api(ABC):
 
 
 def _count(renderer: PromptRenderer, request: ChatRequest, api_request: ApiRequest) -> ApiResponse:
-    if len(api_request.content) > LONG_PROMPT:  # so this runs in a thread
+    if len(api_request.content) > LONG_PROMPT:  # then this runs in a thread
         renderer = renderer.off_loop
     return ApiResponse(
         200, json_bytes(api_request.dialect.counted(count_tokens(request, renderer)))
@@ -300,7 +300,7 @@ def _not_found(method: str, path: str) -> ApiResponse:
 
 
 def failure(status: int, message: str, kind: str, code: str) -> ApiResponse:
-    """Return the error to a request that reaches no API, in a form that all SDKs can read."""
+    """Return the error for a request that reaches no API, in a form that all SDKs can read."""
     error = {"message": message, "type": kind, "param": None, "code": code}
     body = {**error, "status": STATUSES[status]}
     return ApiResponse(status, json_bytes({"type": "error", "error": body}))

@@ -1,9 +1,9 @@
-"""Reading the JSON object in a request's body.
+"""Reads the JSON object in a request's body.
 
-A short body is parsed where it arrives, a long one in a thread (``off_loop.py``). The parser blocks
-all other threads: 0.1 s for 64 MiB of text, but 7 s and gigabytes of memory for 64 MiB of brackets.
-So the values of a long body are counted first. The parser is the standard library's: ``orjson``
-reads large integers as floats, and refuses the lone surrogates that JavaScript sends.
+A short body is parsed on the event loop, a long body in a thread (``off_loop.py``). The parser
+blocks all other threads: 0.1 s for 64 MiB of text, but 7 s and gigabytes of memory for 64 MiB of
+brackets. So the values of a long body are counted first. The parser is the standard library's,
+because ``orjson`` reads large integers as floats and refuses JavaScript's lone surrogates.
 """
 
 import json
@@ -18,10 +18,10 @@ LONG_BODY = 2**17
 """Parsing this many bytes takes at most 20 ms; longer bodies are parsed in a thread."""
 
 MAX_DEPTH = 100
-"""Maximum nesting of a body; deeper ones break code that copies or checks them."""
+"""Maximum nesting of a body; a deeper body breaks code that copies or checks it."""
 
 MAX_VALUES = 2**18
-"""Maximum number of values in a body; 64 MiB of brackets would be gigabytes of empty lists."""
+"""Maximum number of values in a body; 64 MiB of brackets would become gigabytes of empty lists."""
 
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
@@ -30,7 +30,7 @@ def read_body(content: bytes) -> Mapping[str, Any]:
     """Return a body's JSON object.
 
     Raises:
-        openai.BadRequestError: It is not an object, is nested too deeply or has too many values.
+        openai.BadRequestError: The body is no object, too deeply nested, or has too many values.
     """
     try:
         text = content.decode(json.detect_encoding(content), "surrogatepass")
@@ -48,5 +48,5 @@ def read_body(content: bytes) -> Mapping[str, Any]:
 
 
 def _count(text: str) -> int:
-    """Return an upper bound on the number of values in JSON text whose strings were removed."""
+    """Return an upper bound on the number of values in a JSON text without strings."""
     return sum(map(text.count, ",[{")) - text.count("[]") - text.count("{}")

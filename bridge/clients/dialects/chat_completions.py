@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: the dialect of the native handle and of most frameworks.
+"""OpenAI's chat completions: the dialect of evert's own client and of most frameworks.
 
 https://platform.openai.com/docs/api-reference/chat
 """
@@ -62,7 +62,7 @@ def read(body: Mapping[str, Any], default_model: str, *, strict: bool = False) -
 def completion(reply: Reply, *, id: str, model: str) -> ChatCompletion:
     """Return a reply as the SDK's object, with reasoning in ``message.reasoning_content``.
 
-    The usage counts the tokens of the observation and of the action.
+    Its ``usage`` counts the tokens of the observation and of the action.
     """
     return ChatCompletion.model_validate(_as_json(reply, id, model))
 
@@ -125,7 +125,7 @@ class ChatCompletions(Dialect):
         return _as_json(reply, f"chatcmpl-{number}", request.model)
 
     def events(self, stream: Stream, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Yield the chunks, and the usage at the end if ``stream_options`` asks for it."""
+        """Yield the chunks, and at the end the usage if ``stream_options`` requests it."""
         usage = bool((body.get("stream_options") or {}).get("include_usage"))
         return _chunks(stream, include_usage=usage)
 

@@ -1,4 +1,4 @@
-"""``Dialect``: what every API must define, and what all APIs share."""
+"""``Dialect``: the base class of all APIs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
@@ -9,11 +9,11 @@ from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects.events import Stream, named_events
 
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
-"""The fields with sampling parameters."""
+"""The request fields with sampling parameters."""
 
 
 class Dialect(ABC):
-    """One API of one rollout."""
+    """One API, as one rollout uses it."""
 
     ping = b": waiting\n\n"
     framed = staticmethod(named_events)  # encodes events
@@ -23,7 +23,7 @@ class Dialect(ABC):
         self._default_model = default_model
 
     def addressed(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the body with the fields that the path contains; most APIs' paths have none."""
+        """Return the body with the fields that the path contains; most APIs have no such fields."""
         return body
 
     @abstractmethod
@@ -38,7 +38,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def events(self, stream: Stream, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Yield the events of a stream; ``write`` made its objects for ``body``."""
+        """Yield the events of a stream, which has JSON objects that ``write`` made for ``body``."""
 
     def counted(self, count: int) -> dict[str, Any]:
         """Return the JSON object of a prompt's token count."""
@@ -49,7 +49,7 @@ class Dialect(ABC):
         return {name: body[name] for name in SAMPLING if body.get(name) is not None}
 
     def error(self, error: Mapping[str, Any], status: int) -> dict[str, Any]:
-        """Return a refusal's JSON, from the OpenAI SDK's ``error.body`` and the HTTP status."""
+        """Return a refusal's JSON; ``error`` is the ``body`` of the OpenAI SDK's exception."""
         return {"error": dict(error)}
 
     def error_event(self, error: Mapping[str, Any], status: int, number: int = 0) -> bytes:

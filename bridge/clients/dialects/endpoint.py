@@ -1,7 +1,7 @@
 """One rollout's API, over any transport.
 
-A call after the end of the episode also gets a 400, since no other exception passes unchanged
-through every framework. If the agent keeps calling, ``AgentAborted`` is raised.
+A call after the end of the episode gets a 400, because no other error passes unchanged through all
+frameworks. If the agent keeps calling, ``AgentAborted`` is raised.
 """
 
 import copy
@@ -45,12 +45,12 @@ class Endpoint(Api):
         self._seats: dict[str, Endpoint] = {}
 
     def seat(self, name: str) -> "Endpoint":
-        """Return the API of a seat, the same one each time."""
+        """Return the API of a seat; each call returns the same object."""
         if name not in self._seats:
             routes, model = self.episode.routes, seat_model(name)
             if model not in routes.names:
                 raise InvalidAgentError(
-                    f"This episode has no seat {name!r}. Its seats: "
+                    f"This episode has no seat {name!r}. Seats: "
                     f"{', '.join(routes.seats) or 'none; give the builder seats='}."
                 )
             seat = Endpoint(self.episode, model, self.renderer)
@@ -60,7 +60,7 @@ class Endpoint(Api):
 
     @cached_property
     def untrained(self) -> "Endpoint":
-        """The same API, with replies that are not trained on."""
+        """The same API, but its replies are not trained on."""
         endpoint = copy.copy(self)
         endpoint.trains, endpoint.addresses = False, {}
         return endpoint
@@ -72,11 +72,11 @@ class Endpoint(Api):
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of the models that are answered here."""
+        """The names of the models that can be called."""
         return self.episode.routes.names
 
     def check_model(self, name: str) -> None:
-        """Raise the error for a model that is not answered here."""
+        """Raise an error for a model that cannot be called."""
         self.episode.routes.find(name)
 
     def renderer_of(self, request: ChatRequest) -> PromptRenderer:
@@ -88,7 +88,7 @@ class Endpoint(Api):
         await self.episode.refusals.hold_back(refusal)
 
     def adapt(self, request: ChatRequest) -> ChatRequest:
-        """Return the request, marked as untrained if this API is."""
+        """Return the request, marked as untrained if this API is untrained."""
         return request if self.trains else replace(request, train=False)
 
     # -- calls -----------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class Endpoint(Api):
     ) -> Any:
         """Answer a request of an async agent once the trainer has sampled.
 
-        With ``send``, a request for a model that is not served here gets the result of ``send``.
+        If ``send`` is set, a request for another model is answered with the result of ``send``.
         """
         if (
             send is not None
@@ -119,7 +119,7 @@ class Endpoint(Api):
     def answer_blocking(
         self, api_request: ApiRequest | ApiResponse, send: Callable[[], Any] | None = None
     ) -> Any:
-        """Answer a request of a thread, as ``answer`` does."""
+        """Answer a request from a thread; see ``answer``."""
         if (
             send is not None
             and isinstance(api_request, ApiRequest)
@@ -145,29 +145,29 @@ class Endpoint(Api):
         """Return the reply to a call; see ``Episode.call``.
 
         Raises:
-            openai.APIStatusError, EnvClosedError, EpisodeEndedError: The call is refused, or its
-                frozen model has failed (code ``model_failed``).
+            openai.APIStatusError, EnvClosedError, EpisodeEndedError: The call was refused, or its
+                frozen model failed (code ``model_failed``).
         """
         with _failures_named(call):
             return await self.episode.call(call.request, has_reader)
 
     def _serves(self, api_request: ApiRequest, model: object) -> bool:
-        """Whether a model is answered here. Other names are recorded for error messages."""
+        """Whether the rollout answers a model; other names are recorded for error messages."""
         if "untrained" in vars(self) and self.untrained._is_own(api_request.url):
-            return False  # only the server knows which rollout the key belongs to
+            return False  # only the server knows which API the key belongs to
         routes = self.episode.routes
         if isinstance(model, str) and not routes.knows(model) and not self._is_own(api_request.url):
             routes.strangers[model] = None
         return routes.knows(model)
 
     def _is_own(self, url: str) -> bool:
-        """Whether a request goes to this rollout's HTTP address, which may accept other names."""
+        """Whether a request is for this rollout's HTTP server, which may accept other names."""
         return any(url.startswith(f"{address.root_url}/") for address in self.addresses.values())
 
 
 @contextmanager
 def _failures_named(call: ApiCall) -> Iterator[None]:
-    """Turn a frozen model's error into a 400 that names the model; SDKs would retry a 500."""
+    """Turn a frozen model's error into a 400 that names the model, since SDKs would retry a 500."""
     try:
         yield
     except REFUSALS:
@@ -177,7 +177,7 @@ def _failures_named(call: ApiCall) -> Iterator[None]:
 
 
 def _unreachable(routes: Routes, api_request: ApiRequest, error: Exception) -> ApiResponse:
-    """Return the answer to a call to another model whose host is unknown or blocked."""
+    """Return the response to a call to another model if its host is unknown or blocked."""
     model, host = api_request.model(), urlsplit(api_request.url).hostname
     if not isinstance(model, str) or not _is_final(error):
         raise error

@@ -1,7 +1,6 @@
 """Server-sent events, and the ``Stream`` from which every dialect makes the events of a reply.
 
-A complete reply is also written as a stream of deltas, so that agents run their own code that joins
-deltas.
+Even a complete reply is streamed in deltas, so that agents run their own code for joining deltas.
 """
 
 import json
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 DELTA_LENGTH = 16
-"""Characters per delta: short enough that even a sentence takes several."""
+"""Characters per delta: few enough that even one sentence is split into several deltas."""
 
 
 def deltas(text: str) -> Iterator[str]:
@@ -28,9 +27,9 @@ async def _pieces(text: str) -> AsyncIterator[str]:
 
 @dataclass
 class Stream:
-    """A reply that is written as events, after it is complete or while it is sampled."""
+    """A reply to write as events, when it is complete or while it is sampled."""
 
-    head: Mapping[str, Any]  # the answer's JSON object; its reply may still be empty
+    head: Mapping[str, Any]  # the answer's JSON object, perhaps with a reply that is still empty
     thoughts: AsyncIterator[str]  # pieces of the reply's reasoning, which come first
     text: AsyncIterator[str]  # pieces of the reply's text
     answer: Mapping[str, Any]  # the JSON object of the complete answer, once ``text`` has ended

@@ -1,4 +1,4 @@
-"""Readers that the dialects share: the table of fields, formats, forced tools."""
+"""Functions that the dialects share: they read the table of fields, formats and forced tools."""
 
 import json
 import tomllib
@@ -20,11 +20,11 @@ def _table() -> dict[str, Any]:
 
 
 BUILT_IN_TOOLS = frozenset(_table()["responses"]["built_in_tools"])
-"""Tools that OpenAI defines. Coding agents offer them too, but the policy never sees them."""
+"""Tools that OpenAI defines. Coding agents offer them, but the policy never sees them."""
 
 
 def field_policy(api: str) -> FieldPolicy:
-    """Return the policy for an API's fields; ``name`` is the API's name in ``fields.toml``."""
+    """Return the policy for an API's fields; ``api`` is the API's name in ``fields.toml``."""
     rules = _table()[api]
     ignored = frozenset([*rules["ignored"], *_table()["common"]["ignored"]])
     refused = {
@@ -41,10 +41,10 @@ def read_format(
     *,
     tools: Sequence[Any] | None = None,
 ) -> ReplyFormat | None:
-    """Read the format from a field (an object with a type and a schema, or absent) and the tools.
+    """Return the format that a field and the tools require; None if any reply is valid.
 
-    ``within`` is the key of the inner object with the schema; "" if the field itself has it.
-    Returns None if any reply is valid.
+    The field is an object with a type and a schema, or absent. ``within`` is the key of the inner
+    object that has the schema; "" if the field itself has the schema.
     """
     spec = {"type": None} if is_absent(value) else read_object(value, param) or {}
     kind, text = spec.get("type", ""), None
@@ -70,7 +70,7 @@ def _strict_schemas(tools: Sequence[Any]) -> Iterator[tuple[str, object]]:
 
 
 def schema_text(schema: object, param: str) -> str:
-    """Return a JSON schema as text, or raise the 400 for other values."""
+    """Return a JSON schema as text; raise a 400 for any other value."""
     if not isinstance(schema, Mapping):
         raise bad_request(f"'{param}' needs a JSON schema, got {schema!r:.200}.", param=param)
     try:
@@ -86,7 +86,7 @@ def schema_text(schema: object, param: str) -> str:
 def forced_tools(
     choice: object, name: object, tools: Sequence[Any] | None, param: str = "tool_choice"
 ) -> tuple[str, ...]:
-    """Return the tools, one of which the reply must call; () if any reply is allowed."""
+    """Return the tools of which the reply must call one; () if any reply is allowed."""
     names = tuple(str(get(get(tool, "function"), "name")) for tool in tools or ())
     if name is not None:
         if name not in names:
@@ -107,7 +107,7 @@ def openai_forced_tools(
 ) -> tuple[str, ...]:
     """Return the forced tools of OpenAI's ``tool_choice``.
 
-    ``name`` is the tool that it names, or None. ``form`` is an example for error messages.
+    ``name`` is the tool that ``choice`` names, or None. ``form`` is an example for error messages.
     """
     if is_absent(choice) or choice in ("auto", "none"):
         return ()

@@ -2,8 +2,8 @@
 
 https://ai.google.dev/api/generate-content
 
-The path names the model and says whether to stream (``/models/NAME:streamGenerateContent``). The
-object ``generationConfig`` has the settings of a call.
+The path has the model's name and says whether to stream (``/models/NAME:streamGenerateContent``).
+The object ``generationConfig`` has the settings of a call.
 """
 
 import re
@@ -42,7 +42,7 @@ METHOD = re.compile(
 
 def method_of(path: str) -> re.Match[str] | None:
     """Match the model and the method at the end of a path; None for other paths."""
-    # Most paths have no method. The pattern alone would be slow, since it tries every slash.
+    # Most paths have no method, and the pattern alone would be slow, since it tries every slash.
     ends = (":generateContent", ":streamGenerateContent", ":countTokens")
     return METHOD.search(path) if path.endswith(ends) else None
 
@@ -68,7 +68,7 @@ STATUSES = {
 
 
 class Gemini(Dialect):
-    """The dialect of Gemini; one for each rollout, since it keeps the ids of tool calls."""
+    """The dialect of Gemini. Each rollout has its own, which keeps the ids of tool calls."""
 
     ping = b"\n"  # Google's SDK would read a comment as an answer
     framed = staticmethod(bare_events)
@@ -82,7 +82,7 @@ class Gemini(Dialect):
         match = method_of(path)
         if match is None:
             return body
-        request = body.get("generateContentRequest")  # of countTokens
+        request = body.get("generateContentRequest")  # in bodies of countTokens
         inner = request if isinstance(request, Mapping) else body
         return {**inner, "model": match[1], "stream": match[2] == "streamGenerateContent"}
 
@@ -140,7 +140,7 @@ class Gemini(Dialect):
     async def events(
         self, stream: Stream, body: Mapping[str, Any]
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield a response for each piece; the last one also has the complete reply's fields."""
+        """Yield a response per piece; the last response also has the complete reply's fields."""
         head = {name: stream.head[name] for name in ("modelVersion", "responseId")}
         async for piece in stream.thoughts:
             if _wants_thoughts(body):
@@ -190,7 +190,7 @@ def _read_format(config: Mapping[str, Any], must_call: tuple[str, ...]) -> Reply
     if kind not in ("text/plain", "application/json"):
         raise bad_request(
             f"'responseMimeType' is {kind!r:.200}; expected 'text/plain' or 'application/json'. "
-            "To get one of several words, use 'application/json' and a schema with an enum.",
+            "For a choice of words, use 'application/json' and a schema with an enum.",
             param="responseMimeType",
         )
     if name is None:

@@ -1,6 +1,6 @@
 """The contents of Gemini's API as messages of chat completions.
 
-A content has a role and parts: texts (flagged if thoughts), function calls, results and images.
+A content has a role and parts: texts (thoughts have a flag), function calls, results and images.
 """
 
 import itertools
@@ -30,7 +30,7 @@ def read_system(system: object) -> list[dict[str, Any]]:
 
 
 def read_contents(contents: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Yield the messages; consecutive contents of the model, as from a stream, become one."""
+    """Yield the messages; consecutive contents of the model (a stream's) become one message."""
     turns = [_read_content(*content) for content in shapes.placed(contents, "contents")]
     for is_reply, group in itertools.groupby(turns, lambda content: content[0] == "model"):
         if is_reply:

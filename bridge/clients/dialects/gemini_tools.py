@@ -1,9 +1,9 @@
-"""The tools of Gemini's API: declarations, OpenAPI's schemas as JSON schemas, and ids of calls.
+"""The tools of Gemini's API: declarations, OpenAPI schemas as JSON schemas, and ids of calls.
 
 The API has two kinds of schemas. ``parametersJsonSchema`` and ``responseJsonSchema`` are JSON
-schemas. ``parameters`` and ``responseSchema`` are a subset of OpenAPI's (types in capitals,
+schemas. ``parameters`` and ``responseSchema`` are a subset of OpenAPI schemas (types in capitals,
 ``nullable``, 64-bit numbers as text), which ``json_schema`` converts to JSON schemas. In practice,
-the second kind also appears under the first two names.
+clients also send OpenAPI schemas under the first two names.
 """
 
 import hashlib
@@ -30,13 +30,13 @@ _COUNTS = {f"{end}{of}" for end in ("min", "max") for of in ("Items", "Length", 
 _LEFT_OUT = {"propertyOrdering", "example", "nullable"}
 
 REMEMBERED = 2**14
-"""Maximum number of calls whose ids are kept; the oldest are forgotten."""
+"""Maximum number of calls whose ids are kept; the oldest calls are forgotten."""
 
 
 def read_fields(value: object, place: str) -> dict[str, Any]:
-    """Return an object's fields by their names in camel case, without those that are null.
+    """Return an object's fields with their names in camel case, without null fields.
 
-    As in all Google APIs, ``max_output_tokens`` is the same as ``maxOutputTokens``.
+    In all Google APIs, ``max_output_tokens`` and ``maxOutputTokens`` are the same field.
     """
     if not isinstance(value, Mapping):
         raise malformed(place, "an object", value)
@@ -52,7 +52,7 @@ def _camel(name: str) -> str:
 
 
 def json_schema(schema: object, place: str) -> dict[str, Any]:
-    """Return an OpenAPI schema as a JSON schema; fields that both have stay unchanged."""
+    """Return an OpenAPI schema as a JSON schema; fields that both formats have stay unchanged."""
     fields = read_fields(schema, place)
     result: dict[str, Any] = {}
     for name, value in fields.items():
@@ -128,7 +128,7 @@ def _function(declaration: object, place: str) -> dict[str, Any]:
 
 
 def read_calling(config: object, tools: Sequence[Any]) -> tuple[bool, tuple[str, ...]]:
-    """Return whether ``toolConfig`` allows calls, and the tools, one of which must be called."""
+    """Return whether ``toolConfig`` allows calls, and the tools of which one must be called."""
     outer = read_fields({} if is_absent(config) else config, "toolConfig")
     place = "toolConfig.functionCallingConfig"
     calling = read_fields(outer.get("functionCallingConfig", {}), place)
@@ -148,7 +148,7 @@ def read_calling(config: object, tools: Sequence[Any]) -> tuple[bool, tuple[str,
 
 
 class CallIds:
-    """The ids of a rollout's tool calls, for agents that send calls back without them.
+    """The ids of a rollout's tool calls, for agents that send calls back without their ids.
 
     The API does not require ids, and some clients (LiteLLM's) drop them. A call is recognised by
     its index in the conversation, the message before it, its name and its arguments.
@@ -169,7 +169,7 @@ class CallIds:
             self._ids.popitem(last=False)
 
     def restore(self, messages: Sequence[dict[str, Any]]) -> None:
-        """Restore missing ids of calls, and give each result the id of its call."""
+        """Restore missing ids of calls, and set each result's id to that of its call."""
         unanswered: list[tuple[object, object]] = []
         for index, message in enumerate(messages):
             calls = message.get("tool_calls", ())
@@ -194,7 +194,7 @@ def _place(before: Sequence[Any], name: object, arguments: object) -> bytes:
 
 
 def _restore_result(result: dict[str, Any], unanswered: list[tuple[object, object]]) -> None:
-    """Give a result an id: its own, or that of the oldest unanswered call of the same name."""
+    """Set a result's id: its own, or that of the oldest unanswered call of the same function."""
     call_id = result["tool_call_id"]
     matches = [
         call for call in unanswered if call[call_id is not None] == (call_id or result["name"])

@@ -33,12 +33,12 @@ FIELDS = field_policy("responses")
 """The treatment of every request field (``fields.toml``)."""
 
 LOGPROBS = "message.output_text.logprobs"
-"""The value of ``include`` that requests log-probabilities. Other values have no effect: what they
-request is always or never included."""
+"""The value of ``include`` that requests log-probabilities. Other values have no effect, since the
+data that they request is always or never included."""
 
 
 class Responses(Dialect):
-    """The dialect of responses; one for each rollout, since it keeps the rollout's responses."""
+    """The dialect of responses. Each rollout has its own, which keeps the rollout's responses."""
 
     def __init__(self, default_model: str) -> None:
         super().__init__(default_model)
@@ -71,7 +71,7 @@ class Responses(Dialect):
         )
 
     def _messages(self, body: Mapping[str, Any]) -> list[Any]:
-        """Return the conversation without instructions, which apply to one response only."""
+        """Return the conversation without instructions, which apply only to one response."""
         new, previous = body.get("input"), body.get("previous_response_id")
         if fields.is_absent(previous):
             return read_input(new)
@@ -100,7 +100,7 @@ class Responses(Dialect):
         if body.get("store") is not False:
             messages = request.messages[len(_read_instructions(body.get("instructions"))) :]
             latest = next(reversed(self._conversations.values()), [])
-            # Agents resend earlier messages: equal ones are stored once.
+            # Agents resend earlier messages; equal messages are stored once.
             pairs = zip(latest, messages, strict=False)
             shared = [old if old == new else new for old, new in pairs]
             conversation = [*shared, *messages[len(shared) :], *read_input(output)]
@@ -112,7 +112,7 @@ class Responses(Dialect):
     async def events(
         self, stream: Stream, body: Mapping[str, Any]
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield numbered events: the start of the response, its items in order, its end."""
+        """Yield numbered events: the response's start, its items in order, and its end."""
         number = itertools.count()
         async for event in _events(stream):
             yield {**event, "sequence_number": next(number)}
@@ -133,7 +133,7 @@ class Responses(Dialect):
         return self.framed([event])
 
     def _drop(self, latest: str, limit: int) -> None:
-        """Drop the oldest responses above ``limit`` characters."""
+        """Drop the oldest responses until at most ``limit`` characters are stored."""
         self._sizes[latest] = len(json.dumps(self._conversations[latest]))
         self._size += self._sizes[latest]
         while self._size > limit:
@@ -171,7 +171,7 @@ def read_input(value: object, name: str = "input") -> list[dict[str, Any]]:
 
 
 _REPLY = ("reasoning_content", "content", "tool_calls")
-"""The parts of a reply, in their order."""
+"""The parts of a reply, in order."""
 
 
 def _merge(last: dict[str, Any], message: dict[str, Any]) -> bool:
@@ -241,8 +241,8 @@ def _reasoning(item: Mapping[str, Any]) -> str:
 def _must_call(choice: object, tools: list[Any], left_out: Sequence[str]) -> tuple[str, ...]:
     if choice == "required" and left_out and not tools:
         raise bad_request(
-            f"'tool_choice'='required' needs tools to choose from. evert shows the policy no tools "
-            f"that OpenAI defines ({', '.join(left_out)}): offer functions.",
+            f"'tool_choice'='required' needs tools to choose from. evert does not show the policy "
+            f"tools that OpenAI defines ({', '.join(left_out)}): offer functions.",
             param="tools",
         )
     kind = get(choice, "type")
@@ -347,7 +347,7 @@ async def _events(stream: Stream) -> AsyncIterator[dict[str, Any]]:
 
 
 def _start_events(item: dict[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the events that begin an item with one part, which has no text yet."""
+    """Yield the events that begin an item with one part that is still empty."""
     [part] = item["content"]
     index, added = place["output_index"], {**item, "content": []}
     yield {"type": "response.output_item.added", "output_index": index, "item": added}

@@ -1,7 +1,7 @@
-"""The tools of OpenAI's responses: functions, custom tools of free text, namespaces of both.
+"""The tools of OpenAI's responses: functions, custom tools (free text), namespaces of both.
 
-The policy sees plain functions. A custom tool becomes a function with one string argument, a tool
-in a namespace becomes ``namespace.name``. Calls are written in the form of their tool.
+The policy sees plain functions. A custom tool becomes a function with one string argument, and a
+tool in a namespace becomes ``namespace.name``. Calls are written in their tool's original form.
 """
 
 import json
@@ -17,7 +17,7 @@ from evert.bridge.clients.dialects.fields import BUILT_IN_TOOLS
 from evert.bridge.clients.dialects.shapes import function_call, function_tool, get, placed
 
 CUSTOM_ARGUMENT = "input"
-"""The only argument of the function that stands for a custom tool."""
+"""The only argument of the function that replaces a custom tool."""
 
 _TOOLS = (
     "{'type': 'function', 'name': ..., 'parameters': ...}, a custom tool, or a namespace of them."
@@ -33,11 +33,11 @@ _CUSTOM_PARAMETERS = {
 
 
 def read_tools(tools: Sequence[Any]) -> tuple[list[Any], tuple[str, ...]]:
-    """Return tools in the form of chat completions, and the kinds of the tools left out."""
+    """Return tools in the form of chat completions, and the kinds of tools that are left out."""
     items = [*_read_tools(tools, "tools", "")]
     left_out = tuple(tool for tool in items if isinstance(tool, str))
     for kind in left_out:
-        warn_once(kind, "An agent offers OpenAI's tool %.100r, which evert cannot show a policy")
+        warn_once(kind, "An agent offers OpenAI's tool %.100r, which evert cannot show the policy")
     return [tool for tool in items if not isinstance(tool, str)], left_out
 
 
@@ -62,7 +62,7 @@ def _prefixed(prefix: str, name: object) -> object:
 
 
 def read_call(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an input item's call in the form of chat completions."""
+    """Return the tool call of an input item in the form of chat completions."""
     arguments = item.get("arguments")
     if item.get("type") == "custom_tool_call":
         arguments = json.dumps({CUSTOM_ARGUMENT: item.get("input")})
@@ -72,7 +72,7 @@ def read_call(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_call(call: ToolCall, tools: object, number: str) -> dict[str, Any]:
-    """Return the output item of a call, in the form of its tool in ``tools``."""
+    """Return the output item of a call, in the form of the called tool, from ``tools``."""
     space, tool = _find_tool(call.function.name, tools if isinstance(tools, (list, tuple)) else ())
     name = call.function.name.removeprefix(f"{space}.") if space else call.function.name
     item: dict[str, Any] = {"call_id": call.id, "name": name}
@@ -93,7 +93,7 @@ def write_call(call: ToolCall, tools: object, number: str) -> dict[str, Any]:
 
 
 def _find_tool(name: str, tools: Sequence[Any]) -> tuple[str, Mapping[str, Any]]:
-    """The namespace and tool with a name; a tool with ``defer_loading`` is its own namespace."""
+    """Find a tool and its namespace; a tool with ``defer_loading`` is its own namespace."""
     for tool in tools:
         tool_name = get(tool, "name")
         if get(tool, "type") != "namespace":

@@ -1,4 +1,4 @@
-"""The forms of chat completions, into which the bodies of all APIs are read."""
+"""Objects in the form of chat completions, to which the requests of all APIs are converted."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ def get(value: object, name: str) -> Any:
 
 
 def placed(values: Iterable[Any], place: str) -> Iterator[tuple[Any, str]]:
-    """Yield each value of a list with its place, for example ``tools[0]``."""
+    """Yield each value of a list with its path in the request, for example ``tools[0]``."""
     return ((value, f"{place}[{index}]") for index, value in enumerate(values))
 
 
@@ -50,7 +50,7 @@ def system_messages(texts: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def call_arguments(call: ToolCall) -> dict[str, Any]:
-    """Return a call's arguments as an object; text that is not JSON becomes ``arguments``."""
+    """Return a call's arguments; if they are not a JSON object, ``{"arguments": text}``."""
     arguments = json_object(call.function.arguments)
     return {"arguments": call.function.arguments} if arguments is None else arguments
 

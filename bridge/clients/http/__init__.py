@@ -2,7 +2,7 @@
 
 In reading order:
 
-    connections.py  the limits of an HTTP connection, and its time limits
+    connections.py  HTTP connections: their number, sizes and time limits
     calls.py        one rollout's calls over HTTP, and their retries
-    server.py       starts and stops servers; the rollouts' keys
+    server.py       the start and end of servers, and the rollouts' keys
 """

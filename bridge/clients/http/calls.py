@@ -1,8 +1,8 @@
 """One rollout's calls over HTTP: complete answers, streams and retries.
 
 - A retry that the SDK marks (``x-stainless-retry-count``) and that has the same body gets the
-  original call's reply, so no call is sampled twice. Without the mark, an equal body is a new call.
-  Other rollouts' calls are never searched.
+  original call's reply, so no call is sampled twice. A request without the mark is a new call. Only
+  calls of the same rollout are compared.
 - Pings, which SDKs skip, keep a stream alive while it waits for the trainer.
 - A call whose client has disconnected is cancelled, unless it is retried within ``RETRY_PATIENCE``.
 """
@@ -30,7 +30,7 @@ from evert.bridge.clients.http.connections import (
 from evert.bridge.errors import AgentAborted
 from evert.bridge.off_loop import off_loop
 
-PING_EVERY = 10.0  # seconds between the pings of a stream that waits
+PING_EVERY = 10.0  # seconds between the pings of a waiting stream
 RETRY_PATIENCE = 10.0  # seconds that a call without a client waits for a retry
 REMEMBERED = 8  # a retry can match this many of a rollout's latest answered calls
 
@@ -55,7 +55,7 @@ class Calls:
         self._active = 0
 
     def end(self) -> None:
-        """Cancel the calls and retire the idle connections: the rollout is over."""
+        """Cancel the calls and retire the idle connections at the end of the rollout."""
         for pending in self._pending.values():
             pending.reply.cancel()
         for connection in [*self._resting]:
@@ -128,7 +128,7 @@ def _identity(path: str, content: bytes) -> bytes:
 
 def _retrieve(reply: "asyncio.Task[Reply]") -> None:
     if not reply.cancelled():
-        reply.exception()  # else asyncio logs it when no client is left to retrieve it
+        reply.exception()  # otherwise asyncio logs it if no client is left
 
 
 def _give_up(pending: _Pending) -> None:
@@ -146,7 +146,7 @@ async def _answer(call: ApiCall, reply: "asyncio.Task[Reply]") -> ApiResponse:
 async def _stream(
     request: web.BaseRequest, call: ApiCall, reply: "asyncio.Task[Reply]"
 ) -> web.StreamResponse:
-    """Stream a reply; send it whole, with its own status, if it is ready within ``PING_EVERY``."""
+    """Stream a reply; if it is ready within ``PING_EVERY``, send it whole, with its own status."""
     await asyncio.wait({reply}, timeout=PING_EVERY)
     if reply.done():
         return await send(request, whole(await _answer(call, reply)))

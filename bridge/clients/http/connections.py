@@ -1,12 +1,13 @@
 """Connections of the loopback server: their number, their time limits, reading and writing.
 
 A connection is a *stranger* until a request on it has the key of a running rollout. At most
-``STRANGERS`` are open, and a new one replaces the oldest, so thousands of them cannot block a
-rollout. A rollout may have ``AT_ONCE`` requests in progress, and ``RESTING`` idle connections.
+``STRANGERS`` strangers are open, and a new stranger replaces the oldest, so thousands of them
+cannot block a rollout. A rollout may have ``AT_ONCE`` requests in progress, and ``RESTING`` idle
+connections.
 
 aiohttp limits the headers (128 lines of 8190 bytes, ``IDLE_TIME`` to send them) and rejects
-malformed HTTP. Against DNS rebinding, a request to a foreign host name is refused (``is_named``).
-No CORS header lets a web page of another origin read an answer.
+malformed HTTP. Requests to foreign host names are refused, against DNS rebinding (``is_named``).
+No CORS headers are sent, so web pages of other origins cannot read an answer.
 """
 
 import asyncio
@@ -30,25 +31,25 @@ from evert.bridge.off_loop import off_loop
 logger = logging.getLogger(__name__)
 
 # bytes
-BODY_LIMIT = 64 * 2**20  # of a request's body, decompressed; a longer one is a 413
+BODY_LIMIT = 64 * 2**20  # of a request's body, decompressed; a longer body gets a 413
 
 # seconds
-BODY_TIME = 60.0  # to send a body; a slower one is a 408
+BODY_TIME = 60.0  # to send a body; a slower client gets a 408
 IDLE_TIME = 30.0  # from a connection's start, or its last answer, to the end of its next headers
 WRITE_TIME = 30.0  # to read an answer; a slower client's connection is closed
 LINGER_TIME = 2.0  # for a refused client to finish sending, so that it can read the refusal
-YOUNG = 1.0  # a younger connection is not replaced, so that its client can send: see ``rest``
+YOUNG = 1.0  # a younger connection is kept, so that its client has time to send: see ``rest``
 
 # connections
 STRANGERS = 256  # without a running rollout's key
-RESTING = 256  # idle, per rollout; also in total for all rollouts that are over
-AT_ONCE = 1024  # requests of one rollout in progress; another one is a 429
-ACCEPTED_AT_ONCE = 16  # accepted in a row before open ones are served again
+RESTING = 256  # idle, per rollout; also the total for all rollouts that are over
+AT_ONCE = 1024  # requests in progress per rollout; the next request gets a 429
+ACCEPTED_AT_ONCE = 16  # accepted in a row before open connections are served again
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 CONTAINERS = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
-"""The names of a machine in its containers; they cannot be registered."""
+"""Names by which containers reach their host machine; nobody can register them as domains."""
 
 BAD_BODY = (web.RequestPayloadError, HttpProcessingError)
 
@@ -81,10 +82,10 @@ class Connections(web.Server):
         self.pre_shutdown()
         await self.shutdown(0.1)
         for connection in [*self.every]:
-            connection.wire.abort()  # a client that does not read would keep it open
+            connection.wire.abort()  # otherwise a client that does not read would keep it open
 
     def forget(self) -> None:
-        """Close all sockets without the loop, which is closed or belongs to another process."""
+        """Close all sockets without the event loop, which is closed or in another process."""
         for connection in self.every:
             raw_socket = getattr(connection.wire.get_extra_info("socket"), "_sock", None)
             if raw_socket is not None:
@@ -94,14 +95,14 @@ class Connections(web.Server):
 class Connection(web.RequestHandler):
     """One connection."""
 
-    wire: asyncio.Transport  # kept here: aiohttp drops its reference before it is closed
+    wire: asyncio.Transport  # kept here, since aiohttp drops its reference before the end
     _circle: "OrderedDict[Connection, None] | None" = None
     _since = 0.0
 
     def connection_made(self, transport: Any) -> None:
         """Add the new connection to the strangers."""
         self.wire = transport
-        # aiohttp gives a connection nothing but its server.
+        # A connection's only reference to evert's objects is its server.
         self._all: Connections = self._manager  # type: ignore[assignment]
         if self._all.is_over:  # accepted just before the end
             transport.abort()
@@ -123,9 +124,9 @@ class Connection(web.RequestHandler):
             self._circle = None
 
     def rest(self, circle: "OrderedDict[Connection, None]", limit: int) -> None:
-        """Mark the connection as idle, the newest in ``circle``; above ``limit``, close the oldest.
+        """Add the connection to the idle ones in ``circle``; above ``limit``, close the oldest.
 
-        While the oldest is younger than ``YOUNG``, up to four times ``limit`` may stay.
+        While the oldest connection is younger than ``YOUNG``, up to four times ``limit`` may stay.
         """
         self.work()
         now = self._loop.time()
@@ -150,13 +151,13 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return the answer to a failed request; not quoted, since it may contain a key."""
+        """Return the answer to a failed request; it omits the request, which may contain a key."""
         if isinstance(exc, ConnectionError):
             raise exc
         if status >= 500:
-            logger.error("A request could not be answered: a bug in evert.", exc_info=exc)
+            logger.error("A bug in evert prevented the answer to a request.", exc_info=exc)
         if request.writer.output_size > 0:
-            raise ConnectionError("The answer has already begun; no error can be sent.")
+            raise ConnectionError("The answer has already begun, so no error can be sent.")
         text = f"The request is not valid HTTP ({type(exc).__name__})."
         details = text, "invalid_request_error", "bad_http"
         if status >= 500:
@@ -164,7 +165,7 @@ class Connection(web.RequestHandler):
         return whole(failure(status, *details), last=True)
 
     def log_exception(self, *args: Any, exc_info: object = None, **options: Any) -> None:
-        """Log an error, unless it is a bad body, whose client got an answer."""
+        """Log an error, except for bad bodies, whose clients got an answer."""
         if not isinstance(exc_info, BAD_BODY):
             super().log_exception(*args, exc_info=exc_info, **options)
 
@@ -210,7 +211,7 @@ def _is_address(name: str) -> bool:
 
 
 async def body_of(request: web.BaseRequest) -> bytes | ApiResponse:
-    """Return a request's body, decompressed, or the answer that refuses it."""
+    """Return a request's body, decompressed, or the answer that refuses the request."""
     too_long = failure(
         413,
         f"The body is longer than {BODY_LIMIT} bytes.",
@@ -240,7 +241,7 @@ async def body_of(request: web.BaseRequest) -> bytes | ApiResponse:
 
 
 def whole(answer: ApiResponse, *, last: bool = False) -> web.Response:
-    """Return an answer as a complete response; ``last`` closes the connection after it."""
+    """Return an answer as a complete response; if ``last``, the connection closes after it."""
     response = web.Response(
         status=answer.status, body=answer.content, headers={"content-type": answer.content_type}
     )

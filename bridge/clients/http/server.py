@@ -1,12 +1,12 @@
 """The rollouts' APIs over loopback HTTP, for agents in other processes.
 
 There is one server per event loop and interface, for any number of rollouts. Each rollout has a key
-of 192 random bits, which its process sends as the API key. (Keys are looked up in a dict: a timing
-attack would have to guess a key's hash.)
+of 192 random bits, which the agent's process sends as the API key. (Keys are looked up in a dict,
+so a timing attack would have to guess a key's hash.)
 
 A server listens as soon as it returns an address. It stops when its last rollout is released; a
 server on a fixed port, which other programs know, stops with its loop. Only the loop refers to the
-server's ``_Tie``. However the loop ends, the tie's finalizer closes the sockets. A forked process
+server's ``_Tie``, so the tie's finalizer closes the sockets however the loop ends. A forked process
 serves nothing.
 """
 
@@ -40,18 +40,18 @@ from evert.bridge.clients.http.connections import (
 
 logger = logging.getLogger(__name__)
 
-KEYS_REMEMBERED = 1024  # keys of finished rollouts, whose late calls get their own error
+KEYS_REMEMBERED = 1024  # keys of finished rollouts, so that late calls get their own error
 BACKLOG = 1024
 RELAYED_PORT = 47113
-"""The port in the URLs of a server on a Unix socket. Its client runs a relay there."""
+"""The port in the URLs of a server on a Unix socket; the client runs a relay on this port."""
 AGES = 1e9  # seconds: a timer that never fires
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a rollout is served: at ``base_url`` for OpenAI's SDK, at ``root_url`` for others.
+    """A rollout's URLs: ``base_url`` for OpenAI's SDK, ``root_url`` for other SDKs.
 
-    With ``socket``, a Unix socket's path, the URLs are valid where a relay to the socket runs.
+    If ``socket`` is a Unix socket's path, the URLs are valid where a relay to the socket runs.
     """
 
     root_url: str
@@ -61,11 +61,11 @@ class Address:
 
 
 class _Tie:
-    """An object that only a loop refers to; it is collected when the loop is closed."""
+    """An object that only an event loop refers to, so that it is collected with the loop."""
 
 
 class Server:
-    """The server of one event loop on one interface, or Unix socket."""
+    """The server of one event loop on one interface or Unix socket."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: str) -> None:
         self._loop = loop
@@ -80,7 +80,7 @@ class Server:
         self._timer: weakref.ref[asyncio.TimerHandle] | None = None
         tie = _Tie()
         self._end = weakref.finalize(tie, _drop, weakref.ref(self))
-        # in an empty context: the server may outlive the rollout of the current one
+        # in an empty context, because the server may outlive the current rollout
         loop.call_soon_threadsafe(self._begin, tie, context=contextvars.Context())
 
     def _begin(self, tie: _Tie) -> None:
@@ -96,7 +96,7 @@ class Server:
             self._connections, sock=self._socket, backlog=ACCEPTED_AT_ONCE, start_serving=False
         )
         await self._listener.start_serving()
-        self._socket.listen(BACKLOG)  # asyncio's backlog, above, is its number of accepts in a row
+        self._socket.listen(BACKLOG)  # asyncio's ``backlog`` is also its number of accepts in a row
 
     async def _stop(self) -> None:
         self._end.detach()
@@ -106,7 +106,7 @@ class Server:
         if self._listener is not None:
             with suppress(NotImplementedError):
                 self._loop.remove_reader(self._socket)
-            await asyncio.sleep(0)  # else asyncio loses a connection that it is accepting
+            await asyncio.sleep(0)  # otherwise asyncio loses a connection that it is accepting
             self._listener.close()
         self._socket.close()
         await self._connections.end()
@@ -131,7 +131,7 @@ class Server:
         return Address(self._root, f"{self._root}/v1", key, socket_path)
 
     async def release(self, key: str) -> None:
-        """Stop serving a rollout; a server without a fixed port stops after its last one."""
+        """Stop serving a rollout; a server without a fixed port stops after its last rollout."""
         with _lock:  # a thread may request an address at the same time
             calls = self._rollouts.pop(key)
             self._over.append(key)
@@ -165,7 +165,7 @@ class Server:
     def _unknown_key(self, key: str) -> ApiResponse:
         if key in self._over:
             message = (
-                "The episode of this key is over; nothing can answer its model calls. Wait for "
+                "The episode of this key is over, so nothing can answer its model calls. Wait for "
                 "every call before the agent ends."
             )
             return failure(400, message, "invalid_request_error", "rollout_over")
@@ -201,7 +201,7 @@ def _listening(host: str) -> tuple[socket.socket, str]:
 
 
 def interface_and_port(host: str) -> tuple[str, int]:
-    """Split "0.0.0.0:8443" or "[::]:8443" into interface and port; no port is 0, any free one."""
+    """Split "0.0.0.0:8443" or "[::]:8443" into interface and port (0, any free port, if absent)."""
     name, _, port = host.rpartition(":")
     is_both = port.isdecimal() and name and (":" not in name or name.endswith("]"))
     return (name.strip("[]"), int(port)) if is_both else (host.strip("[]"), 0)
@@ -212,7 +212,7 @@ def _is_path(host: str) -> bool:
 
 
 def key_of(request: web.BaseRequest) -> str:
-    """Return the key of a request from the header of any API; "" without a key."""
+    """Return a request's key from the header of any of the APIs; "" without a key."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return key.strip()
@@ -223,13 +223,13 @@ def key_of(request: web.BaseRequest) -> str:
 # -- one server per loop and interface -------------------------------------------------------------
 
 _servers: weakref.WeakValueDictionary[tuple[int, str], Server] = weakref.WeakValueDictionary()
-"""Servers by the loop's ``id`` and the interface. The server keeps its loop, and so the ``id``."""
+"""Servers by the loop's ``id``, valid while the server keeps its loop, and by the interface."""
 
 _lock = threading.RLock()
 
 
 def serve(endpoint: Endpoint, host: str = LOOPBACK[0]) -> Address:
-    """Return a rollout's one address on a host, until its episode is over. Safe from any thread."""
+    """Return a rollout's only address on a host, until the episode ends. Safe from any thread."""
     endpoint.episode.check_running()
     with _lock:
         if host not in endpoint.addresses:
@@ -241,8 +241,8 @@ def _serve(endpoint: Endpoint, host: str) -> Address:
     loop = endpoint.episode.loop
     if interface_and_port(host)[0] not in LOOPBACK and not _is_path(host):
         logger.warning(
-            "Model calls are served on %s over plain HTTP: whoever can read the traffic can read "
-            "the rollouts and their keys. Put a proxy with TLS or an SSH tunnel in front.",
+            "Model calls are served on %s over plain HTTP, so anyone who can read the traffic can "
+            "read the rollouts and their keys. Put a proxy with TLS or an SSH tunnel in front.",
             host,
         )
     server = _servers.get((id(loop), host)) or Server(loop, host)
@@ -255,14 +255,14 @@ def _serve(endpoint: Endpoint, host: str) -> Address:
 
 
 def _drop(server: "weakref.ref[Server]") -> None:
-    """Drop a server whose loop is closed."""
+    """Drop a server after its loop was closed."""
     live_server = server()
     if live_server is not None:
         live_server.drop()
 
 
 def _drop_all() -> None:
-    """Close the sockets in a fork: only the parent, which shares them, answers."""
+    """Close the sockets in a fork, because only the parent answers on them."""
     for server in [*_servers.values()]:
         server.drop()
     _lock.release()

@@ -1,7 +1,8 @@
 """Comparisons: "bigger than a car", "under ten kilos", "would it fit in a bag", "older than 100".
 
-Comparing sizes with a reference in the lexicon asks about an attribute. Comparing with a number, or
-with another measured thing, asks whether the noun is longer, heavier, dearer, faster or younger.
+A comparison of size with a reference in the lexicon asks about an attribute. A comparison with a
+number, or with another measured thing, asks whether the noun is longer, heavier, more expensive,
+faster or younger.
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ _NUMBERS = dict(zip(DIGITS.values(), range(2, 10), strict=True)) | {
 
 
 def parse_comparison(words: Sequence[str], lexicon: Lexicon) -> Attribute | Comparison | None:
-    """What a comparison asks. None if it is not one, or the thing compared with is unknown."""
+    """Return what a comparison asks; None if it is not one, or the reference is unknown."""
     return _parse_size(words, lexicon) or (_parse_age(words) if lexicon.measures else None)
 
 
@@ -80,7 +81,7 @@ def _parse_size(words: Sequence[str], lexicon: Lexicon) -> Attribute | Compariso
 
 
 def _direction(bag: set[str]) -> tuple[Quantity, bool, bool]:
-    """The quantity compared, whether the words ask for more, and whether they ask for less."""
+    """Return the compared quantity, whether "more" is asked, and whether "less" is."""
     more, less = bool(MORE & bag), bool(LESS & bag)
     if SPEED & bag:
         return "speed", bool({"faster", "quicker"} & bag), "slower" in bag
@@ -92,7 +93,7 @@ def _direction(bag: set[str]) -> tuple[Quantity, bool, bool]:
 
 
 def _parse_age(words: Sequence[str]) -> Comparison | None:
-    """What is asked about age: "over a hundred years old", "invented before 1950"; or None."""
+    """Return what is asked about age ("over a century old", "invented before 1950"), or None."""
     bag = {*words}
     number = _number(words)
     if number is None or LIFE & bag:

@@ -15,7 +15,7 @@ RELATIONS = stems_of(
     with
     """
 )
-"""Filler words that relate the answer to a noun, which is not a guess: "on a table"."""
+"""Filler words that relate the answer to another noun: "is it on a table" is no guess."""
 GUESS_FILLER = (FILLER - RELATIONS) | stems_of(
     """
     guess final believe suppose right correct pair name piece certainly definitely finally hm hmm ah
@@ -26,7 +26,7 @@ GUESS_FILLER = (FILLER - RELATIONS) | stems_of(
 IDIOM = re.compile(
     r"\b(?:(?:going|want|like|have) to|to be|for sure|by (?:any )?chance|think(?:ing)? about)\b"
 )
-"""Phrases in which these words mean nothing."""
+"""Phrases that do not change what is guessed."""
 PROPER = re.compile(
     r"\b(?:[Ii]s|[Ww]as|be) (?:(?:it|he|she|this|that) )?(?:the )?"
     r"([A-Z][\w.'-]+(?: [A-Z][\w.'-]+)*)\W*$"
@@ -64,16 +64,16 @@ class Names:
         return self._names.keys()
 
     def find(self, words: Sequence[str]) -> str | None:
-        """The noun that the words name, or None if they say anything else."""
+        """Return the noun that the words name, or None if they say anything else."""
         return _find_name(words, self._names)
 
     def find_foreign(self, words: Sequence[str]) -> str | None:
-        """The same for known things that are not among the nouns."""
+        """Return the known thing outside the list of nouns that the words name, or None."""
         return _find_name(words, self._foreign_names)
 
 
 def proper_name(question: str) -> str | None:
-    """The capitalised name that a question ends with: "Is it the Brooklyn Bridge?"; or None."""
+    """Return the capitalised name at a question's end ("is it the Brooklyn Bridge?"), or None."""
     match = None if question.isupper() else PROPER.search(question)
     return match and match[1]
 
@@ -92,6 +92,6 @@ def _find_name(words: Sequence[str], names: Mapping[tuple[str, ...], str]) -> st
 
 
 def key(text: str) -> tuple[str, ...]:
-    """The stems of a name without its articles."""
+    """Return the stems of a name without its articles."""
     parts = wording.stems(text)
     return tuple(part for part in parts if part not in ("a", "an", "the")) or tuple(parts)

@@ -60,7 +60,7 @@ class Lexicon:
 
 @cache
 def load_lexicon() -> Lexicon:
-    """The lexicon that ships with evert."""
+    """Return the lexicon that ships with evert."""
     tables: dict[str, Any] = tomllib.loads(LEXICON.read_text(encoding="utf-8"))
     attributes = tables["attributes"]
     phrases = tuple(

@@ -25,7 +25,7 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A question about whether the noun is longer (heavier, dearer, faster, younger) than a limit.
+    """A question about whether the noun is above a limit: longer, heavier, faster and so on.
 
     Attributes:
         positive: Whether "yes" means that it is above the limit.

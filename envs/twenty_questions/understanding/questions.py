@@ -1,4 +1,4 @@
-"""What a yes/no question in plain English asks: an attribute, a guess and so on, or None.
+"""Parses yes/no questions in plain English: an attribute, a guess and so on, or None.
 
     parser = QuestionParser(load_lexicon(), shipped_facts().answers)
     parser.parse("Hasn't it got any wings?")   Attribute("has_wings", positive=True)
@@ -14,7 +14,7 @@ The parser uses no model and no random numbers. The first of these rules to give
    removed (``guesses.py``). "Guess: x" is a guess for any x.
 3. *Comparison* with something whose size or weight is known (``comparisons.py``).
 4. *Attribute*: a lexicon phrase whose words are all in the question. Common words have weight 0,
-   words that say little a quarter. One attribute must explain the question's whole weight. A "not"
+   words that say little 0.25. One attribute must explain the question's whole weight. A "not"
    (or "unable", "lacks", "wingless", "non-") outside all phrases negates the answer.
 5. *Compound*: the clauses between "and", "or", "that" are parsed one by one; "a striped animal"
    asks for stripes and for an animal.
@@ -126,7 +126,7 @@ class QuestionParser:
         self._known_stems = {*self._by_stem, *FILLER, *NEGATIONS, *chain(*self._names.keys)}
 
     def parse(self, question: str) -> Parsed:
-        """What ``question`` asks; None: it is not understood."""
+        """Return what ``question`` asks; None if it is not understood."""
         return self._cached_parse(question)
 
     def _parse(self, question: str) -> Parsed:
@@ -152,7 +152,7 @@ class QuestionParser:
         )
 
     def _parse_foreign(self, question: str, words: list[str]) -> Guess | None:
-        """A guess of a noun in no list: "is it a dragon", "is it the Brooklyn Bridge"."""
+        """Return a guess of a noun in no list: "is it a dragon", "is it the Brooklyn Bridge"."""
         name = proper_name(question)
         if name and not all(stem(word) in self._lexicon.vocabulary for word in words_of(name)):
             return Guess(name)
@@ -177,7 +177,7 @@ class QuestionParser:
         )
 
     def _parse_several(self, words: list[str]) -> Compound | None:
-        """What a question's clauses ask; None if there is only one, or one is not understood."""
+        """Return what a question's clauses ask; None if one is not understood or there is one."""
         clauses = _clauses(words)
         parsed = [parse_comparison(c, self._lexicon) or self._parse_attribute(c) for c in clauses]
         parts = tuple(part for part in parsed if part is not None)
@@ -195,7 +195,7 @@ class QuestionParser:
         return next(iter(difflib.get_close_matches(stem(word), candidates, 1, ALIKE)), word)
 
     def parse_all(self, text: str) -> list[Attribute]:
-        """All attributes in a text that is not a question ("striped mammals"), most certain first.
+        """Return all attributes in a text that is no question ("striped mammals"), by certainty.
 
         The words that an attribute explains are removed before the next search. If the text has a
         negation, only the first attribute is returned, since it is unclear what else is negated.
@@ -214,7 +214,7 @@ class QuestionParser:
         return attributes
 
     def _parse_attribute(self, words: list[str], least: float = ENOUGH) -> Attribute | None:
-        """The attribute that explains the largest share of a question, if at least ``least``."""
+        """Return the attribute that explains the most of a question, if at least ``least``."""
         parts, negations = self._parts(words)
         total = sum(map(_weight, {*parts}))
         neighbours = pairwise(part for part in parts if part not in ARTICLES)
@@ -278,7 +278,7 @@ def _is_enough(match: _PhraseMatch, total: float, least: float) -> bool:
 
 
 def _noun_phrase(words: list[str]) -> list[str]:
-    """The words "spinning top" of "is it a spinning top"; empty if the question is not so plain."""
+    """Return "spinning", "top" of "is it a spinning top"; empty for less simple questions."""
     article = next((at for at, word in enumerate(words[:6]) if word in ("a", "an")), len(words))
     phrase = words[article + 1 :]
     asks = (
@@ -299,7 +299,7 @@ def _subject(part: Attribute | Comparison) -> str | float:
 
 
 def _clauses(words: list[str]) -> Iterator[list[str]]:
-    """The clauses of a question. In "is it a striped animal", "animal" is a clause too."""
+    """Yield the clauses of a question. In "is it a striped animal", "animal" is a clause too."""
     for joint, group in groupby(words, JOINTS.__contains__):
         clause = [*group]
         length = len(clause)
@@ -313,7 +313,7 @@ def _clauses(words: list[str]) -> Iterator[list[str]]:
 
 
 def mentions(question: str, answer: str) -> bool:
-    """Whether a question contains a noun's name, or one of its other names."""
+    """Return whether a question contains a noun's name, or one of its other names."""
     question_stems = tuple(wording.stems(question))
     names = {key(name) for name in (answer, *load_lexicon().aliases.get(answer, ()))}
     return any(

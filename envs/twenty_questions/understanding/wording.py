@@ -1,4 +1,4 @@
-"""The words of a question in one form: lower case, no contractions, stems.
+"""Normalizes the words of a question: lower case, no contractions, stems.
 
 ``words_of`` splits a text; ``stem`` gives "wings", "winged" and "wing" the same stem. The sets at
 the end list stems of little or no weight. The lexicon's phrases are stemmed too, so stems need not
@@ -22,7 +22,7 @@ FRAME = re.compile(
     """,
     re.VERBOSE,
 )
-"""Beginnings of a question that say nothing."""
+"""Beginnings of a question that carry no meaning."""
 
 CONTRACTIONS = (
     (r"(?<=\d),(?=\d{3})", ""),
@@ -44,7 +44,7 @@ TAG = re.compile(
     """,
     re.VERBOSE,
 )
-"""Ends of a question that say nothing."""
+"""Ends of a question that carry no meaning."""
 
 FORMS = """
     carry: carried carries; family: families; movie: movies;
@@ -60,7 +60,7 @@ FORMS = """
     stringed; swim: swam; thing: things; tie: tied; tooth: teeth; use: used using; wear: worn
     wore; wolf: wolves; woman: women; wool: woolen woollen; write: wrote written
 """
-"""Words, and those of their forms that the rules of ``stem`` would get wrong."""
+"""Words with the forms that the rules of ``stem`` would get wrong."""
 
 WHOLE = """
     actually bare bed bite building bus cane cape care ceiling clothes clothing cute deadly dice
@@ -90,14 +90,14 @@ EXAMPLES = re.compile(r",\s+(?:like|such as|for example)\b[^?]*")
 
 
 def question_sentence(text: str) -> str:
-    """The question in a text: the first sentence with a question mark, or else the whole text."""
+    """Return the question in a text: the first sentence with "?", or else the whole text."""
     sentences = SENTENCES.split(EXAMPLES.sub("", text))
     questions = (sentence for sentence in sentences if sentence.endswith("?"))
     return next(questions, text) if len(sentences) > 1 else sentences[0]
 
 
 def words_of(text: str) -> list[str]:
-    """Lower-case words of a text's question; contractions are split, ``FRAME`` and ``TAG`` cut."""
+    """Return a text's question in lower-case words, without contractions, ``FRAME`` and ``TAG``."""
     text = question_sentence(text).lower().replace("\u2019", "'").strip()
     text = FRAME.sub("", TAG.sub("", text))
     for pattern, replacement in CONTRACTIONS:
@@ -108,7 +108,7 @@ def words_of(text: str) -> list[str]:
 
 @lru_cache(maxsize=20_000)
 def stem(word: str) -> str:
-    """A word without its ending."""
+    """Return a word without its ending."""
     if word in IRREGULAR:
         base = IRREGULAR[word]
         return base if base in IRREGULAR else stem(base)
@@ -132,12 +132,12 @@ def stem(word: str) -> str:
 
 
 def stems(text: str) -> list[str]:
-    """The stems of all words of a text."""
+    """Return the stems of all words of a text."""
     return [stem(word) for word in words_of(text)]
 
 
 def stems_of(text: str) -> frozenset[str]:
-    """A set of words, separated by spaces, as stems."""
+    """Return words, separated by spaces, as a set of stems."""
     return frozenset(map(stem, text.split()))
 
 

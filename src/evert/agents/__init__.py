@@ -4,24 +4,24 @@
     env = ChatAgentEnv(fix)
 
 Each function returns a ``ProcessAgent`` that knows the program's flags, writes its configuration
-into the episode's own folder, and switches off the model calls that it makes besides the task
-(titles, summaries). Where bubblewrap is installed, the programs run in a sandbox. They are not
-installed with evert.
+into the episode's own folder, and switches off the program's model calls for anything but the task
+(titles, summaries). Where bubblewrap is installed, the programs run in a sandbox. evert does not
+install the programs.
 
     anthropic_claude.py    ``claude_code``: Claude Code, from npm
     openai_codex.py        ``codex``: OpenAI's Codex, from npm
     google_gemini.py       ``gemini_cli``: Google's Gemini CLI, from npm
     aider_chat.py          ``aider``: Aider, from PyPI, in a separate environment
-    recipe.py              what these four share: their options, and how they make the agent
+    recipe.py              the options that these four share, and what makes their agents
     process.py             ``ProcessAgent``: an agent that is a command
     commands.py            runs the commands of one episode
     laying.py              writes an episode's files without following links
-    supervisor.py          starts one command, and ends every process that it started
+    supervisor.py          starts one command, and ends every process that the command started
     variables.py           the environment variables that a command gets
-    sandboxed.py           whether a command runs in a sandbox, and in which
-    sandbox.py             a sandbox without a daemon: what a program sees
+    sandboxed.py           decides whether a command runs in a sandbox, and makes that sandbox
+    sandbox.py             a sandbox made by bubblewrap, without a daemon
     seccomp.py             the system calls that a sandbox refuses
-    installed.py           the folders of installed programs that a sandbox has to show
+    installed.py           the folders of installed programs that a sandbox must show
     relay.py               forwards connections from a sandbox to the model
     mcp_tools.py           ``evert.mcp_tools``: the tools of an MCP server, for any agent
     cookbook.py            ``CookbookAgent``: an environment of the Cookbook as an agent

@@ -1,11 +1,11 @@
 """``aider``: Aider as an agent, over chat completions.
 
-https://aider.chat; tried with aider-chat 0.86.2. Its pins conflict with evert's, so install it in a
-separate environment and pass the path of its ``aider`` as ``program``.
+https://aider.chat; tested with aider-chat 0.86.2. Its pins conflict with evert's, so install it in
+a separate environment and pass the path of its ``aider`` as ``program``.
 
-- Analytics, updates and the download of models' prices are switched off.
-- Its caches and settings lie in the episode's home; yours are not read.
-- It would run what follows "/run" or "!" at the beginning of a task, so a newline is put first.
+- Analytics, updates and the download of model prices are switched off.
+- Aider keeps its caches and settings in the episode's home, and does not read yours.
+- Aider runs a prompt that begins with "/run" or "!" as a command, so a newline precedes the task.
 """
 
 import json
@@ -16,7 +16,7 @@ from evert.agents.process import ProcessAgent
 from evert.agents.recipe import ProcessOptions, as_text, make_agent
 
 PRICES = json.dumps({"evert": {"litellm_provider": "openai", "mode": "chat"}})
-"""Aider's cache of models' prices. Aider downloads none when it finds this file."""
+"""Aider's cache of model prices. Aider skips the download when it finds this file."""
 
 QUIET = [
     "--yes-always",
@@ -27,7 +27,7 @@ QUIET = [
     "--no-detect-urls",
     "--no-suggest-shell-commands",
     "--no-gitignore",
-    "--no-auto-commits",  # it would ask the model for their messages
+    "--no-auto-commits",  # Aider would ask the model for commit messages
     "--no-pretty",
     "--no-fancy-input",
 ]
@@ -45,14 +45,14 @@ def aider(
     """Return an agent that runs Aider on a prompt, in a new folder for each episode.
 
     Args:
-        prompt: The instruction. ``{task}`` stands for the episode's task, ``{task[name]}`` for a
-            part of it.
+        prompt: The instruction. ``{task}`` is replaced by the episode's task, ``{task[name]}`` by
+            one part of the task.
         edit: Names of the files that Aider may edit.
         edit_format: How the model writes its edits: "whole" files, "diff" blocks, or another of
-            Aider's formats; None: "whole", Aider's choice for models that it does not know.
+            Aider's formats; None: "whole", Aider's default for unknown models.
         program: The program, or its path.
-        arguments: Further arguments. For example, ``["--map-tokens", "0"]`` leaves the map of the
-            repository out of the prompt.
+        arguments: Further arguments. For example, ``["--map-tokens", "0"]`` leaves the repository
+            map out of the prompt.
         **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``, ``sandbox``: see
             ``ProcessAgent``.
 

@@ -1,14 +1,14 @@
 """``claude_code``: Claude Code as an agent, over Anthropic's messages.
 
-https://docs.claude.com/en/docs/claude-code; tried with 2.1.330, ``npm install -g
+https://docs.claude.com/en/docs/claude-code; tested with 2.1.330, ``npm install -g
 @anthropic-ai/claude-code``.
 
 - Model calls besides the task (session titles) and traffic to other hosts are switched off.
-- Its settings, memories and sessions lie in the episode's home; yours are not read.
+- Claude Code keeps settings, memories and sessions in the episode's home, and does not read yours.
 - It changes tool calls before it sends them back: it adds ``replace_all: false``, strips white
   space from the ends of lines, and turns strings into numbers. With ``keep_completed_arguments``
-  these do not count as edits, and the sampled tokens are kept. It also removes a ``cd`` into its
-  own folder, which does count as an edit.
+  these changes do not count as edits, and the sampled tokens are kept. It also removes a ``cd``
+  into its own folder; that does count as an edit.
 - It assumes a context of a million tokens for models that it does not know, so it compacts too
   late. ``env={"CLAUDE_CODE_MAX_CONTEXT_TOKENS": "32768"}`` sets another size.
 """
@@ -28,7 +28,7 @@ ENVIRONMENT = {
     "CLAUDE_CODE_MAX_RETRIES": "0",
     "API_TIMEOUT_MS": "86400000",  # a reply may wait for a whole batch
     "DISABLE_AUTOUPDATER": "1",
-    # the policy answers for every size of model that it or a sub-agent asks for
+    # the policy answers whichever model size Claude Code or a sub-agent asks for
     "ANTHROPIC_DEFAULT_HAIKU_MODEL": "{model}",
     "ANTHROPIC_DEFAULT_SONNET_MODEL": "{model}",
     "ANTHROPIC_DEFAULT_OPUS_MODEL": "{model}",
@@ -49,16 +49,16 @@ def claude_code(
     """Return an agent that runs Claude Code on a prompt, in a new folder for each episode.
 
     Args:
-        prompt: The instruction. ``{task}`` stands for the episode's task, ``{task[name]}`` for a
-            part of it.
-        tools: The tools that it offers the model and may use without permission, such as
+        prompt: The instruction. ``{task}`` is replaced by the episode's task, ``{task[name]}`` by
+            one part of the task.
+        tools: Tools that Claude Code offers the model and may use without permission, such as
             ``("Read", "Edit", "Bash(git *)")``; None: Claude Code's own choice of tools, limited by
             ``permission_mode``.
-        permission_mode: What it may do without permission; everything else is denied.
-            "acceptEdits": read and edit files of its folder. "bypassPermissions": everything, for
-            machines with nothing of value on them.
-        lean: Whether to shorten the prompt (``--bare``) from 48 kB to 2 to 7 kB, the task included.
-            Tools are then Bash, Edit and Read at most.
+        permission_mode: What Claude Code may do without permission; everything else is denied.
+            "acceptEdits": read and edit files in its folder. "bypassPermissions": everything, for
+            machines that hold nothing of value.
+        lean: Whether to shorten the prompt (``--bare``) from 48 kB to between 2 and 7 kB, including
+            the task. It then offers no tools but Bash, Edit and Read.
         program: The program, or its path.
         arguments: Further arguments.
         **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``, ``sandbox``: see
@@ -75,7 +75,7 @@ def claude_code(
         command.append("--bare")
     env: dict[str, str | None] = dict(ENVIRONMENT)
     if permission_mode == "bypassPermissions":
-        env["IS_SANDBOX"] = "1"  # else it refuses to run as root, the usual user of containers
+        env["IS_SANDBOX"] = "1"  # else it refuses to run as root, the usual user in containers
     return make_agent(
         [*command, *arguments, "--", as_text(prompt)],
         options,

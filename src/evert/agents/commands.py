@@ -2,9 +2,9 @@
 
 ``Workplace`` is where an episode's commands run: its folders, its environment variables, and the
 values of ``{task}`` and the other placeholders. ``Workplace.run`` runs a command to its end and
-returns a ``ProcessResult``. A command's outputs go to unnamed temporary files; only their ends are
-read, so no output is too long. A command may leave files of any kind: ``read_left`` reads only
-regular files up to a size, and follows no link.
+returns a ``ProcessResult``. A command's outputs go to unnamed temporary files; only the end of each
+is read, so an output may be of any length. A command may leave files of any kind, so ``read_left``
+reads only regular files up to a size limit, and does not follow links.
 """
 
 import asyncio
@@ -40,22 +40,22 @@ logger = logging.getLogger(__name__)
 SUPERVISOR = [sys.executable, "-I", "-S", supervisor.__file__]
 
 PATIENCE = 30
-"""Seconds that the processes of a command have to end after they are killed."""
+"""Seconds to wait for a command's processes to end after they are killed."""
 
 SHOWN_OUTPUT = 2000
-"""Bytes of the end of each output that a message shows."""
+"""How many bytes of the end of each output an error message shows."""
 
 LOGGED_OUTPUT = 4000
-"""Characters of the end of an output that go to the transition's logs."""
+"""How many characters of the end of an output go to the transition's logs."""
 
 MARK = "EVERT_EPISODE"
 """The environment variable that marks the processes of an episode."""
 
 IN_HOME, IN_JUDGE = "{home}/", "{judge}/"
-"""Prefixes of the names of files that go to the episode's home, or to the judge's folder."""
+"""Prefixes of file names: files for the episode's home, and files for the judge's folder."""
 
 LONGEST_VARIABLE = 100_000
-"""Bytes of an environment variable. Systems limit them: with a longer one no program starts."""
+"""Most bytes of an environment variable. Above the system's limit, no program starts."""
 
 PLACEHOLDER = re.compile(
     r"\{(task|model|base_url|root_url|api_key|folder|home|env)(\[[^][{}]*\])?\}"
@@ -67,10 +67,10 @@ class ProcessResult:
     """A command that has ended.
 
     Attributes:
-        status: Exit status. A command that signal N killed has -N; in a sandbox, 128 + N.
-        stdout: Its standard output; if that is longer than a megabyte, the end.
-        stderr: Its standard error; if that is longer than a megabyte, the end.
-        folder: The folder in which it ran. Its files are still there; read them by ``read``.
+        status: Exit status. If signal N killed the command: -N, or 128 + N in a sandbox.
+        stdout: Its standard output, at most the last megabyte.
+        stderr: Its standard error, at most the last megabyte.
+        folder: The folder in which it ran. Its files are still there; ``read`` reads them.
     """
 
     status: int
@@ -81,7 +81,7 @@ class ProcessResult:
     def read(self, name: str) -> str | None:
         """Return the text of a file that the command left in ``folder``.
 
-        None: it is missing, not a regular file (a link, a named pipe), or longer than a megabyte.
+        Return None if the file is missing, longer than a megabyte, a link or not a regular file.
         """
         try:
             return read_left(self.folder, name).decode(errors="replace")
@@ -129,7 +129,7 @@ class Workplace:
             ) from None
 
     def lay(self, files: Mapping[str, str | bytes | Path]) -> None:
-        """Write the files of this place. Paths are copied, folders included."""
+        """Write the files that belong here. A ``Path`` is copied, as a file or a whole folder."""
         for name, content in files.items():
             room, inner = room_of(name)
             if room not in self.rooms:
@@ -140,14 +140,14 @@ class Workplace:
             except (NotADirectoryError, IsADirectoryError) as error:
                 raise CommandError(
                     f"The file {name!r} cannot be written to {self.rooms[room]}: {error}. evert "
-                    "follows no link, which an earlier episode's command may have left there. "
-                    "Remove what is in the way, or leave out cwd=, for a new folder each time."
+                    "does not follow links, which an earlier episode's command may have left. "
+                    "Remove what is in the way, or leave out cwd= to get a new folder each time."
                 ) from error
 
     async def run(
         self, command: Sequence[str], role: str, sandbox: Sandbox | None = None
     ) -> ProcessResult:
-        """Run a command, then end every process that it started; ``role`` is for messages."""
+        """Run a command, then end every process that it started; messages call it ``role``."""
         filled = [self.fill(argument) for argument in command]
         if sandbox is not None:
             self._check_program(filled[0])
@@ -175,7 +175,7 @@ class Workplace:
         return ProcessResult(int(number), stdout, stderr, self.folder)
 
     def _check_program(self, program: str) -> None:
-        """Raise if the program does not exist. In a sandbox the supervisor would not notice."""
+        """Raise if the program does not exist, which the supervisor cannot notice in a sandbox."""
         path = os.path.join(self.folder, program) if "/" in program else program
         executable = shutil.which(path, os.F_OK, self.env.get("PATH", os.defpath))
         if executable is None or not os.access(executable, os.X_OK):
@@ -191,7 +191,7 @@ class Workplace:
         out: IO[bytes],
         err: IO[bytes],
     ) -> "Process":
-        """Start a command's supervisor. Input, or the end of its input, makes it end everything."""
+        """Start a supervisor. When its stdin gets a byte or closes, it ends every process."""
         outputs = [out.fileno(), err.fileno()]
         options = [*outputs, "LC_CTYPE" in self.env, len(self.scratch), *self.scratch]
         try:
@@ -218,10 +218,10 @@ class Workplace:
             )
         if not isinstance(error, FileNotFoundError):
             return f"The program {program!r} cannot be started: {error}"
-        how = self.install or "install it in a folder of PATH, or give its whole path"
+        how = self.install or "install it in a folder of PATH, or give its full path"
         return (
             f"The program {program!r} was not found (or the interpreter that its first line names)."
-            f" To fix it: {how}. The episode's folder has only the files of files= and setup=."
+            f" To fix it: {how}. The episode's folder has only what files= and setup= put there."
         )
 
 
@@ -236,7 +236,7 @@ def _variable(name: str, variables: Mapping[str, str]) -> str:
 
 
 def room_of(name: str) -> tuple[str, str]:
-    """Split the name of a file into its prefix and its path in that folder."""
+    """Split a file's name into its prefix and its path in the prefix's folder."""
     room = next(room for room in (IN_HOME, IN_JUDGE, "") if name.startswith(room))
     return room, name.removeprefix(room)
 
@@ -263,12 +263,12 @@ def read_left(folder: Path, name: str, limit: int = 2**20) -> bytes:
     """Read a regular file that a command left in the folder, of at most ``limit`` bytes.
 
     Raises:
-        ValueError: It is longer, not a regular file, or a link or its name leads elsewhere.
-        OSError: It is missing, or cannot be read.
+        ValueError: It is longer, or not a regular file, or a link or ".." leads out of the folder.
+        OSError: It is missing or cannot be read.
     """
     path = folder / name
     if os.path.realpath(path) != str(path) or not path.is_relative_to(folder):
-        raise ValueError("a link or its name leads elsewhere")
+        raise ValueError("a link or its name leads out of the folder")
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -283,7 +283,7 @@ def read_left(folder: Path, name: str, limit: int = 2**20) -> bytes:
 
 @asynccontextmanager
 async def new_folder() -> AsyncIterator[Path]:
-    """A new folder, removed at the end. If it cannot be removed, the episode still counts."""
+    """Yield a new folder, and remove it at the end. If that fails, the episode still counts."""
     real = os.path.realpath(tempfile.gettempdir())  # noqa: ASYNC240
     folder = tempfile.mkdtemp(prefix="evert-", dir=real)
     try:
@@ -299,7 +299,7 @@ Process: TypeAlias = "subprocess.Popen[bytes]"
 
 
 async def _next_report(process: Process) -> bytes:
-    """Wait for a supervisor's next report; empty when it is gone."""
+    """Wait for a supervisor's next report, and return it; empty once the supervisor is gone."""
     assert process.stdout is not None
     loop, reports, ready = asyncio.get_running_loop(), process.stdout.fileno(), asyncio.Event()
     loop.add_reader(reports, ready.set)
@@ -311,10 +311,10 @@ async def _next_report(process: Process) -> bytes:
 
 
 async def _end(process: Process, mark: str) -> None:
-    """Tell a supervisor to end every process, and wait. It keeps trying even if this raises."""
+    """Tell a supervisor to end every process, and wait. If this raises, it still keeps trying."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with suppress(BrokenPipeError):  # it is gone
+    with suppress(BrokenPipeError):  # the supervisor is gone
         os.write(process.stdin.fileno(), b"\n")
     process.stdin.close()
     try:
@@ -354,10 +354,10 @@ def _survivors_message(supervisor: int) -> str:
 
 
 def _kill_family(process: Process, mark: str) -> None:
-    """Kill a supervisor's descendants, and the processes with the episode's mark, in its place."""
+    """Kill a supervisor's descendants and the processes marked as the episode's, in its place."""
     family = [process for process in psutil.process_iter() if _is_marked(process, mark)]
     with suppress(psutil.Error):
-        if process.returncode is None:  # else its number may belong to another process
+        if process.returncode is None:  # else its PID may belong to another process
             family += psutil.Process(process.pid).children(recursive=True)
     for member in family:
         with suppress(psutil.Error):

@@ -9,11 +9,11 @@ Cookbook, and the agent can be recorded, mixed with others, and trained by every
 
 A Cookbook ``Env`` returns observations as tokens, but the client takes messages. So the Env gets a
 copy of the policy's renderer that remembers the messages of each prompt (``PromptRecorder``).
-The action is the sampled tokens of the reply. If the reply came as text, these are unknown, and the
-action is tokens that this renderer parses as that reply.
+The action is the sampled tokens of the reply. If the reply came as text, its tokens are unknown, so
+the action is tokens that this renderer parses into that reply.
 
-The environment of the recipe ``math_rl`` computes on answers with sympy, which a crafted answer can
-keep busy for ever. So they are graded in an isolate (``_ReportingEnv``).
+The environment of the recipe ``math_rl`` grades answers with sympy, which a crafted answer can keep
+busy forever. So its answers are graded in an isolate (``_ReportingEnv``).
 """
 
 import copy
@@ -62,7 +62,7 @@ GRADERS = {
     "sympy": "tinker_cookbook.recipes.math_rl.math_grading:grade_answer",
     "math_verify": "tinker_cookbook.recipes.math_rl.math_grading:grade_answer_math_verify",
 }
-"""The recipe that computes on answers, and its functions for that."""
+"""The environment module of the recipe ``math_rl``, and its grading functions by name."""
 
 
 class CookbookAgent:
@@ -70,14 +70,14 @@ class CookbookAgent:
 
     Args:
         make: ``make(renderer, task)``, or ``make(renderer)`` where there is no task; sync or async.
-            It is called for each episode, and returns an ``Env`` that renders and parses with this
-            renderer, the policy's; or a ``MessageEnv``; or an ``EnvGroupBuilder`` of one Env, whose
-            group reward is added and whose ``cleanup`` is called.
+            It is called for each episode with the policy's renderer. It returns an ``Env`` that
+            renders and parses with that renderer, a ``MessageEnv``, or an ``EnvGroupBuilder`` of
+            one Env; a builder's group reward is added, and its ``cleanup`` is called.
 
     The reward, metrics and logs of each step go to its transition. The environment's stop reason
     is the metric ``env_stop/REASON``; if one of its limits ended the episode, ``stop/truncated`` is
     set. Within another agent, ``await agent(client, task)`` plays an episode: its rewards go to the
-    client as they come, and the reward of the ``Outcome`` is 0.
+    client step by step, and the reward of the ``Outcome`` is 0.
 
     Raises (when it plays):
         InvalidAgentError: ``make`` returns something else, or the client is not one of evert's.
@@ -104,7 +104,7 @@ class CookbookAgent:
             trajectory = await do_single_rollout(policy, _ReportingEnv(env, client))
             metrics: Metrics = {}
             for last in trajectory.transitions[-1:]:
-                metrics |= last.metrics  # includes the runner's own
+                metrics |= last.metrics  # includes the runner's metrics
             if isinstance(environment, EnvGroupBuilder):
                 [(reward, more)] = await environment.compute_group_rewards([trajectory], [env])
                 client.reward(reward)
@@ -178,7 +178,7 @@ class _ReportingEnv(Env):
         self._client = client
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)  # the runner reads some, such as its limits
+        return getattr(self._env, name)  # the runner reads attributes such as its limits
 
     async def initial_observation(
         self,
@@ -195,11 +195,11 @@ class _ReportingEnv(Env):
         return result
 
     async def _grade(self, action: Action) -> Env:
-        """A copy of the recipe's Env that has checked the answer."""
+        """Return a copy of the recipe's Env that has checked the answer."""
         env: Any = copy.copy(self._env)
         message, _ = env.renderer.parse_response(action)
         correct = None
-        with suppress(ValueError):  # it has no answer
+        with suppress(ValueError):  # the message has no answer
             answer = sys.modules[MATHS].extract_boxed(get_text_content(message))
             scorer = (import_function, GRADERS[env.grader], "1", "2")
             correct = await isolated_score(self._client, scorer, answer, env.answer)
@@ -214,7 +214,7 @@ class _ReportingEnv(Env):
 
 
 def _is_maths(env: Env) -> bool:
-    """Whether the Env checks answers like the recipe, whose clock does not stop a slow grader."""
+    """Return whether the Env uses ``math_rl``'s check, whose timeout cannot stop a slow grader."""
     check = getattr(type(env), "check_answer", None)
     return MATHS in sys.modules and check is sys.modules[MATHS].MathEnv.check_answer
 
@@ -242,7 +242,7 @@ class PromptRecorder:
         self._parsed: list[tuple[Message, Reply]] = []
         self.renderer: Renderer = with_tokenizer(original, original.tokenizer)
         vars(self.renderer).update(
-            {SHARED: prompts},  # an Env of evert's in this environment then uses the same tokenizer
+            {SHARED: prompts},  # an evert Env inside this environment then uses the same tokenizer
             build_generation_prompt=self._build,
             create_conversation_prefix_with_tools=self._offer,
             parse_response=self._parse,
@@ -281,7 +281,7 @@ class PromptRecorder:
     # -- between the Env and the policy ----------------------------------------------------------
 
     def request_of(self, prompt: tinker.ModelInput) -> ChatRequest:
-        """Return the request that a prompt renders."""
+        """Return the request that was rendered into this prompt."""
         for rendered in reversed(self._rendered):
             if rendered[0] is prompt or rendered[0] == prompt:
                 self._rendered = [rendered]  # the Env may return it again
@@ -294,7 +294,7 @@ class PromptRecorder:
         )
 
     def tokens_of(self, reply: Reply) -> list[int]:
-        """Return a reply's tokens for the Env: the sampled ones, or others that parse as it."""
+        """Return a reply's sampled tokens for the Env, or else tokens that parse into the reply."""
         tokens = [*(reply.tokens or ())]
         if reply.tokens is None:
             tokens = self._prompts.spell(reply.text) + self._prompts.end_tokens[:1]
@@ -313,7 +313,7 @@ class PromptRecorder:
         return None, conversation
 
     def _as_sent(self, message: Message) -> CookbookMessage:
-        """Give a message its reply's tool calls, with their ids, unless one was unparsed."""
+        """Restore a parsed message's tool calls with their ids, unless one was unparsed."""
         reply = next((reply for parsed, reply in self._parsed if parsed is message), None)
         if reply is None or not reply.tool_calls or reply.unparsed:
             return CookbookMessage(message)

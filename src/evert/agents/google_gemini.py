@@ -1,11 +1,11 @@
 """``gemini_cli``: Google's Gemini CLI as an agent, over Gemini's generateContent.
 
-https://geminicli.com; tried with 0.61.0, ``npm install -g @google/gemini-cli``.
+https://geminicli.com; tested with 0.61.0, ``npm install -g @google/gemini-cli``.
 
-- Its settings lie in the episode's home; yours are not read. They select the API key as the way to
-  sign in: with a base URL alone it assumes a gateway, and stops.
-- When a task names a file of the folder, "@calc.py", the file is added to the prompt. Files
-  elsewhere are not.
+- Its settings are in the episode's home; it does not read yours. They make it sign in by API key,
+  because with only a base URL it assumes a gateway, and stops.
+- If a task mentions a file of the folder, such as "@calc.py", Gemini CLI adds the file to the
+  prompt. It does not add files from elsewhere.
 - Updates, statistics and loop detection, which calls the model, are switched off.
 """
 
@@ -52,16 +52,16 @@ def gemini_cli(
     """Return an agent that runs Gemini CLI on a prompt, in a new folder for each episode.
 
     Args:
-        prompt: The instruction. ``{task}`` stands for the episode's task, ``{task[name]}`` for a
-            part of it.
-        tools: Names of the tools that it offers the model and may use without approval, such as
+        prompt: The instruction. ``{task}`` is replaced by the episode's task, ``{task[name]}`` by
+            one part of the task.
+        tools: Names of tools that it offers the model and may use without approval, such as
             ``("read_file", "replace", "run_shell_command")``; None: Gemini CLI's own choice of
             tools, limited by ``approval_mode``.
         approval_mode: What it may do without approval; it does not offer tools that need approval.
-            "auto_edit": read and edit files of its folder. "yolo": everything, for machines with
-            nothing of value on them.
-        lean: Whether to shorten the prompt from 44 kB to 7 kB, the task included. Tools are then
-            read_file, replace and write_file, unless ``tools`` names others.
+            "auto_edit": read and edit files in its folder. "yolo": everything, for machines that
+            hold nothing of value.
+        lean: Whether to shorten the prompt from 44 kB to 7 kB, including the task. The tools are
+            then read_file, replace and write_file, unless ``tools`` names others.
         program: The program, or its path.
         arguments: Further arguments.
         **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``, ``sandbox``: see

@@ -1,8 +1,8 @@
-"""The paths that a program needs to see in a sandbox: its installation, and its arguments' files.
+"""The paths that a program needs to see in a sandbox: its installation, and files in its arguments.
 
 A sandbox has the system's folders and no home. But programs are often installed in the home (npm,
-nvm, pyenv, pipx, uv), next to keys and work, so only the folders of installations are shown. Of an
-installation these are ``PREFIX/bin`` and the other ``PARTS``, and the targets of links in ``bin``:
+nvm, pyenv, pipx, uv), next to keys and work. So a sandbox shows only these parts of an
+installation: ``PREFIX/bin``, the other ``PARTS``, and the targets of links in ``bin``, because
 pipx, uv and Claude Code put a link into ``~/.local/bin`` and the program elsewhere.
 """
 
@@ -15,16 +15,16 @@ from pathlib import Path
 from evert.agents.sandbox import system_folders
 
 PARTS = "bin sbin lib lib32 lib64 libexec include share pyvenv.cfg conda-meta ssl"
-"""The parts of an installation that are shown; not ``~/.local/share``, which has passwords."""
+"""The parts of an installation that are shown; not ``~/.local/share``, which may hold passwords."""
 
 
 def needed(command: Sequence[str], variables: Mapping[str, str]) -> dict[str, Path]:
-    """Return the paths to show to a command besides the system's: path -> the same as a ``Path``.
+    """Return the paths that a sandbox shows to a command besides the system's, with their ``Path``.
 
     Args:
         command: Program and arguments. Absolute paths in the arguments are shown.
-        variables: Absolute paths of files in these are shown, too. A folder (``PATH`` and others)
-            counts as a part of an installation, which is shown.
+        variables: Environment variables. Files whose absolute paths they contain are shown, too. A
+            folder in a variable, such as ``PATH``, is shown as part of an installation.
     """
     values = _paths(part for text in variables.values() for part in text.split(os.pathsep))
     folders = [path for path in values if os.path.isdir(path)]
@@ -63,7 +63,7 @@ def _installation_paths(starts: tuple[str, ...]) -> frozenset[Path]:
 
 
 def _link_targets(path: Path) -> list[Path]:
-    """The target of a link, or the interpreter that a program's first line names."""
+    """Return a link's target, or the interpreter that a program's first line names."""
     real = Path(os.path.realpath(path.parent))
     if path.is_symlink():
         return [Path(os.path.normpath(real / path.readlink()))]
@@ -77,7 +77,7 @@ def _link_targets(path: Path) -> list[Path]:
 
 
 def _parts_of(folder: Path) -> list[Path]:
-    """The paths that a program in this folder needs; never a home folder as a whole."""
+    """Return the paths that a program in this folder needs, but never a whole home folder."""
     if "node_modules" in folder.parts:
         return [Path(*folder.parts[: folder.parts.index("node_modules") + 1])]
     prefix = folder.parent if folder.name in ("bin", "sbin") else folder
@@ -90,7 +90,7 @@ def _parts_of(folder: Path) -> list[Path]:
 
 
 def _is_broad(path: Path) -> bool:
-    """Whether the path is the user's home, or a parent of it."""
+    """Return whether the path is the user's home or one of its parents."""
     return Path(os.path.expanduser("~")).is_relative_to(path)
 
 

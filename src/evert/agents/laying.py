@@ -1,7 +1,7 @@
 """Writes files into an episode's folder without following links that a command may have left there.
 
-Each folder on the way is opened from the one before, as a folder and not as a link. A file is
-written under another name and then renamed, which replaces a link or a named pipe of its name.
+Each folder of a path is opened relative to its parent, and never through a link. A file is written
+under a temporary name and then renamed, which replaces any link or named pipe of that name.
 """
 
 import os
@@ -15,10 +15,10 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def lay(room: Path, inner: PurePath, content: bytes | Path) -> None:
-    """Write a file. A ``Path`` is copied: a file, or a folder with its links as they are.
+    """Write bytes to a file, or copy a file or folder; links inside a folder are copied as links.
 
     Raises:
-        OSError: A link or a file is where a folder is needed, or vice versa.
+        OSError: There is a link or a file where a folder is needed, or vice versa.
     """
     if isinstance(content, Path) and content.is_dir():
         with _open_folder(room, inner):
@@ -46,7 +46,7 @@ def lay(room: Path, inner: PurePath, content: bytes | Path) -> None:
 
 @contextmanager
 def _open_folder(room: Path, inner: PurePath) -> Iterator[int]:
-    """A descriptor of a folder in the room; folders that are missing are made."""
+    """Yield a descriptor of a folder in the room, and make missing folders."""
     folder = os.open(room, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in inner.parts:
@@ -62,7 +62,7 @@ def _open_folder(room: Path, inner: PurePath) -> Iterator[int]:
 
 @contextmanager
 def _new_name(folder: int, name: str) -> Iterator[str]:
-    """A name for a new file, which replaces ``name`` at the end of the block."""
+    """Yield a temporary name; its file replaces ``name`` at the end of the block."""
     temporary = f".evert-{secrets.token_hex(8)}"
     try:
         yield temporary

@@ -19,8 +19,8 @@ async def mcp_tools(server: str | Sequence[str], timeout_s: float = 60.0) -> "Mc
     """Open a session with an MCP server for this episode, and return the server's tools.
 
     Args:
-        server: URL of a server over streamable HTTP, or the command of one over stdio, as a list.
-        timeout_s: Seconds to wait for each answer.
+        server: URL of a streamable HTTP server, or the command of a stdio server, as a list.
+        timeout_s: Seconds to wait for each response.
 
     Raises:
         McpError: The server does not start, or does not answer as an MCP server does.
@@ -33,7 +33,7 @@ async def mcp_tools(server: str | Sequence[str], timeout_s: float = 60.0) -> "Mc
 
 
 class McpTools(list[dict[str, Any]]):
-    """Tools in OpenAI's form, for ``tools=``, that can be called; ``mcp_tools`` makes it."""
+    """A server's tools in OpenAI's format, for ``tools=``, and ``call``; see ``mcp_tools``."""
 
     def __init__(self, server: str | Sequence[str], timeout_s: float) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class McpTools(list[dict[str, Any]]):
         self._session: asyncio.Future[Any] = asyncio.Future()
         if endpoint := current_endpoint():
             endpoint.episode.hold(self.close)
-        with left_alone():  # a task of its own: contexts must be left where they were entered
+        with left_alone():  # a new task, since the task that enters a context must exit it
             self._serving = asyncio.create_task(self._serve(), name="evert MCP session")
 
     async def _serve(self) -> None:
@@ -113,8 +113,8 @@ class McpTools(list[dict[str, Any]]):
         raise McpError(f"{message} {self._last_words or 'none'}") from error
 
     async def close(self) -> None:
-        """End the session and the server's process; in an episode, that happens by itself."""
-        if not self._serving.cancelling():  # a second time would interrupt the server's end
+        """End the session and the server's process. The end of an episode calls this."""
+        if not self._serving.cancelling():  # cancelling twice would interrupt the server's shutdown
             with suppress(RuntimeError):  # the loop is gone, and the task with it
                 self._serving.get_loop().call_soon_threadsafe(self._serving.cancel)
         if asyncio.get_running_loop() is self._serving.get_loop():

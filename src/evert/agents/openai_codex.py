@@ -1,10 +1,10 @@
 """``codex``: OpenAI's Codex as an agent, over the Responses API.
 
-https://developers.openai.com/codex; tried with 0.169.0, ``npm install -g @openai/codex``.
+https://developers.openai.com/codex; tested with 0.169.0, ``npm install -g @openai/codex``.
 
 - It ignores ``OPENAI_BASE_URL``, so a ``config.toml`` in the episode's home has the URL. The file
   also switches off retries, the check for updates, and analytics.
-- Its sessions and logs lie in that home, too; your own configuration is not read.
+- Codex also keeps its sessions and logs in that home, and does not read your configuration.
 """
 
 from collections.abc import Sequence
@@ -78,13 +78,12 @@ def codex(
     """Return an agent that runs Codex on a prompt, in a new folder for each episode.
 
     Args:
-        prompt: The instruction. ``{task}`` stands for the episode's task, ``{task[name]}`` for a
-            part of it.
-        sandbox: evert's sandbox, chosen as for ``ProcessAgent``; Codex's own is then off. Or the
-            name of a sandbox of Codex's, which replaces evert's: "read-only", "workspace-write"
-            (its commands may change files of the folder, and have no network), or
-            "danger-full-access" (no sandbox, for containers). Where evert makes none, Codex's is
-            "workspace-write".
+        prompt: The instruction. ``{task}`` is replaced by the episode's task, ``{task[name]}`` by
+            one part of the task.
+        sandbox: As for ``ProcessAgent``: evert's sandbox, with Codex's own switched off. Or the
+            name of a Codex sandbox to use instead: "read-only", "workspace-write" (its commands may
+            change files in the folder, and have no network), or "danger-full-access" (no sandbox,
+            for containers). Where evert makes no sandbox, Codex uses "workspace-write".
         lean: Whether to shorten the prompt from 39 kB to 5 kB, with two lines of instructions and
             a shell as the only tool.
         program: The program, or its path.

@@ -3,8 +3,8 @@
 The command finds the model through the usual environment variables (``variables.py``). It runs in a
 new folder with the given files, and every process that it started ends with it (``commands.py``).
 With ``sandbox`` it runs in a sandbox (``sandbox.py``), and sees no more than it needs. A reward
-command (the judge) runs after all processes of the agent have ended, in a folder that is made only
-then. ``evert.agents`` has ready agents for well-known programs.
+command (the judge) runs after all processes of the agent have ended, in a folder made only then.
+``evert.agents`` has ready-made agents for well-known programs.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from evert.bridge.errors import CommandError, InvalidAgentError, RewardError
 from evert.bridge.redaction import keep_secret, redacted_end
 
 LONGEST_REWARD = 2**16
-"""Bytes of the reward file that a command writes, metrics included."""
+"""Most bytes of the reward file that a command writes, including metrics."""
 
 ProcessSetup: TypeAlias = Sequence[str] | Callable[[Path, Any], Any]
 ProcessReward: TypeAlias = (
@@ -61,43 +61,43 @@ class ProcessAgent:
     Placeholders in the command, in ``env`` and in text ``files`` are filled in: ``{task}`` with the
     task (text unchanged, anything else as JSON), ``{task[name]}`` with a part of it, ``{folder}``
     and ``{home}`` with the episode's two folders, and ``{model}``, ``{base_url}``, ``{root_url}``
-    and ``{api_key}``. Environment variables have the model (see ``addresses``) and the task:
-    ``EVERT_TASK_FILE`` names a file of it, and ``EVERT_TASK`` is its text, unless it is longer than
-    100 kB or has a null character or half a surrogate pair. ``HOME`` and ``TMPDIR`` are folders of
-    the episode.
+    and ``{api_key}``. Environment variables give the model's address (see ``addresses``) and the
+    task: ``EVERT_TASK_FILE`` is the path of a file with the task, and ``EVERT_TASK`` its text,
+    unless that is longer than 100 kB or has a null character or an unpaired surrogate. ``HOME`` and
+    ``TMPDIR`` are folders of the episode.
 
     Args:
         command: Program and arguments.
         files: Files by name: text, bytes, or the ``Path`` of a file or folder to copy. They are put
             into the folder before the command runs. ``"{home}/name"`` goes to the home, for
-            configuration that is not the agent's work; ``"{judge}/name"`` to the folder of the
-            reward command.
+            configuration that is no part of the agent's work; ``"{judge}/name"`` goes to the folder
+            of the reward command.
         setup: Run in the folder before the command: another command, or a function of the folder
             and the task.
-        reward: How to score the episode. A command: 1.0 for exit status 0, else 0.0. It runs after
-            all processes of the agent have ended, with a new folder and home, made only then;
-            ``{folder}`` is where the agent ran. A function of the ``ProcessResult`` and the task,
-            called at the same point: returns what an agent returns. For commands that score
-            themselves, and do not run code of the policy: "exit": 1.0 for exit status 0, else 0.0;
-            "file": the command writes a number, or JSON with "reward" and "metrics", to the file
-            that ``EVERT_REWARD_FILE`` names.
-        cwd: Where to run. None: a new folder for each episode, removed after it.
-        env: Further environment variables; None removes one. ``"{env[NAME]}"`` in a value stands
-            for that variable of the trainer's when the episode begins.
+        reward: How to score the episode. A reward command gives 1.0 for exit status 0, else 0.0. It
+            runs after all processes of the agent have ended, with a new folder and home; its
+            ``{folder}`` is where the agent ran. A function of the ``ProcessResult`` and the task is
+            called at the same point, and returns what an agent returns. For a ``command`` that
+            scores itself, and does not run the policy's code: "exit" gives 1.0 for exit status 0,
+            else 0.0; "file" reads a number, or JSON with "reward" and "metrics", from the file that
+            ``EVERT_REWARD_FILE`` names.
+        cwd: Where to run. None: a new folder for each episode, removed afterwards.
+        env: Further environment variables; the value None removes a variable. ``"{env[NAME]}"`` in
+            a value is replaced by the trainer's variable NAME when the episode begins.
         host: Interface on which the model is served (not loopback for containers).
         sandbox: Whether the command and the reward command run in a sandbox. They can then read the
             system and the programs they need, write the episode's folders and ``cwd``, and call the
-            model; the rest of your files, network and processes is out of reach. True: always, or
-            an error. False: never; they run as your user. None, the ready agents' default: where a
-            sandbox can be made (Linux, bubblewrap) and ``host`` is loopback. Paths: as True, and
-            these can be read, too. The setup runs outside.
-        command_in_sandbox: The command to run in a sandbox, for a program that must be told to make
-            no sandbox of its own; None: ``command``.
-        install: How to get the program, for the message when it is missing.
-        env_options: Options of the Env that fit the program; the user's take precedence.
+            model; the rest of your files, network and processes is out of reach. True: always, and
+            an error where no sandbox can be made. False: never; they run as your user. None, the
+            ready-made agents' default: if a sandbox can be made (Linux, bubblewrap) and ``host`` is
+            loopback. A list: like True, and its paths are readable. The setup runs outside.
+        command_in_sandbox: The command to run in a sandbox, for a program that must be told not to
+            make its own sandbox; None: ``command``.
+        install: How to install the program, for the error message when it is missing.
+        env_options: Env options that suit the program; the user's options take precedence.
 
-    Functions run in a thread, which cannot be killed like a command, so what they wait for should
-    have a time limit. Without a task they get None.
+    Functions run in a thread, which cannot be killed like a command, so set a time limit on
+    whatever they wait for. Without a task, they get None in its place.
 
     Raises:
         InvalidAgentError: A command is not a non-empty list of strings; ``reward``, ``setup``,
@@ -137,7 +137,7 @@ class ProcessAgent:
             )
         self.command = list(command)
         self.files = _check_files(files or {})
-        if cwd is None:  # else the judge may know where it is
+        if cwd is None:  # with a fixed ``cwd``, the judge may know where it is
             _check_judge(reward, self.files)
         self.setup = setup
         self.reward = reward
@@ -153,11 +153,11 @@ class ProcessAgent:
         """Run the command to its end, and return its reward.
 
         Raises:
-            CommandError: The command cannot be started, or its status was not 0 and it had made no
-                model call or its last one was refused; or the setup failed; or no sandbox can be
-                made here.
-            openai.BadRequestError: Its last prompt was too long.
-            RewardError: It left no reward, or one that cannot be read.
+            CommandError: The command cannot be started; or its exit status was not 0, and it had
+                made no model call or its last one was refused; or the setup failed; or no sandbox
+                can be made here.
+            openai.BadRequestError: The command's last prompt was too long.
+            RewardError: The command left no reward, or one that cannot be read.
         """
         async with new_folder() as scratch, self._serve(client) as address:
             place = self._place(client, address, task, scratch)
@@ -240,7 +240,7 @@ class ProcessAgent:
         if agent_place is not None and agent_place.sandbox is not None:
             writable = [*writable, *agent_place.sandbox.writable.values()]
         user_env = {name: text for name, text in self.env.items() if text is not None}
-        # the trainer's PYTHONPATH names folders of work, which may hold anything, not programs
+        # the trainer's PYTHONPATH names source folders, which may hold anything
         variables = {**harmless(os.environ), "PYTHONPATH": "", **user_env}
         return sandbox_of(self.sandbox, command, judge, variables, writable, address)
 
@@ -256,12 +256,12 @@ class ProcessAgent:
                 )
 
     def _check_end(self, result: ProcessResult, client: AgentClient, address: Address) -> None:
-        """Raise for an end that must not be scored: a prompt too long, a failed start."""
+        """Raise if the ending must not be scored: the prompt was too long, or the start failed."""
         inboxes = client._endpoint.episode.inboxes
         latest = [inbox.latest for inbox in inboxes if inbox.latest is not None]
         refusal = next((call.refusal for call in latest if call.refusal is not None), None)
         if refusal is not None and getattr(refusal, "code", None) == "context_length_exceeded":
-            raise refusal  # whatever its status says
+            raise refusal  # whatever the exit status
         ending = f"The command {self.command[0]!r} ended with status {result.status}"
         if result.status != 0 and refusal is not None:
             raise CommandError(f"{ending} when its model call was refused: {refusal}") from refusal
@@ -344,7 +344,7 @@ def _check_files(files: Mapping[str, str | bytes | Path]) -> dict[str, str | byt
 
 
 def _check_judge(reward: ProcessReward, files: Mapping[str, str | bytes | Path]) -> None:
-    """Refuse a reward command that does not get the agent's folder: it would find nothing."""
+    """Refuse a reward command that does not get the agent's folder, as it would find nothing."""
     if callable(reward) or reward in ("exit", "file"):
         return
     texts = [*reward, *(text for name, text in files.items() if room_of(name)[0] == IN_JUDGE)]
@@ -358,7 +358,7 @@ def _check_judge(reward: ProcessReward, files: Mapping[str, str | bytes | Path])
 
 @contextmanager
 def _report_last_words(client: AgentClient, place: Workplace) -> Iterator[None]:
-    """Add what the command wrote last to the error that ends an episode."""
+    """Add the command's last output to the error that ends an episode."""
     try:
         yield
     except BaseException:  # a timeout cancels the agent

@@ -1,8 +1,8 @@
-"""What the ready agents share: their options, and how the ``ProcessAgent`` is made.
+"""The options that the ready-made agents share, and the function that makes ``ProcessAgent``s.
 
-``HOME`` is a folder of the episode. So a program finds neither your settings nor files of another
-episode, and the shells that it starts do not read your profile, which takes time and locks. The
-programs run in a sandbox where one can be made.
+``HOME`` is a folder of the episode. So a program does not find your settings or another episode's
+files, and its shells do not read your profile, which would take time and locks. The programs run in
+a sandbox where one can be made.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from evert.bridge.env.options import EnvOptions
 
 
 class CommonOptions(TypedDict, total=False):
-    """Options that every ready agent passes to ``ProcessAgent``, where they are described."""
+    """Options that every ready-made agent passes to ``ProcessAgent``, which describes them."""
 
     files: Mapping[str, str | bytes | Path]
     setup: ProcessSetup | None
@@ -34,8 +34,8 @@ class ProcessOptions(CommonOptions, total=False):
 def as_text(prompt: str) -> str:
     """Return a prompt that no program mistakes for one of its commands: "/run", "!ls", "-".
 
-    Programs look for commands at the very beginning. A newline is put there if the prompt begins
-    with a placeholder; a command that the prompt's author wrote, "/ask {task}", still works.
+    Programs look for commands at the very beginning. A prompt that begins with a placeholder gets a
+    leading newline; a command that the prompt's author wrote, "/ask {task}", still works.
     """
     return f"\n{prompt}" if prompt.lstrip().startswith("{") else prompt
 

@@ -1,13 +1,13 @@
-"""The way out of a sandbox: forwards connections to its loopback ports to Unix sockets outside.
+"""The relay of a sandbox: forwards connections on its loopback ports to Unix sockets outside.
 
     python -I -S relay.py PORT=SOCKET... -- COMMAND...
 
 ``sandbox.py`` starts a command through this script. The script listens before it starts the
 command, so that the first call is answered, and exits with the command's status.
 
-To start fast it imports nothing of evert's, and ``_signal`` and ``_socket`` instead of ``signal``
-and ``socket``: these take longer to load than all the rest. The threads load ``socket`` while the
-command already runs.
+To start fast, it imports nothing from evert. It imports ``_signal`` and ``_socket`` because
+``signal`` and ``socket`` take longer to load than everything else; the threads import ``socket``
+when the command is already running.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -59,7 +59,7 @@ def _become(command: list[str]) -> None:
 
 
 def _relay(listeners: list[tuple[int, str]]) -> None:
-    """Start to relay, and leave the standard input and outputs to the command."""
+    """Start relaying, and leave the standard input and outputs to the command."""
     from threading import Thread
 
     null = os.open(os.devnull, os.O_RDWR)

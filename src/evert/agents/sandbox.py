@@ -4,12 +4,12 @@
     with sandbox.command(["python3", "main.py"]) as (command, descriptors):
         subprocess.run(command, env={"PATH": os.defpath}, pass_fds=descriptors)
 
-A sandbox lists what is visible: the system's folders, read-only, and the paths that are named.
+Only the system's folders, read-only, and the paths that a ``Sandbox`` names are visible inside.
 Everything else is missing: home folders, ``/run`` and ``/var`` with their sockets, the folders of
 training runs. The program has its own ``/tmp``, ``/dev`` (harmless devices), process ids and shared
 memory; it has no capabilities, and cannot make further namespaces. A filter refuses system calls
-that reach beyond the sandbox, such as those for keys (``seccomp.py``). All its processes are killed
-when it ends, or when the process that ran the command ends.
+that reach beyond the sandbox, such as those for keys (``seccomp.py``). All processes inside are
+killed when the program ends, or when the process that ran the command ends.
 
 Its only network is its own loopback. There ``relay.py`` listens on the ``ports``, and forwards each
 connection to a Unix socket outside.
@@ -33,10 +33,10 @@ from evert.agents import relay
 from evert.agents.seccomp import MACHINES, seccomp_filter
 
 SYSTEM = "/usr /bin /sbin /lib /lib32 /lib64 /libx32 /etc /opt /nix /gnu"
-"""Where systems keep programs, their libraries and settings."""
+"""Where Linux systems keep programs, their libraries and settings."""
 
 TEMPORARY = 2**30
-"""Bytes that ``/tmp`` and ``/var/tmp`` may each hold; they lie in memory."""
+"""Most bytes that ``/tmp`` and ``/var/tmp`` may each hold, in memory."""
 
 ISOLATION = [
     *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
@@ -57,7 +57,7 @@ OWN = {
 }
 
 RELAYS = "/run/evert"
-"""The folder inside that has the relay and its sockets."""
+"""The folder inside a sandbox that holds the relay and its sockets."""
 
 PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # not a venv's
 
@@ -66,14 +66,14 @@ INSTALL = "`apt install bubblewrap`, or your system's package of that name, 0.8 
 
 @lru_cache(1)
 def system_folders() -> Mapping[str, Path]:
-    """The system's folders on this machine and this Python's, by their path inside."""
+    """Return this machine's system folders and this Python's folder, by their path inside."""
     paths = [*SYSTEM.split(), sys.base_prefix]
     return {path: Path(path) for path in paths if os.path.isdir(path) and path != "/"}
 
 
 @lru_cache(1)
 def private_paths() -> Collection[str]:
-    """Paths in ``/etc`` that not every user may read, such as passwords and host keys."""
+    """Return the paths in ``/etc`` that not every user may read, such as passwords and keys."""
     private: list[str] = []
     for folder, names, files in os.walk("/etc"):
         paths = [os.path.join(folder, name) for name in [*names, *files]]
@@ -85,7 +85,7 @@ def private_paths() -> Collection[str]:
 def _is_private(path: str) -> bool:
     try:
         mode = os.lstat(path).st_mode
-    except OSError:  # it is gone
+    except OSError:  # the file is gone
         return False
     needed = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
     return not stat.S_ISLNK(mode) and mode & needed != needed
@@ -95,16 +95,16 @@ def _is_private(path: str) -> bool:
 class Sandbox:
     """What a program sees and may do. Paths inside are absolute; paths outside must exist.
 
-    If one path inside lies in another, each keeps its own access: a read-only folder in a writable
-    one stays read-only, and cannot be moved together with its parent. A path outside that is a link
-    is followed, so it must not be a link that a program in an earlier sandbox could have made.
+    If one path inside contains another, each keeps its own access: a read-only folder in a writable
+    one stays read-only, and cannot be moved together with its parent. Paths outside may be links,
+    which are followed, so pass no link that a program in an earlier sandbox could have made.
 
     Attributes:
         writable: Files and folders to read and write: path inside -> path outside.
-        readonly: Files and folders to read, besides the system's, ``system_folders()``.
-        hidden: Files and folders that cannot be read; their paths inside and outside are equal.
+        readonly: Files and folders to read, besides ``system_folders()``.
+        hidden: Files and folders that cannot be read; their paths inside and outside are the same.
         ports: Ports of 127.0.0.1 inside -> the Unix socket outside that each is forwarded to.
-        folder: Where inside a program starts; None: the caller's folder, or ``/``.
+        folder: The working directory inside; None: the caller's, or ``/``.
     """
 
     writable: Mapping[str, Path] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Sandbox:
 
     @contextmanager
     def command(self, argv: Sequence[str]) -> Iterator[tuple[list[str], list[int]]]:
-        """The command that runs ``argv`` in a new sandbox, and descriptors that it must inherit.
+        """Yield the command that runs ``argv`` in a new sandbox, and descriptors it must inherit.
 
         It can be run once, before the block ends. ``argv`` inherits its environment, input and
         outputs, and further inheritable descriptors. The exit status is that of ``argv``; 128 + N
@@ -160,7 +160,7 @@ class Sandbox:
         }
 
     def _parent_mounts(self) -> dict[str, list[str]]:
-        """Mounts for the parents of read-only paths: a parent that is not mounted can be moved."""
+        """Return mounts for the parents of read-only paths: an unmounted parent can be moved."""
         mounts = {}
         for writable, outside in self.writable.items():
             for path in [*system_folders(), *self.readonly, *self.hidden]:
@@ -194,7 +194,7 @@ def _empty_mount(path: str) -> list[str]:
 
 @lru_cache(1)
 def sandbox_problem() -> str | None:
-    """Why no sandbox can be made here, and what to do; None: one can. Takes 10 ms."""
+    """Return why no sandbox can be made here, and what to do; None if one can. Takes 10 ms."""
     if sys.platform != "linux":
         return f"sandboxes are made by bubblewrap, which is for Linux, and this is {sys.platform}"
     if shutil.which("bwrap") is None:

@@ -53,7 +53,7 @@ def check_choice(sandbox: SandboxChoice, host: str) -> bool | list[str] | None:
 
 
 def is_sandboxed(choice: bool | list[str] | None, host: str) -> bool:
-    """Whether a command runs in a sandbox here. The first answer is logged.
+    """Return whether a command runs in a sandbox here, and log the first answer.
 
     Raises:
         CommandError: A sandbox is required, and cannot be made here.
@@ -63,7 +63,7 @@ def is_sandboxed(choice: bool | list[str] | None, host: str) -> bool:
     problem = sandbox_problem()
     if problem is not None and choice is not None:
         raise CommandError(
-            f"sandbox={choice!r} asks for a sandbox, and {problem}. sandbox=False runs the command "
+            f"sandbox={choice!r} asks for a sandbox, but {problem}. sandbox=False runs the command "
             "as your user, with your files and network."
         )
     _say_once(problem)
@@ -88,8 +88,8 @@ def sandbox_of(
 ) -> Sandbox | None:
     """Return the sandbox of a command; None if the model is not served on a Unix socket.
 
-    The program and the judge's paths in a writable folder are read-only. Earlier commands may have
-    left links in such a folder, so there neither variables nor links say what to show.
+    The program and the judge's files are read-only even in a writable folder. Earlier commands may
+    have left links in such a folder, so the sandbox ignores links and variables that lead there.
     """
     if address.socket is None:
         return None

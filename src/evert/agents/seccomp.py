@@ -1,20 +1,20 @@
 """The system calls that a sandbox refuses: a filter (classic BPF) for bubblewrap's ``--seccomp``.
 
-Namespaces divide files, processes and networks, but not all of the kernel: the keys of a user and
-the sockets to a virtual machine's host are the same inside. The filter refuses what reaches beyond
-a sandbox and what agents' programs (shells, git, compilers, Python, Node, Go, Rust, debuggers) do
+Namespaces separate files, processes and networks, but not all of the kernel: a sandbox shares the
+user's keys and the sockets to a virtual machine's host. The filter refuses calls that reach beyond
+a sandbox and that agents' programs (shells, git, compilers, Python, Node, Go, Rust, debuggers) do
 not need:
 
-- the calls of ``REFUSED``, each group for its reason;
-- ``clone`` and ``unshare`` with a new namespace, and ``clone3``, whose flags a filter cannot read:
-  libraries then call ``clone``;
-- sockets except Unix's, IP's, and netlink's for routes, by which programs list their addresses:
-  AF_VSOCK reaches the host, AF_ALG, AF_PACKET and others reach drivers;
-- ``ioctl`` that types into a terminal;
-- calls for 32 bits and of x32, and calls that are newer than this list.
+- the calls in ``REFUSED``, grouped by reason;
+- ``clone`` and ``unshare`` with a new namespace, and ``clone3``, whose flags a filter cannot read;
+  libraries then fall back to ``clone``;
+- sockets, except Unix, IP, and netlink route sockets, with which programs list their addresses:
+  AF_VSOCK reaches the host; AF_ALG, AF_PACKET and others reach drivers;
+- ``ioctl`` calls that type into a terminal;
+- 32-bit and x32 calls, and calls that are newer than this list.
 
-``ptrace``, System V's and POSIX's messages, ``seccomp`` and Landlock stay: they reach only the
-processes of the same sandbox.
+``ptrace``, System V and POSIX message queues, ``seccomp`` and Landlock stay allowed, because they
+reach only processes of the same sandbox.
 """
 
 import errno
@@ -50,7 +50,7 @@ LAST = 469
 
 CLONE, CLONE3, UNSHARE, IOCTL = (56, 220), (435, 435), (272, 97), (16, 29)
 SOCKET, SOCKETPAIR = (41, 198), (53, 199)
-NAMESPACES, TIME_NAMESPACE = 0x7E020000, 0x80  # ``clone`` has a signal's number in the second
+NAMESPACES, TIME_NAMESPACE = 0x7E020000, 0x80  # the second's bit is part of a signal in ``clone``
 TYPING = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}
 UNIX, INET, INET6, NETLINK, ROUTE = 1, 2, 10, 16, 0
 
@@ -60,7 +60,7 @@ LOAD, EQUAL, GREATER, ANY_BIT, RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
 ALLOW, ERROR = 0x7FFF0000, 0x00050000
 
 Instruction: TypeAlias = tuple[int, int, int, int]
-"""Code, how many instructions to skip if a test is true and if it is false, value."""
+"""Code, how many instructions to skip if the test is true, and how many if it is false, value."""
 
 
 def seccomp_filter(machine: str = platform.machine()) -> bytes:
@@ -106,7 +106,7 @@ def _argument(index: int) -> Instruction:
 
 
 def _family() -> list[Instruction]:
-    """Allow the families that are named above: skip to the end of the call's instructions."""
+    """Allow the socket families named above by skipping to the end of the call's instructions."""
     return [
         _argument(0),
         (EQUAL, 7, 0, UNIX),

@@ -6,18 +6,18 @@
 On Linux the supervisor is a "subreaper": a descendant that loses its parent becomes its child. So a
 supervisor without children has no descendants.
 
-It kills all descendants when the command has ended, when its standard input says so (any byte), or
-when the trainer is gone. In that case the kernel closes the input, and also sends SIGCONT, since a
-fork of the trainer may keep the input open; the supervisor then removes the ``COUNT`` folders, too.
+It kills all descendants when the command has ended, when a byte arrives on its standard input, or
+when the trainer dies. The kernel then closes the input, and also sends SIGCONT, since a fork of the
+trainer may keep the input open; after that, the supervisor removes the ``COUNT`` folders, too.
 It prints one line: "ended STATUS", or "failed ERRNO" if the program cannot be started.
 
-The command may send signals to the supervisor. It cannot block two of them: SIGKILL, and SIGSTOP,
-from which SIGCONT wakes it. The trainer sends that at the end, and the kernel when the trainer
-dies.
+The command may send signals to the supervisor, which can block all but two: SIGKILL, and SIGSTOP,
+from which SIGCONT wakes it. The trainer sends SIGCONT at the end, and the kernel sends it when the
+trainer dies.
 
-The command's outputs come through pipes into the files ``OUT`` and ``ERR`` (descriptors). Only the
-ends are kept, so that long outputs do not fill the disk. To start fast it imports nothing of
-evert's.
+The supervisor copies the command's outputs from pipes to the files ``OUT`` and ``ERR``
+(descriptors). It keeps only the end of each, so that long outputs do not fill the disk. To start
+fast, it imports nothing from evert.
 """
 
 import ctypes
@@ -28,11 +28,11 @@ import sys
 from contextlib import suppress
 
 KEPT_OUTPUT = 2**20
-"""Bytes of the end of each output that are always kept; the file may have twice as many."""
+"""How many bytes of the end of each output are always kept; the file may hold twice as many."""
 
 CHUNK = 2**16
 PIPE_SIZE = 2**20
-"""Bytes that a pipe holds at most."""
+"""Most bytes that a pipe holds."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.0005, 0.1
 """Seconds between two attempts to kill processes that do not end at once."""
 
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def _is_abandoned() -> bool:
-    """Whether the lifeline was closed without a byte, as the kernel does when a trainer dies."""
+    """Return whether the lifeline was closed without a byte, as it is when the trainer dies."""
     if not select.select([LIFELINE], [], [], LAST_WORD)[0]:
         return False  # a fork of the trainer keeps it open
     return os.read(LIFELINE, 1) == b""
@@ -123,7 +123,7 @@ def _on_linux(option: int, value: int) -> None:
 
 
 def _leave_keys() -> None:
-    """Join a new keyring: Kerberos and others keep keys in the session's."""
+    """Join a new session keyring, since Kerberos and others keep keys in the trainer's."""
     if sys.platform == "linux" and (number := KEYCTL.get(os.uname().machine)):
         ctypes.CDLL(None).syscall(number, KEYCTL_JOIN_SESSION_KEYRING, None)
 
@@ -210,10 +210,10 @@ def _report(line: str) -> None:
 def _end_all(pid: int) -> None:
     """Kill and reap children until no child is left, and so no descendant.
 
-    A process group is killed in one call, so that no fork of a member escapes. A descendant of
+    A process group is killed in one call, so that no fork of a member escapes. A descendant in
     another group loses its parent and becomes a child, which the next round kills.
     """
-    with suppress(OSError):  # run before processes that fork endlessly; only root may
+    with suppress(OSError):  # get scheduled before processes that fork endlessly; needs root
         os.setpriority(os.PRIO_PROCESS, 0, -20)
     if sys.platform != "linux":  # grandchildren cannot be found there, but their group can
         with suppress(OSError):
@@ -231,7 +231,7 @@ def _end_all(pid: int) -> None:
 
 
 def _kill(child: int) -> None:
-    """Kill a child and its group. Its number cannot be reused before it is reaped."""
+    """Kill a child and its group. The child's PID cannot be reused before it is reaped."""
     with suppress(OSError):  # it is gone, or belongs to another user
         os.kill(child, signal.SIGKILL)
         if (group := os.getpgid(child)) != os.getpgrp():
@@ -239,7 +239,7 @@ def _kill(child: int) -> None:
 
 
 def _children() -> list[int]:
-    """The children that the system lists; some may have ended."""
+    """Return the children that the system lists; some may have ended."""
     me = os.getpid()
     with suppress(OSError), open(f"/proc/self/task/{me}/children") as file:
         return [*map(int, file.read().split())]

@@ -1,7 +1,7 @@
 """The environment variables of an episode's commands: evert's, and a few of the trainer's.
 
-``harmless`` selects those that say where programs are, how text is written and which certificates
-to trust. A command gets no others, since any variable may hold a key; ``env=`` adds those it needs.
+``harmless`` selects those that say where programs are, how text is encoded and which certificates
+to trust. A command gets no others, since any variable may hold a key; ``env=`` adds what it needs.
 """
 
 import os
@@ -31,7 +31,7 @@ PROGRAMS = {
     "MISE_DATA_DIR": "~/.local/share/mise",
     "VOLTA_HOME": "~/.volta",
 }
-"""Variables and default folders of programs that search the home; set if the folder exists."""
+"""Variables of programs that search the home, and their folders; set if the folder exists."""
 
 PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY"})
 
@@ -53,7 +53,7 @@ def _is_harmless(name: str, value: str) -> bool:
 
 
 def addresses(address: Address, model: str, host: str) -> dict[str, str]:
-    """Return environment variables by which the usual SDKs and command lines call the policy."""
+    """Return the environment variables that make common SDKs and programs call the policy."""
     return {
         "OPENAI_BASE_URL": address.base_url,
         "OPENAI_API_KEY": address.api_key,

@@ -371,10 +371,10 @@ async def test_an_agent_that_does_not_handle_a_long_prompt_ends_with_a_context_o
 async def test_a_refused_field_is_the_sdks_bad_request_error(client: AgentClient) -> None:
     google_search = [types.Tool(google_search=types.GoogleSearch())]
     refused: list[tuple[str, type[Exception], dict[str, Any], str]] = [
-        ("chat", openai.BadRequestError, {"n": 2}, "make the call again"),
+        ("chat", openai.BadRequestError, {"n": 2}, "make another call"),
         ("responses", openai.BadRequestError, {"background": True}, "is not supported"),
         ("anthropic", anthropic.BadRequestError, {"container": "c"}, "is not supported"),
-        ("genai", errors.ClientError, {"candidate_count": 2}, "make the call again"),
+        ("genai", errors.ClientError, {"candidate_count": 2}, "make another call"),
         ("genai", errors.ClientError, {"tools": google_search}, "Offer functions"),
     ]
     for api, kind, fields, message in refused:

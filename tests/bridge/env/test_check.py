@@ -337,8 +337,8 @@ def test_rule_6_an_agent_without_a_reward_for_an_odd_reply_is_found(agent: Any, 
 
     assert isinstance(caught.value.__cause__, RewardError)
     assert str(caught.value).startswith(
-        f"Rule 6: given {reply} every time, the agent {__name__}.{agent.__name__} ends without a "
-        "proper reward: "
+        f"Rule 6: if every reply is {reply}, the agent {__name__}.{agent.__name__} ends without a "
+        "valid reward: "
     )
 
 

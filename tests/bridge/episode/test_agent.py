@@ -254,7 +254,7 @@ def test_returning_none_is_an_error_unless_client_reward_was_called() -> None:
         with pytest.raises(RewardError) as caught:
             outcome_of(value, "some.agent", rewarded=False)
         assert_says(caught.value, f"some.agent ended without a reward: it returned {value!r}")
-        assert_says(caught.value, "never called client.reward(x)", "Return a number (0.0 if")
+        assert_says(caught.value, "never called client.reward(x)", "Return a number (0.0 for")
     assert outcome_of(None, "some.agent", rewarded=True) == Outcome(None)
     assert outcome_of(silent, "some.agent", rewarded=True) == silent
 

@@ -56,7 +56,7 @@ async def test_a_message_completer_answers_calls_that_are_not_transitions() -> N
         names = ["policy", "judge", "policy", "judge"]
         texts = await asyncio.gather(*(ask(client, *HELLO, model=name) for name in names))
         assert [model.id async for model in client.openai.models.list()] == ["policy", "judge"]
-        with pytest.raises(openai.BadRequestError, match="takes no tools. Give the Env a Token"):
+        with pytest.raises(openai.BadRequestError, match="does not support tools. Declare a Token"):
             await hello(client, tools=[ADD])
         return float(texts == ["Fine.", "HELLO?"] * 2)
 
@@ -131,7 +131,7 @@ async def test_a_remote_models_log_probabilities_are_the_endpoints(
     ]
 
     async def agent(client: AgentClient) -> float:
-        with pytest.raises(openai.BadRequestError, match="endpoint of this model gave none"):
+        with pytest.raises(openai.BadRequestError, match="this model's endpoint returned none"):
             await hello(client, logprobs=True)
         elsewhere.choice["logprobs"] = {"content": logprobs, "refusal": None}
         result = (await hello(client, logprobs=True)).choices[0].logprobs

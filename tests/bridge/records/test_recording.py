@@ -250,9 +250,9 @@ async def test_each_seats_record_has_the_seed_of_its_agent(tmp_path: Path) -> No
     await play_group(agent, 1, seats=("one", "other"), record=recorder)
     [first, second] = read_records(recorder.path)
     assert [first.row["seed"], second.row["seed"]] == seen * 2
-    with pytest.raises(RecordError, match="is of the seat 'one'.*cannot be replayed"):
+    with pytest.raises(RecordError, match="belongs to the seat 'one'.*cannot be replayed"):
         await replay(first, agent)
-    with pytest.raises(RecordError, match="is of the seat 'other'.*branched"):
+    with pytest.raises(RecordError, match="belongs to the seat 'other'.*branched"):
         BranchEnv(second, 0, agent)
 
 

@@ -163,7 +163,7 @@ async def test_a_model_without_log_probabilities_refuses_them_with_a_400() -> No
             with pytest.raises(openai.BadRequestError, match=why) as caught:
                 await call(client, model=model, logprobs=True)
             assert (caught.value.code, caught.value.param) == ("logprobs_unavailable", "logprobs")
-            advice = "evert.SampledTokens(tokens, logprobs). Or leave the field out."
+            advice = "evert.SampledTokens(tokens, logprobs), or leave the field out."
             assert advice in caught.value.message
         return float(await ask(client) == "Yes")
 

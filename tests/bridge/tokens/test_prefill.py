@@ -127,5 +127,5 @@ async def test_a_prefill_with_a_forced_tool_or_a_format_is_refused(client: Agent
         {"tools": [TOOL], "tool_choice": {"type": "any"}},
         {"output_config": {"format": schema}},
     ):
-        with pytest.raises(anthropic.BadRequestError, match="only one of these"):
+        with pytest.raises(anthropic.BadRequestError, match="cannot be combined"):
             await create(client, [ASKED, assistant("{")], **fields)

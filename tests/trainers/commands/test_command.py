@@ -94,7 +94,7 @@ CAUSED.__cause__ = KeyError("the mistake")
             (OSError(number, os.strerror(number), "here/x"), f"error: here/x cannot be {said}")
             for number, said in (
                 (errno.ENOSPC, "written to: No space left on device."),
-                (errno.EACCES, "used: Permission denied. Put back what was there"),
+                (errno.EACCES, "used: Permission denied. Restore it"),
                 (errno.EISDIR, "used: Is a directory."),
                 (errno.ENOTDIR, "used: Not a directory."),
             )

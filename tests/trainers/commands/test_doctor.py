@@ -30,7 +30,7 @@ def test_missing_and_newer_packages_are_named(monkeypatch: Patch, capsys: Shown)
     monkeypatch.setattr(doctor, "version", version)
     assert doctor.main([]) == 0
     lines = {line[:16].strip(): line[17:] for line in capsys.readouterr().out.splitlines()}
-    assert lines["openai"] == "4.0.0  (newer than 3.57.0, the newest that was tested)"
+    assert lines["openai"] == "4.0.0  (newer than 3.57.0, the newest tested version)"
     assert lines["peft"] == "missing  (pip install peft)"
     assert lines["torch"] == "2.13.0+cu128"
     assert "sweep" in lines["not installed"]
@@ -44,5 +44,5 @@ def test_doctor_says_that_apples_gpu_was_not_tested(monkeypatch: Patch, capsys: 
     assert doctor.main([]) == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if "device=auto" in line]
     assert line.split(maxsplit=2)[1:] == [
-        "mps", "(Apple's GPU; evert was tested on a stand-in for it, not on hardware)"
+        "mps", "(Apple's GPU; tested on a stand-in for it, not on hardware)"
     ]  # fmt: skip

@@ -58,7 +58,7 @@ def test_players_are_compared_and_every_episode_is_recorded(tmp_path: Path, caps
     asked = ["env=twenty_questions", "models=random,oracle", "max_tasks=9", "seeds=2"]
     assert run(*asked, f"out={out}") == 0
     shown = capsys.readouterr().out
-    for said in ("2 episodes a task, temperature 1", "oracle: 36 episodes in", "100.0%"):
+    for said in ("2 episodes per task, temperature 1", "oracle: 36 episodes in", "100.0%"):
         assert said in shown
     found = {(row["model"], row["split"], row["category"]): row for row in rows(out)}
     assert float(found["oracle", "test", ""]["success"]) == 1.0
@@ -183,7 +183,7 @@ def test_finished_episodes_are_kept_after_a_torn_line_and_when_models_or_seeds_a
     with log.open("a") as file:
         file.write('{"model": "oracle", "colour": "red"}\n')
     assert run(out) == 1
-    assert "other fields than this version of evert writes" in capsys.readouterr().err
+    assert "fields that this version of evert does not read" in capsys.readouterr().err
 
 
 OWN_AGENT = """
@@ -219,7 +219,7 @@ def test_a_users_agent_is_evaluated_and_its_failures_are_counted_and_shown(
     shown = capsys.readouterr().out
     assert "2 (25%)" in shown
     assert "evert-tiny: 2 of 8 episodes failed (2 agent errors)\n" in shown
-    assert "the commonest, 2 times: ValueError: no such word\n" in shown
+    assert "most common, 2 times: ValueError: no such word\n" in shown
     assert 'evaluated_agent.py", line ' in shown
     own[1] = "test_tasks=evaluated_agent:HOPELESS"
     assert run(*own, "models=evert-tiny", "seeds=1", "out=f") == 1

@@ -48,8 +48,8 @@ def test_the_commands_of_a_new_folders_readme_work(tmp_path: Path, capsys: Shown
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("there", "there exists already, and is not an empty folder. Nothing was changed."),
-        ("there/mine", "there/mine exists already"),
+        ("there", "there already exists and is not an empty folder. Nothing was changed."),
+        ("there/mine", "there/mine already exists"),
         ("new --agent crewai", "agent takes openai or openai-agents or "),
         ("new --agent", "Did you mean agent=...?"),
     ],

@@ -73,7 +73,7 @@ def test_a_model_is_planned_without_weights(qwen: str, monkeypatch: Patch, capsy
     assert "the base's weights      8.0 GB  bfloat16" in shown
     assert "layers recomputed in the backward pass" in shown
     assert "a datum may have about 16,081 tokens" in shown
-    assert "rows at a time               7  of 2,048 tokens; others wait" in shown
+    assert "rows at a time               7  of 2,048 tokens; other rows wait" in shown
 
 
 def test_a_runs_plan_is_that_of_its_base(tmp_path: Path, capsys: Shown) -> None:

@@ -104,7 +104,7 @@ def test_typed_lines_that_name_an_offered_tool_are_calls(
 def test_the_end_of_the_input_ends_the_episode_and_ctrl_c_ends_the_command(capsys: Shown) -> None:
     assert typing("add b=1\n", f"agent={HERE}:agent", "task=x") == 0
     shown = capsys.readouterr().out
-    assert "The input has ended, and so has the episode.\n" in shown
+    assert "The input has ended, so the episode ends.\n" in shown
     assert "1 turns, reward 0.25" in shown
 
     command = [sys.executable, "-m", "evert", "play", f"agent={HERE}:agent", "task=x", "model=me"]

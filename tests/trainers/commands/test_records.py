@@ -64,7 +64,7 @@ def raising(record: RolloutRecord) -> float:
 async def test_rescoring_shows_old_and_new_rewards(tmp_path: Path, cli: Cli) -> None:
     await record(tmp_path)
     shown = cli(f"rescore run={tmp_path} reward={HERE}:length show=2")
-    assert "6 rollouts, 6 with another reward" in shown
+    assert "6 rollouts, 6 with a different reward" in shown
     [mean] = [line.split() for line in shown.splitlines() if "mean" in line]
     assert mean == ["mean", "2.000", "5.333"]
     assert shown.count(" -> ") == 2
@@ -94,7 +94,7 @@ async def test_an_export_trains_on_the_sampled_tokens(tmp_path: Path, cli: Cli) 
     await record(tmp_path)
     out = tmp_path / "sft.jsonl"
     shown = cli(f"export run={tmp_path} min_reward=2 out={out}")
-    assert "2 conversations of 4 rollouts (6 on record)" in shown
+    assert "2 conversations from 4 rollouts (6 recorded)" in shown
     register_with_cookbook()
     how = ChatDatasetBuilderCommonConfig(
         model_name_for_tokenizer="evert-tiny", renderer_name="qwen3_instruct", max_length=4096,
@@ -119,7 +119,7 @@ async def test_conversations_that_are_not_only_text_are_left_out(tmp_path: Path,
         f"export run={tmp_path} out={out} unique=False"
     )
     shown = cli(f"export run={tmp_path} out={out} min_reward=9", status=1)
-    assert "None of 12 rollouts earned min_reward=9" in shown
+    assert "None of 12 rollouts reaches min_reward=9" in shown
 
 
 async def record_groups(path: Path) -> Path:
@@ -153,7 +153,7 @@ async def test_pairs_are_the_best_and_the_worst_rollout_of_a_group(
     await record_groups(tmp_path)
     out = tmp_path / "pairs"
     shown = cli(f"export run={tmp_path} format=pairs out={out}")
-    assert "1 pairs of 6 rollouts (6 on record)" in shown
+    assert "1 pairs from 6 rollouts (6 recorded)" in shown
     [pair] = read_jsonl(out / "train.jsonl")
     assert pair["chosen"] == [assistant("Two.")]
     assert pair["rejected"][0]["content"] in ("No.", "Perhaps.")

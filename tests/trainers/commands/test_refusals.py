@@ -176,7 +176,7 @@ LIGHT = {
     "train env=identity models.u=nix": "names no renderer for the model 'nix'",
     "train env=identity log_path=mine.py": "mine.py cannot be used: Not a directory.",
     "train env=identity model_name=./nix": "There is no run or model at './nix'",
-    "train env=identity model_name=openai:gpt-5": "cannot be trained here; expected a base",
+    "train env=identity model_name=openai:gpt-5": "cannot be trained here; expected one of",
     "train env=identity limits.max_turns.x=3": "Did you mean 'limits.max_turns'?",
     "train env=tic_tac_toe league.x=1": "There is no setting 'league.x': league takes a number.",
     "train env=identity model_name=Qwen/Qwen3-8B engine=service": "TINKER_API_KEY is not set.",

@@ -198,7 +198,7 @@ def test_the_best_values_are_printed_as_a_command_that_trains(resumed: Swept) ->
     chosen = train.parse(shlex.split(best["command"])[2:])
     assert (chosen.learning_rate, chosen.steps) == (float(first["learning_rate"]), 2)
     assert "┃ run ┃ learning_rate ┃ seed ┃ objective ┃ mean " in resumed.shown
-    assert "over 2 seeds, by its lower end" in resumed.shown
+    assert "over 2 seeds, ranked by lower end" in resumed.shown
     assert resumed.shown.strip().endswith(best["command"])
     assert (resumed.folder / "parallel_coordinates.png").stat().st_size > 10_000
 
@@ -275,8 +275,8 @@ def test_a_failed_run_is_a_row_of_the_results(
     assert sweep.main([*agent, *sizes, *searched]) == 1
     errors = {row["failed_steps"]: row["error"] for row in rows_of(Path("s")).values()}
     assert "nearly all episodes failed" in errors["3"]
-    assert "The commonest: KeyError: 'the mistake'" in errors["3"]
-    assert "the run's 'charm' is None, not a finite number; it has step, " in errors["0"]
+    assert "The most common failure: KeyError: 'the mistake'" in errors["3"]
+    assert "the run's 'charm' is None, not a finite number; found step, " in errors["0"]
     shown = capsys.readouterr().out
     assert shown.count(" failed in ") == 2
     assert "(error: In one step nearly all episodes failed" in shown

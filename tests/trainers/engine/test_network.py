@@ -138,7 +138,7 @@ def test_a_child_process_looks_up_no_host_and_gets_an_error_with_what_to_do(
         monkeypatch.setenv("HOME", str(tmp_path))  # no stored key
     else:
         monkeypatch.setenv("TINKER_API_KEY", key)
-    advice = "serves its own process alone. Pass this process a sampling client as an argument"
+    advice = "serves only that process. Pass a sampling client to this process as an argument"
     contexts = [multiprocessing.get_context(how) for how in ("forkserver", "spawn")]
     with contexts[0].Pool(1) as early:  # its fork server has the environment of before
         early.apply(os.getpid)

@@ -159,7 +159,7 @@ def test_every_contestant_has_its_own_digest() -> None:
         ("oracel", r"Did you mean oracle\?"),
         ("evert-tyni", r"Did you mean evert-tiny\?"),
         ("RUNn", r"Did you mean /.*/run\?"),
-        ("RUN@12", "no weights after step 12; it has those after 10, 20"),
+        ("RUN@12", "no weights after step 12; it has weights after 10, 20"),
         ("tinker://abc/sampler_weights/final", "model_name=Qwen/Qwen3-8B"),
     ],
 )
@@ -230,7 +230,7 @@ async def test_an_endpoint_gets_the_temperature_and_the_smaller_cap(
 async def test_a_player_without_a_model_that_calls_one_gets_an_error() -> None:
     with found("oracle").ready(lambda line: None) as player:
         env = ChatAgentEnv(three_calls)
-        with pytest.raises(PolicyError, match="has no model, but called one"):
+        with pytest.raises(PolicyError, match="has no model, but made a model call"):
             await do_single_rollout(player.policy(env, 0), env)
         await env.close()
 

@@ -251,5 +251,5 @@ def test_an_invalid_record_of_an_evaluation_is_refused() -> None:
     empty: dict[str, Any] = {"scores": {}, "samples": []}
     odd = {"scores": {"greedy": 3, "temperature_1": 4}, "samples": []}
     for record in ({}, empty, odd, {"scores": None, "samples": None}):
-        with pytest.raises(HeldOutError, match="Delete before.json to have the untrained weights"):
+        with pytest.raises(HeldOutError, match="Delete before.json to score the untrained weights"):
             read_evaluation(record)

@@ -55,7 +55,7 @@ def test_the_interval_of_pass_at_k_covers_the_truth_in_19_of_20_samples() -> Non
 
 
 def test_a_task_with_too_few_episodes_is_an_error() -> None:
-    with pytest.raises(ValueError, match="pass@4 needs 4 episodes of each task; one has 3"):
+    with pytest.raises(ValueError, match="pass@4 needs 4 episodes of each task; one task has 3"):
         pass_at(4, [[True] * 4, [False] * 3])
 
 
@@ -85,4 +85,4 @@ def test_a_k_above_the_number_of_episodes_is_refused(k: str, capsys: Shown) -> N
         evaluate.main(["env=twenty_questions", "models=random", "seeds=4", f"pass_at=1,{k}"]) == 1
     )
     message = capsys.readouterr().err
-    assert f"pass_at has {k} and seeds=4" in message
+    assert f"pass_at has {k}, but seeds=4" in message

@@ -260,7 +260,7 @@ def test_a_folder_without_a_run_is_refused_with_what_to_do(made: MadeUp, tmp_pat
         ("empty", "is not a run's folder: it has no readable run.json"),
         ("file", "is a file, not a run's folder"),
         ("rum", "Did you mean .*run?"),
-        (".", "it has no readable run.json. Runs are in it: .*run"),
+        (".", "it has no readable run.json. It contains runs: .*run"),
         ("a/b/c", "There is no folder"),
     ):
         with pytest.raises(ReportError, match=message):
@@ -278,7 +278,7 @@ def test_paths_without_a_run_are_named_and_left_out(
     assert report.main([*others, str(run)]) == 0
     shown = capsys.readouterr().out
     assert f"left out: {others[0]} is not a run's folder: it has no readable run.json" in shown
-    assert f"left out: {others[1]}/run.json is broken: expected the file that" in shown
+    assert f"left out: {others[1]}/run.json is broken; expected the file that" in shown
     assert f"report: {run / 'report' / 'index.html'}" in shown
     for paths, said in (
         ([str(run), str(tmp_path / "rum")], "Did you mean"),

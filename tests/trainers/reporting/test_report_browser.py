@@ -112,7 +112,7 @@ def test_every_link_leads_to_a_view_that_fits_a_desktop_and_a_phone(
 def test_the_page_does_not_link_to_omitted_episodes(browser: Browser, page: Path) -> None:
     browser.open(page.as_uri() + "#step/1/train//999")
     said = "document.querySelector('main').innerText"
-    until(lambda: "evert view shows all of a run" in browser.ask(said))
+    until(lambda: "evert view shows the whole run" in browser.ask(said))
     show(browser, page, STEP)
     links = "[...document.querySelectorAll('a[href^=\"#episode\"]')]"
     assert browser.ask(f"{links}.every(a => holds(...a.hash.slice(1).split('/')))")

@@ -441,7 +441,7 @@ def test_a_mistyped_path_or_setting_is_refused_at_once(tmp_path: Path, capsys: S
     (tmp_path / "README.md").write_text("# Runs\n\nThese are they.")
     for words, said in (
         ([str(tmp_path / "README.md")], "README.md contains no rollouts: none of its first"),
-        ([str(tmp_path / "README.md")], "Name a folder of a run or an evaluation, a folder with"),
+        ([str(tmp_path / "README.md")], "Name a folder of a run or an evaluation, a folder of"),
         ([str(tmp_path / "run")], f"Did you mean {tmp_path / 'runs'}?"),
         ([str(tmp_path / "runs"), "prot=1"], "There is no setting 'prot'"),
         ([str(tmp_path / "runs"), "port=70000"], "port must be from 0 to 65535"),

@@ -134,7 +134,7 @@ def test_keyboard_shortcuts_search_and_switch_episodes(browser: Browser, link: s
     assert browser.ask("document.activeElement.name") == "words"
     browser.ask("document.activeElement.value = 'nobody says this'")
     browser.ask("document.getElementById('search').requestSubmit()")
-    until(lambda: "No episode says that" in browser.ask("document.querySelector('main').innerText"))
+    until(lambda: "No episode contains" in browser.ask("document.querySelector('main').innerText"))
 
 
 def test_tokens_are_coloured_by_probability_or_advantage(browser: Browser, link: str) -> None:

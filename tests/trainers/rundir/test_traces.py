@@ -236,7 +236,7 @@ async def test_a_trace_without_tokens_is_marked_and_can_be_viewed(tmp_path: Path
         assert step["call"]["messages"]
     cli(f"rescore run={file} reward={HERE}:length")
     shown = cli(f"rescore run={file} reward={HERE}:length replace=True", status=1)
-    assert "replace=true changes evert's own records" in shown
+    assert "replace=true changes only evert's records" in shown
 
 
 def test_a_trace_without_tokens_is_exported_as_text(tmp_path: Path, cli: Cli) -> None:

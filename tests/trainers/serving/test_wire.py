@@ -145,12 +145,12 @@ UNFIT: list[tuple[bytes, str]] = [
     (answer(text="hi", token_ids=[1]), "returned 0 log-probabilities for 1 tokens"),
     (answer(token_ids=[1, 2], logprobs={"token_logprobs": [-1.0]}), "1 log-probabilities"),
     (answer(token_ids=[1], logprobs={"token_logprobs": [None]}), "log-probabilities"),
-    (b"<html>", "another format"),
-    (b"[]", "another format"),
-    (b'{"choices": []}', "another format"),
-    (b'{"choices": [{"token_ids": 5}]}', "another format"),
-    (b'{"choices": [5]}', "another format"),
-    (answer(token_ids=[1], logprobs=[1]), "another format"),
+    (b"<html>", "not in the format"),
+    (b"[]", "not in the format"),
+    (b'{"choices": []}', "not in the format"),
+    (b'{"choices": [{"token_ids": 5}]}', "not in the format"),
+    (b'{"choices": [5]}', "not in the format"),
+    (answer(token_ids=[1], logprobs=[1]), "not in the format"),
 ]
 
 

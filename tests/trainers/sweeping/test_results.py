@@ -120,7 +120,7 @@ def test_an_objective_that_is_missing_lists_the_others(finished: RunFolder, tmp_
             "'reward' is None, not a finite number; .*a, eval, odd, held_out",
         ),
         (finished, "odd", "'odd' is nan, not a finite number"),
-        (nothing, "held_out", "'held_out' is None, not a finite number; it has nothing"),
+        (nothing, "held_out", "'held_out' is None, not a finite number; found nothing"),
     ):
         with pytest.raises(ObjectiveError, match=message):
             objective_of(run, objective)
@@ -175,9 +175,10 @@ def test_without_repeats_the_best_mean_is_first_and_has_no_interval() -> None:
 def test_the_best_values_are_shown_with_how_they_were_chosen() -> None:
     ranked = rank(runs(("a", 0, 0.5), ("a", 1, 0.6), ("b", 0, 0.5), ("b", 1, 0.4), ("c", 0, -9.0)))
     assert praise(ranked) == (
-        "best: 0.55 (0.1676 to 0.9324) over 2 seeds, by its lower end; 1 of 2 others may be as good"
+        "best: 0.55 (0.1676 to 0.9324) over 2 seeds, ranked by lower end; "
+        "1 of 2 others may be as good"
     )
-    assert "each tried once, so partly by luck" in praise(rank([run(0, 0.5)]))
+    assert "each tried once, so luck may decide" in praise(rank([run(0, 0.5)]))
 
 
 def test_a_row_has_the_history_of_its_run_and_the_mean_of_its_values() -> None:

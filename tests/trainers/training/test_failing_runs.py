@@ -200,7 +200,7 @@ def test_failures_are_reported_once_and_three_failed_steps_end_the_run(
     shown = re.sub(r"line \d+", "line N", shown)
     for part in (
         "held-out tasks, untrained: 4 of 4 episodes failed (4 agent errors)\n",
-        "the commonest, 4 times: LookupError: no table ",
+        "most common, 4 times: LookupError: no table ",
         "\n  The tables are: none.\n",
         TRACEBACK.format(home=Path.cwd()),
         "Correct the agent where the traceback points. ",
@@ -210,9 +210,9 @@ def test_failures_are_reported_once_and_three_failed_steps_end_the_run(
     assert shown.count("Traceback") == 1
     for part in (
         "error: In 3 steps in a row nearly all episodes failed: 12 of 12 episodes failed "
-        "(12 agent errors). The commonest: LookupError: no table ",
+        "(12 agent errors). The most common failure: LookupError: no table ",
         "Correct the agent where the traceback points. ",
-        "failed_steps=0 never ends the run for this",
+        "With failed_steps=0 the run would continue",
         "To resume: ",
     ):
         assert part in error
@@ -224,7 +224,7 @@ def test_failures_are_reported_once_and_three_failed_steps_end_the_run(
 def test_a_few_failures_are_reported_only_at_the_end(run: Run) -> None:
     shown = run("some_raise", "steps=2")
     assert "Traceback" not in shown
-    message = "2 of 8 episodes failed (2 agent errors); the commonest, 2x: LookupError: no table 0"
+    message = "2 of 8 episodes failed (2 agent errors); most common, 2x: LookupError: no table 0"
     assert message in shown
     assert "failed 50%" in shown
     assert "held-out" not in shown

@@ -27,7 +27,7 @@ def settings(**values: Any) -> TrainSettings:
         ({"group_size": 1}, {}, "group_size=1 teaches nothing"),
         ({"group_size": 1, "cookbook": {"dataset_builder.gamma": 0.9}}, {}, None),
         ({"batch_size": 100}, {}, None),
-        ({"batch_size": 101}, {}, "batch_size=101 is more than there are tasks: .* all 100"),
+        ({"batch_size": 101}, {}, "batch_size=101 is more than the number of tasks: .* all 100"),
         ({"batch_size": 101, "sampler": "evert:Curriculum"}, {}, None),
         ({"max_tokens": 1}, {}, "max_tokens=1 cuts every reply"),
         ({"batch_size": 2}, {"train_tasks": "hello"}, "train_tasks is a string .'hello'., so each"),
@@ -83,7 +83,7 @@ def test_a_warning_is_shown_and_logged_once_even_if_the_run_is_resumed(
         evert.train(agent, ["a", "b"], steps=steps, **options)
     log = (tmp_path / "run" / "logs.log").read_text()
     for text in (
-        "batch_size=3 is more than there are tasks",
+        "batch_size=3 is more than the number of tasks",
         "Every reply of the held-out tasks was cut at its cap (max_tokens=2",
         "In the first two steps all rewards of each group were equal",
     ):

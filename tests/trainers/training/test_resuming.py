@@ -152,7 +152,7 @@ def test_a_run_with_a_damaged_checkpoint_resumes_from_an_earlier_one(
         part = file.read_bytes()[:1000]
         file.unlink()
         file.write_bytes(part)
-    text = "the newest checkpoint is damaged or gone: resuming after step 2"
+    text = "the newest checkpoint is damaged or missing: resuming after step 2"
     assert text in resume(cli, copied)
     assert rewards(copied) == rewards(finished)
 
@@ -163,11 +163,11 @@ def test_a_lost_checkpoint_list_is_an_error_and_lost_checkpoints_restart_the_run
     listed, before = copied.path / files.CHECKPOINTS, saved(copied)
     text = listed.read_text()
     listed.unlink()
-    assert "lists no checkpoint, and" in resume(cli, copied, status=1)
+    assert "lists no checkpoint, but" in resume(cli, copied, status=1)
     assert saved(copied) == before
     listed.write_text(text)
     shutil.rmtree(copied.path / "checkpoints")
-    message = "is damaged or gone: starting again from the first step instead"
+    message = "is damaged or missing: starting again from the first step instead"
     assert message in resume(cli, copied)
     assert rewards(copied) == rewards(finished)
     assert steps_written(copied) == [0, 1, 2]

@@ -179,11 +179,11 @@ UNREAD = f"JSONDecodeError: Expecting value: line 1 column 1 (char 0). {CUT_REPL
         (loses_its_server, ERROR, "ConnectionError: the server died", f"{CORRECT} {{what_else}}"),
         (reads_a_number, ERROR, "ValueError: ", "cannot read the model's reply. {what_else}"),
         (reads_a_cut_reply, ERROR, UNREAD, "needs the whole reply, raise max_tokens."),
-        (forgets_to_wait, ERROR, "AttributeError: 'coroutine'", "Put await before the call"),
-        (forgets_to_declare, ERROR, "TypeError: 'coroutine'", "a plain `def` needs a blocking"),
-        (awaits_in_vain, ERROR, "TypeError: ", "Declare the agent `async def`"),
+        (forgets_to_wait, ERROR, "AttributeError: 'coroutine'", "Put await before that call"),
+        (forgets_to_declare, ERROR, "TypeError: 'coroutine'", "`def`, use a blocking client"),
+        (awaits_in_vain, ERROR, "TypeError: ", "Declare the agent as `async def`"),
         (own_judge_is_down, ERROR, "APIConnectionError: ", "A service that the agent itself calls"),
-        (no_key, ERROR, "OpenAIError: ", "any value will do: set OPENAI_API_KEY=unused,"),
+        (no_key, ERROR, "OpenAIError: ", "so set any value: OPENAI_API_KEY=unused,"),
         (no_anthropic_key, ERROR, "TypeError: ", "ANTHROPIC_API_KEY=unused"),
         (no_gemini_key, ERROR, "ValueError: ", "GEMINI_API_KEY=unused"),
         (ProcessAgent(["no-such-program"]), ERROR, "CommandError: ", "Run the agent's command by"),
@@ -236,7 +236,7 @@ def test_equal_failures_are_counted_together() -> None:
     assert (failures.commonest, failures.count, failures.share) == (TABLE, 4, 0.5)
     assert failures.describe() == (
         "4 of 8 episodes failed (3 agent errors, 1 timeout)\n"
-        "the commonest, 2 times: LookupError: no table 1\n"
+        "most common, 2 times: LookupError: no table 1\n"
         "  Traceback: ...\n"
         f"Correct the agent where the traceback points. {NOT_SCORED}"
     )
@@ -374,7 +374,7 @@ async def test_unparsed_tool_calls_are_reported_only_at_the_first_step(tmp_path:
         report.batch([], [good, good])
         report.batch([], [good])
         assert len(report.texts) == warned
-        assert all("2 replies in 2 episodes hold the markup" in text for text in report.texts)
+        assert all("2 replies in 2 episodes contain tool-call" in text for text in report.texts)
 
 
 async def test_a_batch_is_recorded_when_its_last_group_has_been_played(tmp_path: Path) -> None:
@@ -421,7 +421,7 @@ async def test_a_batch_of_masked_replies_is_skipped_even_without_failures(tmp_pa
     report, played = Report(tmp_path), await trajectory_of(kit.asks)
     played.transitions[-1].metrics["parse_error_masked"] = 1.0
     report.batch([], [played])
-    assert report.texts == ["step 1 is skipped: no reply in it can be learned from"]
+    assert report.texts == ["step 1 is skipped: nothing can be learned from its replies"]
     assert report.tally.has_skipped
     assert read_batches(tmp_path)[1] == 1
 

@@ -187,7 +187,7 @@ async def test_an_agent_that_cannot_be_pickled_is_refused_with_the_reason(
     pool: PoolRollouts,
 ) -> None:
     lock = asyncio.get_running_loop()
-    with pytest.raises(WorkerError, match=r"cannot pickle .* open locks, clients, files"):
+    with pytest.raises(WorkerError, match=r"cannot pickle .* create locks, clients, files"):
         await play(pool, after_a_call(lambda task: float(bool(lock))))
 
 

@@ -106,7 +106,7 @@ def test_a_run_counts_failures_as_without_workers_and_can_be_resumed_without_the
     here, _ = run(tmp_path / "here", agent=sometimes_fails())
     workers = {"rollouts": "pool", "rollout_workers": 2, "groups_per_worker": 2}
     there, shown = run(tmp_path / "there", agent=sometimes_fails(), steps=1, **workers)
-    assert "rollouts: 2 processes of this machine of up to 2 groups each" in shown
+    assert "rollouts: 2 processes on this machine of up to 2 groups each" in shown
     run(tmp_path / "there", agent=sometimes_fails(), rollouts="here")
     batches = read_jsonl(there.path / BATCHES)
     assert batches[0]["metrics"].pop("rollout/lost_groups") == 0.0
@@ -125,7 +125,7 @@ def test_lost_groups_are_in_the_metrics_and_reported_once(tmp_path: Path) -> Non
     lost = [row["rollout/lost_groups"] for row in folder.steps()]
     assert len(lost) == 2
     assert sum(lost) >= 1.0
-    assert "was killed by SIGKILL (out of memory?)); the groups that were lost" in shown
+    assert "was killed by SIGKILL (out of memory?)); its groups are played again" in shown
     assert shown.count("a worker died") == 1
 
 

@@ -1,6 +1,6 @@
-"""The engine: everything that is loaded for Tinker's clients in this process.
+"""The engine holds all that is loaded for Tinker's clients in this process.
 
-``embedded.py`` installs it in place of the SDK; its settings are in ``models/loading.py``.
+``embedded.py`` replaces the SDK's clients by its clients; ``models/loading.py`` has its settings.
 """
 
 import logging
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TrainingRun:
-    """A model in training, with the facts that its checkpoints record."""
+    """A model in training, with what its checkpoints record about it."""
 
     run_id: str
     base_model: str
@@ -46,7 +46,7 @@ class TrainingRun:
 
 
 class Engine:
-    """Models, samplers and checkpoints behind the embedded clients."""
+    """The models, samplers and checkpoints behind the embedded clients."""
 
     def __init__(self, settings: EngineSettings, stand_ins: StandIns | None = None) -> None:
         import_lazy_modules()
@@ -57,7 +57,7 @@ class Engine:
         self.store = CheckpointStore(self.settings.root)
         self.loader = WorkerThread("evert-loader")
         self.image_worker = WorkerThread("evert-images")
-        """Reads the images of prompts, in the order of the prompts."""
+        """Reads images in prompts, in the order of the prompts."""
         self.requested_models: set[str] = set()
         """Base models that clients were created for."""
         self._occasions: Counter[int] = Counter()
@@ -74,14 +74,14 @@ class Engine:
         """Raise ``EngineClosedError`` in a fork of the engine's process."""
         if os.getpid() != self._process:
             raise EngineClosedError(
-                "This process is a fork of the one that has the embedded engine, without its "
+                "This process is a fork of the embedded engine's process, without the engine's "
                 "threads. Start the process with multiprocessing.get_context('spawn') and "
                 "pass it a sampling client as an argument, or let evert's workers play the "
                 "episodes (PoolRollouts, rollouts=pool)."
             )
 
     def check_open(self) -> None:
-        """Raise ``EngineClosedError`` if the engine is no longer in use, or not in this process."""
+        """Raise ``EngineClosedError`` if the engine is no longer in use or not in this process."""
         self.check_process()
         if self._closed:
             raise EngineClosedError(
@@ -90,23 +90,23 @@ class Engine:
             )
 
     def check_needed(self, run_id: str) -> None:
-        """Raise ``EngineClosedError`` if the engine closes and no save depends on the run."""
+        """Raise ``EngineClosedError`` if the engine is closed and no pending save needs the run."""
         if self.saves.interrupted:
             raise EngineClosedError(
-                "The embedded engine was interrupted while it closed, before this call's turn."
+                "The embedded engine was interrupted while closing, before it ran this call."
             )
         if not self.saves.awaits_run(run_id):
             self.check_open()
 
     def new_worker(self) -> WorkerThread:
-        """Start a thread that runs calls in order; the engine ends it."""
+        """Start a thread that runs calls in order; ``close`` ends it."""
         self.check_open()
         worker = WorkerThread("evert-trainer")
         self._workers.add(worker)
         return worker
 
     def reader(self, base_model: str) -> PictureReader:
-        """The reader of a base model's prompts and data."""
+        """Return the reader of a base model's prompts and data."""
         return self._readers.setdefault(base_model, PictureReader(base_model))
 
     def start_run(
@@ -123,8 +123,8 @@ class Engine:
     ) -> TrainingRun:
         """Load a checkpoint into a new run.
 
-        If ``user_metadata`` is None, the run gets that of the checkpoint's run, or none if ``path``
-        is a folder, which names no run.
+        If ``user_metadata`` is None, the run gets that of the checkpoint's run, or an empty one if
+        ``path`` is a folder, which has no run.
         """
         self.check_open()
         info = self.store.read(path)
@@ -138,7 +138,7 @@ class Engine:
         return run
 
     def reload(self, run: TrainingRun, path: str, *, with_optimizer: bool) -> None:
-        """Load a checkpoint's weights into a run; its accumulated gradient is dropped."""
+        """Load a checkpoint's weights into a run, and drop the run's accumulated gradient."""
         info = self.store.read(path)
         saved, current = (info.base_model, info.lora_rank), (run.base_model, run.lora_rank)
         if saved != current:
@@ -156,15 +156,15 @@ class Engine:
     def occasion(self, steps: int) -> int:
         """Count earlier requests for a sampler of weights after ``steps`` steps: 0, 1, ...
 
-        ``steps`` and the count seed the sampler, so a resumed run samples what an uninterrupted run
-        samples. Requests are counted, not loads, because loading threads race.
+        ``steps`` and the count seed the sampler, so a resumed run samples the same tokens as an
+        uninterrupted one. Requests are counted, not loads, because loading threads race.
         """
         occasion = self._occasions[steps]
         self._occasions[steps] += 1
         return occasion
 
     def base_sampler(self, base_model: str) -> ModelSampler:
-        """The sampler of a base model's own weights; loaded once while it is in use."""
+        """Return the sampler of a base model, which is loaded once while it is in use."""
         self.check_open()
         sampler = self._bases.get(base_model)
         if sampler is None:
@@ -174,18 +174,18 @@ class Engine:
         return sampler
 
     def saved_sampler(self, path: str, *number: int) -> ModelSampler:
-        """A sampler of a checkpoint, seeded by the checkpoint's steps and ``number``."""
+        """Return a sampler of a checkpoint, seeded by the checkpoint's steps and ``number``."""
         self.check_open()
         info = self.store.read(path)
         tokenizer = load_tokenizer(info.base_model)
         return self.new_sampler(self._load_saved(path, info), tokenizer, info.steps, *number)
 
     def close(self) -> None:
-        """Write the saves that were accepted, then stop all threads; further calls are refused.
+        """Write the accepted saves, then stop all threads; further calls are refused.
 
         A pass that no save needs stops before its next micro-batch. An interrupt while saves
-        are written drops those that have not begun. Saves that failed, and whose error was
-        not read, are logged. In a fork of the engine's process this does nothing.
+        are written drops the saves that have not begun. Failed saves whose errors were not read
+        are logged. In a fork of the engine's process, this does nothing.
         """
         if os.getpid() != self._process:
             return
@@ -222,7 +222,7 @@ class Engine:
         return TrainingRun(run_id, base_model, rank, trainer)
 
     def new_sampler(self, model: Any, tokenizer: Any, *number: int | bytes) -> ModelSampler:
-        """A sampler of a model's present weights, which are copied, except for a shared base."""
+        """Return a sampler of a model's current weights, copied except for a shared base."""
         frozen = freeze(model)
         return ModelSampler(
             frozen,

@@ -1,9 +1,9 @@
-"""Futures as the SDK's callers use them: awaited, by ``.result()``, or as the result itself.
+"""Futures as the SDK's callers use them: awaited, with ``.result()``, or as the result itself.
 
 ``settled_future`` runs a call at once and returns the SDK's ``AwaitableConcurrentFuture``.
 ``AcceptedCall`` is the future of a call that runs to its end, even if nobody waits for it.
-``ReadyClient`` is a client that is also its own future; ``client_future`` is the future of a client
-that the installed SDK's methods return. ``AnyFuture`` is both kinds of future.
+``ReadyClient`` is a client that is also its own future; ``client_future`` makes the client's future
+that the installed SDK would return. ``AnyFuture`` is the SDK's and the standard library's future.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ S = TypeVar("S")
 
 
 class AcceptedCall(Future[T]):
-    """The future of a call that runs to its end: cancelling it has no effect.
+    """The future of a call that runs to its end: cancelling the future has no effect.
 
-    So cancelling a task that awaits a call does not disturb the order of a client's calls.
+    So cancelling a task that awaits a call does not change the order of a client's calls.
     """
 
     def __init__(self) -> None:
@@ -45,14 +45,14 @@ class AcceptedCall(Future[T]):
             self.set_exception(error)
 
     def result(self, timeout: float | None = None) -> T:
-        """Same as ``Future.result``."""
+        """Like ``Future.result``."""
         try:
             return super().result(timeout)
         finally:
             self._is_read = self.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """As ``Future.exception``."""
+        """Like ``Future.exception``."""
         try:
             return super().exception(timeout)
         finally:
@@ -65,19 +65,19 @@ class AcceptedCall(Future[T]):
 
 
 def settled_future(call: Callable[..., T], *args: Any) -> AwaitableConcurrentFuture[T]:
-    """Run ``call`` now; the future has its result or its error."""
+    """Run ``call`` now; return a future with its result or error."""
     future: Future[T] = Future()
     _settle(future, functools.partial(call, *args))
     return AwaitableConcurrentFuture(future)
 
 
 def finished_future(value: T) -> AwaitableConcurrentFuture[T]:
-    """A future that already has the result ``value``."""
+    """Return a future that already has the result ``value``."""
     return settled_future(lambda: value)
 
 
 def chain(first: "Future[S]", then: Callable[[S], "Future[T]"]) -> "Future[T]":
-    """A future of ``then(first.result())``'s result; cancelling it cancels ``then``'s future."""
+    """Return a future of ``then(first.result())``; cancelling it cancels the future of ``then``."""
     outer: Future[T] = Future()
 
     def start(future: "Future[S]") -> None:
@@ -95,7 +95,7 @@ def chain(first: "Future[S]", then: Callable[[S], "Future[T]"]) -> "Future[T]":
 
 
 def gather_futures(futures: "Sequence[Future[T]]") -> "Future[list[T]]":
-    """A future of all results, in order; if any fail, it has the first failed one's error."""
+    """Return a future of all results, in order; if any fail, it has the error of the first."""
     outer: Future[list[T]] = Future()
     remaining, lock = len(futures), threading.Lock()
 
@@ -124,7 +124,7 @@ def _settle(outer: "Future[T]", call: Callable[[], T]) -> None:
 
 
 class AnyFuture(Future[T], APIFuture[T]):
-    """Both kinds of future: older SDKs returned the standard library's for samples."""
+    """A future of the SDK and the standard library, which older SDKs returned for samples."""
 
     def __init__(self, future: "Future[T]") -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class AnyFuture(Future[T], APIFuture[T]):
             _settle(self, future.result)
 
     def result(self, timeout: float | None = None) -> T:
-        """Same as ``Future.result``."""
+        """Like ``Future.result``."""
         return self._future.result(timeout)
 
     async def result_async(self, timeout: float | None = None) -> T:  # noqa: ASYNC109
@@ -148,37 +148,37 @@ class AnyFuture(Future[T], APIFuture[T]):
             return await asyncio.wrap_future(self._future)
 
     def future(self) -> "Future[T]":
-        """The standard library's future."""
+        """Return the standard library's future."""
         return self._future
 
     def cancel(self) -> bool:
-        """As ``Future.cancel``."""
+        """Like ``Future.cancel``."""
         return self._future.cancel()
 
 
 def client_future(kind: str, client: APIFuture[Any]) -> Any:
-    """Return the future of a "Training" or a "Sampling" client that the SDK's methods return.
+    """Return the future of a "Training" or "Sampling" client, as the SDK's methods do.
 
-    SDKs without that class return clients at once, or may return other futures: a ``ReadyClient``
-    is both once it exists.
+    SDKs without such a class return clients at once, or may return other futures. A
+    ``ReadyClient`` is both a client and a future.
     """
     wrapper = getattr(tinker, f"Backcompat{kind}ClientFuture", None)
     return client.result() if wrapper is None else wrapper(client)
 
 
 class ReadyClient(APIFuture[Any]):
-    """A client that is also a finished future of itself: the Cookbook uses some clients as both."""
+    """A client that is also a finished future of itself, because the Cookbook uses some as both."""
 
     def result(self, timeout: float | None = None) -> Self:
-        """The client."""
+        """Return the client."""
         return self
 
     async def result_async(self, timeout: float | None = None) -> Self:  # noqa: ASYNC109
-        """The client."""
+        """Return the client."""
         return self
 
     def future(self) -> "Future[Self]":
-        """A finished future of the client."""
+        """Return a finished future of the client."""
         return finished_future(self).future()
 
     def get_telemetry(self) -> None:

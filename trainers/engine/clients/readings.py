@@ -1,13 +1,13 @@
-"""Log-probabilities of prompt tokens, for a request that includes them.
+"""Reads log-probabilities of prompt tokens, for requests that ask for them.
 
     prompt_logprobs          of each token
     topk_prompt_logprobs     of the k most likely tokens at each position
     target_prompt_logprobs   of tokens that the request names for each position
 
 All are read in the same pass over the prompt (``scoring.py``). Tokens before the first position
-read may come from the prefix cache. Log-probabilities are at temperature 1, untruncated.
+that is read may come from the prefix cache. Log-probabilities are at temperature 1, untruncated.
 
-Shapes: N tokens read at once, V vocabulary, T tokens of the prompt, K values a token.
+Shapes: N tokens read together, V vocabulary, T tokens of the prompt, K values per token.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from evert.trainers.engine.common.errors import SamplingRequestError
 from evert.trainers.engine.sampling.scoring import Reader, log_probabilities
 
 Score = Callable[[Sequence[tuple[int | None, Reader]]], "Future[list[list[Any]]]"]
-"""Pairs of (number of last tokens to read or None for all, reader) -> the tokens' values for each.
+"""Pairs of (number of last tokens to read or None for all, reader) -> each pair's values by token.
 
 A token that is not read has the value None.
 """
@@ -52,7 +52,7 @@ class PromptOptions:
         check_last_n(self.last_n, length)
         if self.last_n is not None and not self.logprobs:
             raise SamplingRequestError(
-                f"prompt_logprobs_last_n is {self.last_n}, and include_prompt_logprobs is not set; "
+                f"prompt_logprobs_last_n is {self.last_n}, but include_prompt_logprobs is not set; "
                 "expected both. Set include_prompt_logprobs."
             )
         targets = self.targets
@@ -64,12 +64,12 @@ class PromptOptions:
             raise SamplingRequestError(
                 f"target_prompt_logprobs is {targets.dtype} of shape {targets.shape}; expected "
                 f"int64 of shape [{length - 1}, K]: a row for each token of the prompt except the "
-                "first, -1 for none."
+                "first, and -1 for no token."
             )
 
 
 def check_last_n(last_n: int | None, length: int) -> None:
-    """Check the number of a prompt's last tokens to score."""
+    """Check how many of a prompt's last tokens are to be scored."""
     if last_n is not None and not 1 <= last_n <= max(1, length - 1):
         raise SamplingRequestError(
             f"prompt_logprobs_last_n is {last_n} for a prompt of {length} tokens; expected 1 to "
@@ -79,7 +79,7 @@ def check_last_n(last_n: int | None, length: int) -> None:
 
 @dataclass(frozen=True)
 class _FieldReading:
-    """One field of the response: the values it reads, and how they become the field."""
+    """One field of the response: the values to read, and how to make the field from them."""
 
     last_n: int | None
     reader: Reader
@@ -87,7 +87,7 @@ class _FieldReading:
 
 
 def prompt_fields(score: Score, options: PromptOptions) -> "Future[dict[str, Any]]":
-    """Read a prompt's values in one pass; returns fields of a ``SampleResponse``."""
+    """Read a prompt's values in one pass; return fields of a ``SampleResponse``."""
     parts = _parts(options)
     if not parts:
         return finished_future(dict[str, Any]()).future()
@@ -120,7 +120,7 @@ def _parts(options: PromptOptions) -> dict[str, _FieldReading]:
 
 
 def _topk(rows: list[Any], k: int) -> TopkLogprobs:
-    """The k most likely tokens at each position read, the most likely first."""
+    """Return the k most likely tokens at each position, the most likely first."""
     ids = np.zeros((len(rows), k), np.int32)
     logprobs = np.full((len(rows), k), MASK_LOGPROB, np.float32)
     for i, row in enumerate(rows):
@@ -131,7 +131,7 @@ def _topk(rows: list[Any], k: int) -> TopkLogprobs:
 
 @cache
 def _top_logprobs(k: int) -> Reader:
-    """The same reader for all requests with the same k, so that they are read together."""
+    """Return one reader per k, so that requests with the same k are read together."""
 
     def read(logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> Sequence[Any]:
         best = torch.log_softmax(logits, dim=-1).topk(min(k, logits.shape[1]), dim=-1)
@@ -142,14 +142,14 @@ def _top_logprobs(k: int) -> Reader:
 
 
 class _Targets:
-    """Reads the log-probabilities of the tokens that are named for each position."""
+    """Reads the log-probabilities of the tokens that a request names for each position."""
 
     def __init__(self, targets: types.TensorData) -> None:
         self._targets = targets
         self._ids = targets.to_torch(pad_value=-1)
         positions = (self._ids >= 0).any(dim=1).nonzero()[:, 0].tolist()
         self.last_n = len(self._ids) - positions[0] if positions else 1
-        """Number of last tokens to read: none before the first that is named."""
+        """Number of last tokens to read, from the first position with a named token."""
         self._vocabulary = 0
         """Size of the model's vocabulary; 0 until the first read."""
 
@@ -162,7 +162,7 @@ class _Targets:
         return list(logprobs.masked_fill(ids < 0, 0.0).cpu().unbind())
 
     def in_request_layout(self, rows: list[Any]) -> types.TensorData:
-        """The log-probabilities in the layout of the request."""
+        """Return the log-probabilities in the layout of the request."""
         if self._ids.numel() and int(self._ids.max()) >= self._vocabulary:
             raise SamplingRequestError(
                 f"target_prompt_logprobs names token id {int(self._ids.max())}; the model knows 0 "
@@ -176,7 +176,7 @@ class _Targets:
 
 
 def _in_layout_of(dense: Tensor, like: types.TensorData) -> types.TensorData:
-    """A tensor in the layout of ``like``, with the same cells if ``like`` is sparse."""
+    """Return a tensor in the layout of ``like``, with the same cells if ``like`` is sparse."""
     if like.sparse_crow_indices is None or like.sparse_col_indices is None:
         return types.TensorData.from_torch(dense)
     counts = np.diff(like.sparse_crow_indices)

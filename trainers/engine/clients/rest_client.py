@@ -1,7 +1,7 @@
 """The REST client: lists, describes, locates and deletes runs and checkpoints.
 
 All answers come from the engine's folder (``catalog.py``). Methods that need accounts, sessions or
-billing are refused, with the alternative in the message.
+billing are refused with a message that names an alternative.
 """
 
 import time
@@ -20,10 +20,10 @@ from evert.trainers.engine.models.base_models import base_context_length
 from evert.trainers.engine.store import catalog
 
 SHORTEST_TTL, LONGEST_TTL = 3600, 10 * 366 * 24 * 3600
-"""The service's range in seconds: an hour to ten years."""
+"""The service's range of ``ttl_seconds``: an hour to ten years."""
 
 _NO_SESSIONS = "it keeps no sessions. list_training_runs() lists the runs of its folder."
-_NO_BILL = "nothing is billed here. list_user_checkpoints() has the size of each checkpoint."
+_NO_BILL = "nothing is billed here. list_user_checkpoints() gives the size of each checkpoint."
 _NOT_PUBLIC = (
     "its checkpoints are files on this machine. Share or copy the folder: "
     "get_external_weights_urls(path) lists the files."
@@ -37,25 +37,25 @@ NO_COPY = (
 REFUSED = {
     "copy_weights": NO_COPY,
     "get_weights_info_by_tinker_path": "it describes weights by their run. "
-    "get_training_run_by_tinker_path(path) has the base model and the adapter's rank.",
-    "get_audit_log": "it keeps no log of who did what. Ask the hosted service.",
+    "get_training_run_by_tinker_path(path) gives the base model and the adapter's rank.",
+    "get_audit_log": "it keeps no audit log. Ask the hosted service.",
     "publish_checkpoint_from_tinker_path": _NOT_PUBLIC,
     "unpublish_checkpoint_from_tinker_path": _NOT_PUBLIC,
     "get_session": _NO_SESSIONS,
     "list_sessions": _NO_SESSIONS,
     "search_sessions": _NO_SESSIONS,
     "assign_session_project": _NO_SESSIONS,
-    "export_session_trace": "it records no trace. torch.profiler sees what this process computes.",
-    "whoami": "it has no accounts. Leave the call out.",
+    "export_session_trace": "it records no trace. torch.profiler can trace this process.",
+    "whoami": "it has no accounts. Remove the call.",
     "get_sampler": "samplers have no ids here. SamplingClient.get_base_model() names the model.",
     "get_billing_usage": _NO_BILL,
     "get_current_checkpoint_storage_usage": _NO_BILL,
 }
-"""Methods of the SDK's client that the engine cannot serve -> the reason, and what to do."""
+"""Maps methods of the SDK's client that the engine cannot serve to the reason and what to do."""
 
 
 def capabilities(engine: Engine) -> types.GetServerCapabilitiesResponse:
-    """The shipped bases, and the models that clients were created for."""
+    """List the shipped bases, and the models that clients were created for."""
     models = [
         types.SupportedModel(
             model_name=name,
@@ -81,19 +81,19 @@ class RestClient:
     def get_server_capabilities(
         self,
     ) -> AwaitableConcurrentFuture[types.GetServerCapabilitiesResponse]:
-        """The shipped bases, and the models that clients were made for."""
+        """List the shipped bases, and the models that clients were created for."""
         return settled_future(capabilities, self.engine)
 
     def get_training_run(
         self, training_run_id: str, access_scope: str = "owned"
     ) -> AwaitableConcurrentFuture[types.TrainingRun]:
-        """A run, with the ``user_metadata`` it was started with."""
+        """Return a run, with the ``user_metadata`` that it was started with."""
         return self.get_training_run_by_tinker_path(f"tinker://{training_run_id}/weights/any")
 
     def get_training_run_by_tinker_path(
         self, tinker_path: str, access_scope: str = "owned"
     ) -> AwaitableConcurrentFuture[types.TrainingRun]:
-        """The run that a checkpoint belongs to."""
+        """Return the run that a checkpoint belongs to."""
         return settled_future(catalog.training_run, self._store, tinker_path)
 
     def list_training_runs(
@@ -103,25 +103,25 @@ class RestClient:
         access_scope: str = "owned",
         project_id: str | None = None,
     ) -> AwaitableConcurrentFuture[types.TrainingRunsResponse]:
-        """The runs of the engine's folder, the latest first; ``project_id`` is ignored."""
+        """List the runs in the engine's folder, latest first; ``project_id`` is ignored."""
         return settled_future(catalog.page_of_runs, self._store, offset, limit)
 
     def list_checkpoints(
         self, training_run_id: str
     ) -> AwaitableConcurrentFuture[types.CheckpointsListResponse]:
-        """The checkpoints of a run, the latest first."""
+        """List the checkpoints of a run, latest first."""
         return settled_future(catalog.checkpoints_of, self._store, training_run_id)
 
     def list_user_checkpoints(
         self, limit: int = 100, offset: int = 0
     ) -> AwaitableConcurrentFuture[types.CheckpointsListResponse]:
-        """The checkpoints of all runs, the latest first."""
+        """List the checkpoints of all runs, latest first."""
         return settled_future(catalog.page_of_checkpoints, self._store, offset, limit)
 
     def get_external_weights_urls(
         self, tinker_path: str
     ) -> AwaitableConcurrentFuture[types.ExternalWeightsUrlsResponse]:
-        """A ``file://`` URL of each file of a checkpoint of any kind."""
+        """Return a ``file://`` URL for each file of a checkpoint of any kind."""
         return settled_future(catalog.file_urls, self._store, tinker_path)
 
     def set_checkpoint_ttl_from_tinker_path(

@@ -1,8 +1,8 @@
-"""Sampling clients: frozen weights to sample from, in this process and in others.
+"""Sampling clients sample from frozen weights, in this process and in others.
 
 A client holds the future of a sampler, so it can be used while the weights load. A pickled client
-is a reference. In the process that made it, unpickling finds the client itself; in another process
-it loads the weights from disk. Pickling saves weights that are not on disk yet.
+is a reference. In the process that made it, unpickling returns the client itself; in another
+process it loads the weights from disk. Pickling saves weights that are not on disk yet.
 """
 
 import asyncio
@@ -50,17 +50,17 @@ REFUSED = {
     "from_sampler_handle": _NO_HANDLES,
     "get_sampler_handle": _NO_HANDLES,
 }
-"""Methods of the SDK's client that the engine cannot serve -> the reason, and what to do."""
+"""Maps methods of the SDK's client that the engine cannot serve to the reason and what to do."""
 
 REFUSED_OPTIONS = {
     "topk_sample_logprobs": "Ask for topk_prompt_logprobs of the prompt and its reply together",
     "prompt_alt_tokens_k": "Sample one token after each prefix of the prompt",
 }
-"""Options of ``sample`` that the engine lacks -> what to do instead."""
+"""Maps options of ``sample`` that the engine lacks to what to do instead."""
 
 
 class Source:
-    """Where other processes find a client's weights: a base, and a path or a call that saves."""
+    """Where other processes find a client's weights: a base, and a path or a call to save them."""
 
     def __init__(self, base_model: str, path: str | Callable[[], str] | None) -> None:
         self.base_model = base_model
@@ -68,7 +68,7 @@ class Source:
         self._lock = threading.Lock()
 
     def path(self) -> str | None:
-        """The checkpoint's path, saved first if it is not on disk; None for the base itself."""
+        """Return the checkpoint's path, after saving it if needed; None for the base itself."""
         with self._lock:
             if callable(self._path):
                 self._path = self._path()
@@ -81,7 +81,7 @@ class _Pickled:
     key: int
     """The client's number in the process that made it."""
     copy: int = field(compare=False)
-    """The number of this copy, from 1; it seeds what the copy samples."""
+    """The number of this copy, from 1; it seeds the copy's random streams."""
     base_model: str
     path: str | None
     settings: EngineSettings
@@ -90,7 +90,7 @@ class _Pickled:
 
 @refuse_hosted(tinker.SamplingClient, REFUSED)
 class SamplingClient(ReadyClient):
-    """Frozen weights to sample from; copies in other processes have their own random streams."""
+    """Samples from frozen weights; copies in other processes have their own random streams."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class SamplingClient(ReadyClient):
         prompt_alt_tokens_k: int = 0,
         prompt_logprobs_last_n: int | None = None,
     ) -> APIFuture[types.SampleResponse]:
-        """Sample replies; see ``sampler.py`` for what their log-probabilities are."""
+        """Sample replies; ``sampler.py`` explains their log-probabilities."""
         _check_options(
             topk_sample_logprobs=topk_sample_logprobs, prompt_alt_tokens_k=prompt_alt_tokens_k
         )
@@ -148,7 +148,7 @@ class SamplingClient(ReadyClient):
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> APIFuture[list[float | None]]:
-        """Log-probability of each token given those before it; None for the first."""
+        """Compute each token's log-probability given the tokens before; None for the first."""
 
         def ask(row: PictureRow) -> "Future[list[Any]]":
             check_last_n(prompt_logprobs_last_n, len(row.ids))
@@ -158,11 +158,11 @@ class SamplingClient(ReadyClient):
         return self._read(prompt, ask)
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The model's tokenizer."""
+        """Return the model's tokenizer."""
         return load_tokenizer(self._source.base_model)
 
     def get_base_model(self) -> str:
-        """The base model's name."""
+        """Return the base model's name."""
         return self._source.base_model
 
     def on_queue_state_change(self, queue_state: Any, queue_state_reason: str | None) -> None:
@@ -170,20 +170,20 @@ class SamplingClient(ReadyClient):
 
     @property
     def sampler(self) -> ModelSampler:
-        """The client's sampler; waits until it is loaded. Its ``stats`` count its work."""
+        """The client's sampler, after waiting until it is loaded; ``stats`` count its work."""
         self._engine.check_process()
         return self._sampler.result()
 
     async def result_async(self, timeout: float | None = None) -> Self:  # noqa: ASYNC109
-        """The client, once its weights are loaded; raises the error if loading failed."""
+        """Return the client once its weights are loaded; raise the error if loading failed."""
         self._engine.check_process()
         async with asyncio.timeout(timeout):
-            # Cancelling does not stop the loading: other callers wait for it.
+            # Cancelling does not stop the loading, because other callers may wait for it.
             await asyncio.wrap_future(chain(self._sampler, lambda _: self.future()))
         return self
 
     def __reduce__(self) -> tuple[Any, tuple[_Pickled]]:
-        # A reference to the weights, which are saved now if they are not on disk yet
+        # ``path`` saves the weights if they are not on disk yet
         state = _Pickled(
             os.getpid(),
             self._key,
@@ -198,7 +198,7 @@ class SamplingClient(ReadyClient):
     def _read(
         self, prompt: types.ModelInput, ask: "Callable[[PictureRow], Future[T]]"
     ) -> "AnyFuture[T]":
-        """Call ``ask`` with the prompt as a row; images are read in another thread."""
+        """Call ``ask`` with the prompt as a row; read images in another thread."""
         self._engine.check_open()
         reader = self._engine.reader(self._source.base_model)
         if is_text(prompt):
@@ -208,7 +208,7 @@ class SamplingClient(ReadyClient):
         )
 
     def _read_images(self, reader: PictureReader, prompt: types.ModelInput) -> PictureRow:
-        self._engine.check_open()  # It may have closed since the call was made
+        self._engine.check_open()  # The engine may have closed since the call
         try:
             return reader.read(prompt)
         except ValueError as error:
@@ -255,7 +255,7 @@ class SamplingClient(ReadyClient):
 
 _client_numbers = itertools.count()
 _clients: "weakref.WeakValueDictionary[int, SamplingClient]" = weakref.WeakValueDictionary()
-"""Clients made in this process, by key: unpickling one here finds the client itself."""
+"""Clients made in this process, by key, so that unpickling one here returns the client itself."""
 
 
 def _unpickle(state: _Pickled) -> SamplingClient:
@@ -265,7 +265,7 @@ def _unpickle(state: _Pickled) -> SamplingClient:
 
 @lru_cache(maxsize=4)
 def _load_client(state: _Pickled, process: int) -> SamplingClient:
-    """Load a client from another process, once: pool workers unpickle it for every task."""
+    """Load a client from another process once, because pool workers unpickle it for every task."""
     engine = _engine_of(state.settings, process)
     if state.path is None:
         sampler = engine.base_sampler(state.base_model)
@@ -277,12 +277,12 @@ def _load_client(state: _Pickled, process: int) -> SamplingClient:
 
 @cache
 def _engine_of(settings: EngineSettings, process: int) -> Engine:
-    """This process's engine for clients from other processes, which share what it loads."""
+    """Return this process's engine for clients from other processes; they share what it loads."""
     return Engine(settings)
 
 
 def saved_client(engine: Engine, path: str, *, records: bool = False) -> SamplingClient:
-    """A client of a checkpoint, which is loaded in the background."""
+    """Return a client of a checkpoint, which is loaded in the background."""
     engine.check_open()
     info = engine.store.read(path)
     engine.requested_models.add(info.base_model)
@@ -294,9 +294,9 @@ def saved_client(engine: Engine, path: str, *, records: bool = False) -> Samplin
 def model_client(
     engine: Engine, name: str, model: Any, tokenizer: Any, *number: int
 ) -> SamplingClient:
-    """A client of the current weights of a model that another trainer holds.
+    """Return a client of the current weights of a model that another trainer holds.
 
-    It works until ``client.sampler.scheduler`` is closed.
+    The client works until ``client.sampler.scheduler`` is closed.
     """
 
     def refuse_to_save() -> str:

@@ -1,4 +1,4 @@
-"""The saves that an engine has accepted: written before it closes, or logged as lost."""
+"""Tracks an engine's accepted saves: it writes them before it closes, or logs them as lost."""
 
 import logging
 from concurrent.futures import wait
@@ -11,15 +11,15 @@ logger = logging.getLogger(__name__)
 
 
 class Saves:
-    """Accepted saves; those whose outcome was read may be forgotten."""
+    """Accepted saves; a save may be forgotten after its outcome was read."""
 
     def __init__(self) -> None:
         self.interrupted = False
-        """Whether ``finish`` was interrupted: saves that have not begun are dropped."""
+        """Whether ``finish`` was interrupted, so that saves that have not begun are dropped."""
         self._paths: dict[AcceptedCall[Any], str] = {}
 
     def accept(self, path: str) -> AcceptedCall[Any]:
-        """The future of a save to the checkpoint's path."""
+        """Return the future of a save to a checkpoint's path."""
         for earlier in self._paths.copy():
             if earlier.done() and earlier.unread_error is None:
                 self._paths.pop(earlier, None)
@@ -28,11 +28,11 @@ class Saves:
         return save
 
     def awaits_run(self, run_id: str) -> bool:
-        """Whether a save of the run is not written yet."""
+        """Return whether a save of the run is not written yet."""
         return any(parse_path(path)[0] == run_id for path in self._unwritten())
 
     def finish(self) -> None:
-        """Wait until all saves are written; an interrupt drops those that have not begun."""
+        """Wait until all saves are written; an interrupt drops saves that have not begun."""
         try:
             if unwritten := self._unwritten():
                 logger.info("Before the engine closes, it writes %s.", ", ".join(unwritten))
@@ -43,7 +43,7 @@ class Saves:
             raise
 
     def report_lost(self) -> None:
-        """Log the dropped saves, and the failed ones whose error was not read."""
+        """Log the dropped saves, and the failed saves whose error was not read."""
         for save, path in self._paths.copy().items():
             if not save.done() or save.unread_error:
                 logger.error("%s was not saved: %s", path, save.unread_error or "interrupted")

@@ -3,8 +3,8 @@
 All clients have the SDK's methods, plain and ``_async``, with the SDK's names, arguments and
 results; the SDK documents them. Methods that only the hosted service can serve raise
 ``UnsupportedError``. Two things differ: the ``_async`` forms do not warn that they are deprecated,
-and errors are evert's classes as well as the SDK's. Futures of clients are of the SDK's classes,
-which act as the clients themselves, with the SDK's warnings.
+and errors belong to evert's classes as well as the SDK's. Futures of clients are
+instances of the SDK's classes, which act as the clients themselves, with the SDK's warnings.
 """
 
 from abc import ABCMeta
@@ -32,15 +32,15 @@ from evert.trainers.engine.models.loading import LoraOptions
 REFUSED = {
     "copy_weights": NO_COPY,
     "holder": "it has no connection. Use the client's public methods.",
-    "create_custom_loss": "it traces no loss. Pass forward_backward_custom a callable "
-    "(data, logprobs), which may do anything.",
+    "create_custom_loss": "it cannot trace a loss. Pass any function of "
+    "(data, logprobs) to forward_backward_custom.",
 }
-"""Methods of the SDK's client that the engine cannot serve: the reason, and what to do."""
+"""Maps methods of the SDK's client that the engine cannot serve to the reason and what to do."""
 
 
 @refuse_hosted(tinker.ServiceClient, REFUSED)
 class ServiceClient:
-    """Makes training, sampling and REST clients of one engine."""
+    """Creates training, sampling and REST clients of one engine."""
 
     engine: ClassVar[Engine]
 
@@ -64,7 +64,7 @@ class ServiceClient:
         user_metadata: dict[str, str] | None = None,
         optimizer: types.OptimizerConfig | None = None,
     ) -> "tinker.BackcompatTrainingClientFuture":
-        """Start training a base model: all its weights or an adapter, by the engine's settings."""
+        """Start training a base model: all weights or an adapter, as the engine's settings say."""
         _check_optimizer(optimizer)
         _check_rank(rank)
         base_model = self.engine.stand_ins.of(base_model)
@@ -101,7 +101,7 @@ class ServiceClient:
         retry_config: Any = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
-        """Sample from a checkpoint (its path or folder) or a base, loaded in the background."""
+        """Create a client of a checkpoint (path or folder) or a base, loaded in the background."""
         engine = self.engine
         engine.check_open()
         if model_path is not None:
@@ -119,15 +119,15 @@ class ServiceClient:
         return SamplingClient(engine, loading, source, records=record_stability_info)
 
     def create_rest_client(self) -> RestClient:
-        """A client that lists, describes and deletes runs and checkpoints."""
+        """Create a client that lists, describes and deletes runs and checkpoints."""
         return type("RestClient", (RestClient,), {"engine": self.engine})()  # type: ignore[no-any-return]
 
     def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
-        """The shipped bases and the models that clients were created for; any folder works."""
+        """List the shipped bases and the models of clients so far; any model's folder works too."""
         return capabilities(self.engine)
 
     def get_console_url(self) -> str:
-        """URL of the folder of the engine's checkpoints; there is no console."""
+        """Return the URL of the engine's folder of checkpoints; there is no console."""
         return self.engine.store.root.absolute().as_uri()
 
     def get_telemetry(self) -> None:
@@ -188,7 +188,7 @@ def _check_base(base_model: str | None, saved_base: str) -> None:
     if base_model not in (None, saved_base):
         raise UnsupportedError(
             f"base_model is {base_model!r}, but the checkpoint was saved from {saved_base!r}; the "
-            "embedded engine trains a checkpoint on that base only. Leave base_model out."
+            "embedded engine can train it only on that base. Leave base_model out."
         )
 
 

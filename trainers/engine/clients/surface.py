@@ -1,8 +1,8 @@
-"""The methods of the SDK's clients, in whichever version is installed.
+"""Gives the engine's clients the methods of the installed SDK's clients.
 
-``async_forms`` adds the ``_async`` forms of a client's methods. ``refuse_hosted`` also adds, as
-refusals, the methods that only the hosted service can answer and what only a newer SDK has: its new
-methods, and its new options unless they have their defaults.
+``async_forms`` adds the ``_async`` forms of a client's methods. ``refuse_hosted`` also adds methods
+that raise ``UnsupportedError``: those that only the hosted service can answer, and those of a newer
+SDK. A newer SDK's options are refused unless they have their default values.
 """
 
 import functools
@@ -20,7 +20,7 @@ TESTED = "0.38"
 """The newest version of the SDK that evert was tested with."""
 
 UNKNOWN: list[str] = []
-"""Differences: what only this SDK has, and what only evert has."""
+"""Differences: what only the installed SDK has, and what only evert has."""
 
 _NEW = "this version of evert does not know it. Leave it out, or update evert."
 
@@ -28,7 +28,7 @@ _NEW = "this version of evert does not know it. Leave it out, or update evert."
 def async_forms(sdk: type, keep: type | tuple[()] = ()) -> Callable[[C], C]:
     """Add the ``_async`` form of each method that has one in the SDK's class.
 
-    Answers of type ``keep`` are returned as they are; other futures are awaited.
+    Futures of type ``keep`` are returned as they are; other futures are awaited.
     """
 
     def add(client: C) -> C:
@@ -53,7 +53,7 @@ def _async_form(name: str, plain: Callable[..., Any], keep: type | tuple[()]) ->
 
 
 def refuse_hosted(sdk: type, reasons: Mapping[str, str]) -> Callable[[C], C]:
-    """Add the SDK's methods in ``reasons``, which raise ``UnsupportedError``.
+    """Make the SDK's methods in ``reasons`` raise ``UnsupportedError``.
 
     Also applies ``async_forms`` and ``refuse_unknown``.
     """
@@ -72,7 +72,7 @@ def refuse_hosted(sdk: type, reasons: Mapping[str, str]) -> Callable[[C], C]:
 
 
 def refuse_unknown(sdk: type) -> Callable[[C], C]:
-    """Refuse public methods and options that the SDK's class has and the engine's lacks."""
+    """Refuse public methods and options that the SDK's class has but the engine's lacks."""
 
     def add(client: C) -> C:
         for name in (name for name in dir(sdk) if not name.startswith("_")):
@@ -92,7 +92,7 @@ def refuse_unknown(sdk: type) -> Callable[[C], C]:
 
 
 def _new_options(sdk_method: Callable[..., Any], method: Callable[..., Any]) -> dict[str, Any]:
-    """The options that only the SDK's method has, with their defaults."""
+    """Return the options that only the SDK's method has, with their defaults."""
     parameters = inspect.signature(method).parameters
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     if any(option.kind is variadic[0] for option in parameters.values()):

@@ -35,7 +35,7 @@ T = TypeVar("T")
 @refuse_unknown(tinker.TrainingClient)
 @async_forms(tinker.TrainingClient, keep=AwaitableConcurrentFuture)
 class TrainingClient(ReadyClient):
-    """A model in training. Calls return at once and run in the order they were made."""
+    """A model in training. Calls return at once and run in order."""
 
     def __init__(self, engine: Engine, run: TrainingRun) -> None:
         self.model_id = run.run_id
@@ -50,7 +50,7 @@ class TrainingClient(ReadyClient):
         loss_fn: str,
         loss_fn_config: Mapping[str, Any] | None = None,
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
-        """The loss and the targets' log-probabilities, without a gradient."""
+        """Compute the loss and the targets' log-probabilities, without a gradient."""
         work = self._run.trainer.read(data, loss_fn, loss_fn_config)
         return self._submit(lambda trainer: trainer.forward(work))
 
@@ -90,8 +90,8 @@ class TrainingClient(ReadyClient):
         all_params = [params for params in (optim_params, adam_params) if params is not None]
         if len(all_params) != 1 or not isinstance(all_params[0], types.AdamParams):
             raise TrainingError(
-                f"optim_step got {all_params}; the embedded engine has AdamW and expects one "
-                "AdamParams. Pass optim_step(AdamParams(learning_rate=...))."
+                f"optim_step got {all_params}; the embedded engine has only AdamW and expects "
+                "one AdamParams. Pass optim_step(AdamParams(learning_rate=...))."
             )
         params = all_params[0]
         _check_step(params)
@@ -104,7 +104,7 @@ class TrainingClient(ReadyClient):
         overwrite: bool = False,
         user_metadata: dict[str, str] | None = None,
     ) -> AwaitableConcurrentFuture[types.SaveWeightsResponse]:
-        """Save weights and optimizer state, to resume training from."""
+        """Save the weights and the optimizer state, so that training can resume."""
 
         def write(trainer: Trainer, folder: Path) -> None:
             trainer.save_weights(folder)
@@ -117,13 +117,13 @@ class TrainingClient(ReadyClient):
     def load_state(
         self, path: str, weights_access_token: str | None = None
     ) -> AwaitableConcurrentFuture[types.LoadWeightsResponse]:
-        """Load a checkpoint's weights, after the calls made before, with a fresh optimizer."""
+        """Load a checkpoint's weights after all earlier calls, with a fresh optimizer."""
         return self._load(path, with_optimizer=False)
 
     def load_state_with_optimizer(
         self, path: str, weights_access_token: str | None = None
     ) -> AwaitableConcurrentFuture[types.LoadWeightsResponse]:
-        """Load a checkpoint's weights and optimizer state, after the calls made before."""
+        """Load a checkpoint's weights and optimizer state after all earlier calls."""
         return self._load(path, with_optimizer=True)
 
     def save_weights_for_sampler(
@@ -159,7 +159,7 @@ class TrainingClient(ReadyClient):
         record_stability_info: bool = False,
         kind: "types.SamplingClientKind" = "snapshot",
     ) -> "tinker.BackcompatSamplingClientFuture":
-        """A client of an in-memory copy of the current weights; ignores ``name`` and ``kind``."""
+        """Copy the current weights in memory to sample from; ignore ``name`` and ``kind``."""
         take = functools.partial(self._snapshot, records=record_stability_info)
         return client_future("Sampling", self._submit(take))  # type: ignore[no-any-return]
 
@@ -173,7 +173,7 @@ class TrainingClient(ReadyClient):
         return saved_client(self._engine, model_path, records=record_stability_info)
 
     def get_info(self) -> types.GetInfoResponse:
-        """The model's name, and its adapter's rank."""
+        """Return the model's name and its adapter's rank."""
         run, name = self._run, self._run.base_model
         arch = run.trainer.model.config.model_type
         return types.GetInfoResponse(
@@ -185,11 +185,11 @@ class TrainingClient(ReadyClient):
         )
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The model's tokenizer."""
+        """Return the model's tokenizer."""
         return self._run.trainer.tokenizer
 
     def get_console_url(self) -> str:
-        """URL of the folder of this run's checkpoints; there is no console."""
+        """Return the URL of the folder with this run's checkpoints; there is no console."""
         return (self._engine.store.root / self.model_id).absolute().as_uri()
 
     def _submit(
@@ -201,7 +201,7 @@ class TrainingClient(ReadyClient):
         return AwaitableConcurrentFuture(future)
 
     def _in_turn(self, call: Callable[[Trainer], T]) -> T:
-        self._engine.check_needed(self.model_id)  # It may have closed since the call
+        self._engine.check_needed(self.model_id)  # The engine may have closed since the call
         # Looked up now: an earlier ``load_state`` may have replaced the trainer.
         return call(self._run.trainer)
 

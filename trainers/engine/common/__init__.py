@@ -1,9 +1,9 @@
-"""Parts that the whole engine uses.
+"""Modules that all parts of the engine use.
 
-In any order:
+In alphabetical order:
 
     errors.py      the engine's errors
-    installing.py  inside a block, replaces names in all modules, sets PyTorch's threads
-    network.py     refuses connections beyond this machine
+    installing.py  replaces names in all modules and sets PyTorch's threads, inside a block
+    network.py     refuses connections to other machines
     parallel.py    runs passes side by side, on all cores
 """

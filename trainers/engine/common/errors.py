@@ -6,14 +6,14 @@
     ├── SamplingRequestError   (BadRequestError)     a prompt or parameters that cannot be served
     ├── UnsupportedError       (BadRequestError)     a call that only the hosted service answers
     ├── CheckpointError        (APIStatusError)      a checkpoint that is corrupt or unwritable
-    │   ├── NoCheckpointError      (NotFoundError)   there is no checkpoint or run of that name
-    │   └── CheckpointExistsError  (ConflictError)   a checkpoint of that name exists
+    │   ├── NoCheckpointError      (NotFoundError)   no checkpoint or run has that name
+    │   └── CheckpointExistsError  (ConflictError)   a checkpoint already has that name
     ├── TrainingError          (RequestFailedError)  a training call that failed
     ├── EngineClosedError      (TinkerError)         a call on an engine that is not in use here
-    └── NetworkRefusedError    (TinkerError)         something tried to leave this machine
+    └── NetworkRefusedError    (TinkerError)         a connection to another machine
 
-Brackets name the SDK's class, so scripts written for the service catch these errors. Each also has
-a parent in the standard library. Messages say what we got, what was expected, what to do next.
+Each error is a subclass of the SDK's class in brackets, so scripts written for the service catch
+it, and of a standard exception. Messages say what we got, what was expected, and what to do next.
 """
 
 from typing import Any, ClassVar
@@ -31,7 +31,7 @@ class _Status(Exception):
 
     def __init__(self, message: str) -> None:
         response = httpx.Response(self.status, request=_REQUEST)
-        super().__init__(message, response, None)  # the next class is APIStatusError
+        super().__init__(message, response, None)  # for APIStatusError, next in the MRO
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self),)
@@ -60,13 +60,13 @@ class CheckpointError(_Status, EvertError, tinker.APIStatusError, OSError):
 
 
 class NoCheckpointError(CheckpointError, tinker.NotFoundError):
-    """There is no checkpoint, or no run, of this name here."""
+    """No checkpoint or run of this name exists here."""
 
     status = 404
 
 
 class CheckpointExistsError(CheckpointError, tinker.ConflictError):
-    """A checkpoint of this name exists, and ``overwrite`` was not set."""
+    """A checkpoint of this name already exists, and ``overwrite`` was not set."""
 
     status = 409
 
@@ -82,11 +82,11 @@ class TrainingError(EvertError, tinker.RequestFailedError, RuntimeError):
 
 
 class EngineClosedError(EvertError, tinker.TinkerError, RuntimeError):
-    """The embedded engine's block has ended, or this process is a fork of the engine's."""
+    """The embedded engine's block has ended, or this process is a fork of the engine's process."""
 
 
 class NetworkRefusedError(EvertError, tinker.TinkerError, RuntimeError):
-    """A connection beyond this machine was attempted while the embedded engine was in use.
+    """Code tried to connect to another machine while the embedded engine was in use.
 
-    It is final, so a ``RuntimeError``: HTTP clients retry an ``OSError`` for minutes.
+    It is a ``RuntimeError`` because HTTP clients retry an ``OSError`` for minutes.
     """

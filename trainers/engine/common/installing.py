@@ -1,7 +1,7 @@
-"""Changes to this process inside a block.
+"""Changes this process inside a block.
 
 swap_names     replaces classes and functions in every module that holds them
-cpu_threads    sets the number of threads PyTorch computes with
+cpu_threads    sets the number of PyTorch's CPU threads
 """
 
 import sys
@@ -16,7 +16,7 @@ Swap = tuple[str, Any, Any]  # A name, its value outside the block, its value in
 
 @contextmanager
 def swap_names(swaps: Sequence[Swap]) -> Iterator[None]:
-    """Replace the named objects inside the block, in every module that has imported them."""
+    """Replace the named objects inside the block in every module that has imported them."""
     for name, original, replacement in swaps:
         _swap_everywhere(name, original, replacement)
     try:
@@ -34,7 +34,7 @@ def _swap_everywhere(name: str, old: Any, new: Any) -> None:
 
 @contextmanager
 def cpu_threads(threads: int | None) -> Iterator[None]:
-    """Set the number of PyTorch's threads inside the block; None leaves it unchanged."""
+    """Set the number of PyTorch's CPU threads inside the block; None leaves it unchanged."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)

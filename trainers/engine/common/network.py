@@ -1,11 +1,11 @@
-"""The guard that keeps a process on its own machine while the embedded engine is in use.
+"""The guard that refuses connections to other machines while the embedded engine is in use.
 
-``no_network()`` makes Python's sockets refuse all addresses but loopback and Unix sockets, and
+``no_network()`` makes Python's sockets refuse all addresses except loopback and Unix sockets, and
 switches the Hugging Face Hub to its offline mode, so that cached models still load. Blocks may be
-nested; the end of the last one restores everything. The guard prevents accidents, such as an SDK
+nested; when the last one ends, everything is restored. The guard prevents accidents, such as an SDK
 that falls back to a production host. It is not a sandbox: child processes, and C extensions that
-open their own sockets, get around it. In child processes it blocks only the Tinker SDK: they
-inherit a TINKER_BASE_URL with which no client can be created.
+open their own sockets, get around it. In child processes only the Tinker SDK is blocked, because
+they inherit a TINKER_BASE_URL with which no client can be created.
 """
 
 import ipaddress
@@ -26,16 +26,16 @@ from evert.bridge.ownership import current_owner
 from evert.trainers.engine.common.errors import NetworkRefusedError
 
 _NO_ADDRESS = (
-    "http://localhost:This process was started by one that uses evert's embedded engine, which "
-    "serves its own process alone. Pass this process a sampling client as an argument (it is "
+    "http://localhost:The process that started this one uses evert's embedded engine, which "
+    "serves only that process. Pass a sampling client to this process as an argument (it is "
     "pickled), let evert's workers play the episodes (PoolRollouts, rollouts=pool), or enter "
     "embedded_engine here as well."
 )
-"""An address whose port is a sentence: the SDK refuses it without connecting, and quotes it."""
+"""An address whose port is a sentence: the SDK rejects it without connecting, and quotes it."""
 
 _REFUSING = {"TINKER_BASE_URL": _NO_ADDRESS, "TINKER_CREDENTIAL_CMD": "false"}
-"""The environment of child processes. The command is never run: without one, the SDK would ask for
-a key instead."""
+"""Environment variables of child processes. The command never runs, but without it the SDK's error
+would ask for an API key instead."""
 
 _METHODS = ("connect", "connect_ex", "sendto", "sendmsg")
 
@@ -52,9 +52,9 @@ class _AllowedHosts:
 
 @contextmanager
 def no_network(allow_hosts: Collection[str] = ()) -> Iterator[None]:
-    """Refuse every connection beyond this machine inside the block, in every thread.
+    """Refuse every connection to another machine inside the block, in every thread.
 
-    ``allow_hosts`` stay reachable. In nested blocks, all blocks must allow a host.
+    ``allow_hosts`` stay reachable. In nested blocks, only hosts that every block allows do.
     """
     allowed = _AllowedHosts(allow_hosts)
     with _lock:
@@ -71,14 +71,14 @@ def no_network(allow_hosts: Collection[str] = ()) -> Iterator[None]:
 
 
 def network_is_refused(host: str) -> bool:
-    """Whether the guard is active and refuses ``host``."""
+    """Return whether the guard is active and refuses ``host``."""
     return not _is_this_machine(host) and not all(
         host in allowed.hosts or host in allowed.addresses for allowed in list(_active)
     )
 
 
 def allowed_hosts() -> frozenset[str] | None:
-    """Hosts that the guard allows; None if it is not active."""
+    """Return the hosts that the guard allows; None if it is not active."""
     blocks = [allowed.hosts for allowed in list(_active)]
     return frozenset.intersection(*blocks) if blocks else None
 
@@ -116,14 +116,14 @@ def _set_variable(name: str, value: str | None) -> None:
 
 
 class _SetsEnvironment:
-    """Sets variables on unpickling: a fork server's children have the environment of its start."""
+    """Sets variables when unpickled: a fork server's children have the environment of its start."""
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return exec, (f"import os; os.environ.update({_REFUSING!r})",)
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:
-    # ``socket.socket`` inherits its methods from the C class: restoring means removing ours.
+    # ``socket.socket`` inherits its methods from the C class, so to restore them, delete ours.
     inherited = name not in vars(owner)
     original = getattr(owner, name)
     setattr(owner, name, value)
@@ -172,7 +172,7 @@ def _check(host: Any) -> None:
     if network_is_refused(_text(host)):
         raise NetworkRefusedError(
             f"A connection to {_text(host)!r} was attempted while evert's embedded engine is in "
-            "use; only this machine (loopback) may be reached. Call it outside the engine's "
+            "use; only this machine (loopback) may be reached. Connect outside the engine's "
             "block, or add the host to `allow_hosts`."
             f"{_advice()}"
         )
@@ -201,5 +201,5 @@ def _is_this_machine(host: str) -> bool:
     except ValueError:
         return False
     mapped = getattr(address, "ipv4_mapped", None) or address
-    # The unspecified address is what servers bind to; connecting to it stays on this machine.
+    # Servers bind to the unspecified address, and a connection to it stays on this machine.
     return bool(mapped.is_loopback or mapped.is_unspecified)

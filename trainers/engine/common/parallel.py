@@ -1,7 +1,7 @@
-"""Runs work on several cores: in our threads, each of which uses PyTorch's threads.
+"""Runs calls on several cores, in threads of ours that each use PyTorch's threads.
 
-Passes too short for PyTorch's threads run in parallel in ours. Results come in the order of
-the work, so sums are bitwise equal on any number of cores.
+Passes too short to gain from PyTorch's threads run in parallel in ours. Results come in the order
+of the items, so sums are bitwise equal on any number of cores.
 """
 
 import ctypes
@@ -21,16 +21,16 @@ from evert.trainers.system.machine import cores
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_SOFT = 1  # OpenMP's omp_pause_soft: settings stay
+_SOFT = 1  # OpenMP's omp_pause_soft: keeps settings
 
 
 def lanes(device: torch.device) -> int:
-    """Maximum number of parallel passes: cores divided by PyTorch's threads; 1 if not on a CPU."""
+    """Return the maximum of parallel passes: cores divided by PyTorch's threads; 1 on a GPU."""
     return max(1, cores() // torch.get_num_threads()) if device.type == "cpu" else 1
 
 
 def thread_map(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Return ``call(item)`` of each item, each in its own thread; for work of milliseconds."""
+    """Return ``call(item)`` for each item, each in its own thread; for calls of milliseconds."""
     if len(items) < 2:
         return [*map(call, items)]
     with ThreadPoolExecutor(len(items) - 1, thread_name_prefix="evert-lane") as pool:
@@ -41,7 +41,7 @@ def thread_map(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Re
 def in_chunks(
     call: Callable[[slice], Tensor], rows: int, least: int, device: torch.device
 ) -> Tensor:
-    """Run ``call`` on slices of a batch's rows, one per core, each of ``least`` rows or more."""
+    """Run ``call`` on slices of a batch's rows, one per core, each of at least ``least`` rows."""
     count = min(rows // least, lanes(device)) if rows >= 2 * least else 1
     if count < 2:
         return call(slice(0, rows))
@@ -54,7 +54,7 @@ def in_chunks(
 def bounded_map(
     call: Callable[[Item], Result], items: Sequence[Item], limit: int
 ) -> Iterator[Result]:
-    """Yield ``call(item)`` of each item, in order, with at most ``limit`` calls at a time."""
+    """Yield ``call(item)`` for each item, in order, with at most ``limit`` calls at a time."""
     if min(limit, len(items)) < 2:
         yield from map(call, items)
         return
@@ -100,7 +100,7 @@ def release_threads() -> None:
 
 @cache
 def _openmp() -> Any:
-    """The GNU OpenMP library in PyTorch's package; None if PyTorch has another OpenMP."""
+    """Return the GNU OpenMP library in PyTorch's package; None if PyTorch has another one."""
     for file in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"):
         library = ctypes.CDLL(str(file))
         if hasattr(library, "omp_pause_resource_all"):

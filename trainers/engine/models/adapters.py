@@ -1,9 +1,9 @@
-"""LoRA adapters beside an unchanged base: what they add to its layers' outputs.
+"""Computes what LoRA adapters add to the outputs of an unchanged base's layers.
 
 An adapter of rank r adds ``up @ down @ x``; ``down`` has r rows, ``up`` has r columns. Layers that
-are computed as one also have one adapter: their ``down`` are stacked, their ``up`` form a block
-diagonal. The results are those of ``peft``. An adapter is stored in float32 and multiplied in the
-base's type: in float32 it could take a GPU longer than a bfloat16 base.
+are computed as one also have one adapter: their ``down`` are stacked, and their ``up`` form a
+block-diagonal matrix. The results equal those of ``peft``. An adapter is stored in float32 and
+multiplied in the base's dtype: in float32, it could take a GPU longer than a bfloat16 base.
 """
 
 from collections.abc import Sequence
@@ -18,22 +18,22 @@ from evert.trainers.engine.models.products import add_product, linear
 
 @dataclass(frozen=True)
 class Delta:
-    """The addition of an adapter to a linear layer from ``in`` to ``out`` features."""
+    """What an adapter adds to a linear layer from ``in`` to ``out`` features."""
 
     down: Tensor  # [R, in]
-    up: Tensor  # [out, R], scaled
+    up: Tensor  # [out, R], times the adapter's scale
     mask: Tensor | None = None  # [B, R] 1 for ranks that a row uses, else 0; None: all 1
 
 
 def delta_of(*linears: Any) -> Delta | None:
-    """The joint addition to layers that are computed as one; None if none has an adapter."""
+    """Return the joint delta of layers that are computed as one; None if none has an adapter."""
     layer_factors = [_factors(linear) for linear in linears]
     if not any(layer_factors):
         return None
     downs = [down for factors in layer_factors for down, _ in factors]
     ups: list[Tensor] = []
     for layer, factors in zip(linears, layer_factors, strict=True):
-        # A layer without an adapter has no columns: its rows of the block diagonal are 0.
+        # A layer without an adapter adds no columns, so its rows of the block diagonal are 0.
         empty = torch.zeros(base_layer(layer).out_features, 0)
         ups.append(torch.cat([up for _, up in factors], dim=1) if factors else empty)
     block_diag: Any = torch.block_diag
@@ -42,7 +42,7 @@ def delta_of(*linears: Any) -> Delta | None:
 
 
 def add_delta(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:
-    """Add an adapter's part to a layer's ``result`` [..., out]; see ``add_product``."""
+    """Add an adapter's delta to a layer's ``result`` [..., out]; see ``add_product``."""
     if delta is None:
         return result
     low_rank = linear(x, delta.down)
@@ -52,7 +52,7 @@ def add_delta(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:
 
 
 def batch_deltas(deltas: Sequence[Delta | None], indices: Tensor) -> Delta | None:
-    """Join the adapters of a layer into one: row i of a batch uses ``deltas[which[i]]``."""
+    """Join the adapters of a layer into one: row i of a batch uses ``deltas[indices[i]]``."""
     present = [(number, delta) for number, delta in enumerate(deltas) if delta is not None]
     if not present:
         return None
@@ -64,7 +64,7 @@ def batch_deltas(deltas: Sequence[Delta | None], indices: Tensor) -> Delta | Non
 
 
 def base_layer(linear: Any) -> Any:
-    """The layer inside an adapter, or the layer itself."""
+    """Return the layer inside an adapter, or the layer itself."""
     return getattr(linear, "base_layer", linear)
 
 

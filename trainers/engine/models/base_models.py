@@ -1,8 +1,8 @@
-"""Base models: from a name to a PyTorch model, its tokenizer, and its LoRA adapter.
+"""Loads base models and their tokenizers by name, and attaches LoRA adapters.
 
-A name is, in this order, a shipped base (``evert-tiny``), a folder in Hugging Face format, or a
-model on the Hugging Face Hub. Order here: names, loading, LoRA, and a model's properties (context
-length, stop tokens).
+A name is looked up as a shipped base (``evert-tiny``), then as a folder in Hugging Face format,
+then as a model on the Hugging Face Hub. Order here: names, loading, LoRA, and a model's properties
+(context length, stop tokens).
 """
 
 import importlib
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SMALL_MODEL_PARAMETERS = 50_000_000  # By default, all weights of smaller models are trained
-LORA_ALPHA = 32  # Tinker's: the adapter's product is scaled by ``LORA_ALPHA / rank``
+LORA_ALPHA = 32  # Tinker's value: the adapter's product is scaled by ``LORA_ALPHA / rank``
 
 WITH_REPORT = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 """Options with which ``from_pretrained`` also returns the report for ``check_weights``."""
@@ -42,21 +42,21 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _LAZY = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
-    "transformers.models.qwen3.modeling_qwen3",  # imports the parts that all models share, too
+    "transformers.models.qwen3.modeling_qwen3",  # also imports what all models share
 )
 
 
 def import_lazy_modules() -> None:
     """Import the modules that transformers imports lazily.
 
-    Otherwise two threads that first use them at the same time see half-imported modules and fail.
+    Otherwise, if two threads first use them at the same time, one sees a half-imported module.
     """
     for name in _LAZY:
         importlib.import_module(name)
 
 
 def resolve_model(base_model: str) -> str:
-    """Turn a model name into what ``from_pretrained`` accepts: a folder's path, or a Hub name."""
+    """Turn a model name into what ``from_pretrained`` accepts: a folder's path or a Hub name."""
     if base_model in BASES:
         return _checked_folder(base_model, base_path(base_model))
     folder = Path(base_model).expanduser()
@@ -76,16 +76,16 @@ def load_model(
 ) -> "PreTrainedModel":
     """Load a base model, ready to train or to sample from.
 
-    ``pickled``: whether to accept weights in a pickle of tensors as well.
+    ``pickled``: whether to accept pickled weights too.
 
     Raises:
-        ModelNotFoundError: There is no such model, or one of its weights is missing, has another
+        ModelNotFoundError: There is no such model, or one of its weights is missing, has the wrong
             shape, or is not finite in ``dtype``.
     """
     source = resolve_model(base_model)
     _check_files(base_model, source)
     with no_progress_bars():
-        device_map = None if device.type == "cpu" else {"": device}  # not through the CPU's memory
+        device_map = None if device.type == "cpu" else {"": device}  # not via the CPU's memory
         options: dict[str, Any] = {"dtype": dtype, "device_map": device_map, **WITH_REPORT}
         if not pickled:
             options["use_safetensors"] = True
@@ -108,14 +108,14 @@ def _check_files(base_model: str, source: str) -> None:
         check_sizes(base_model, "layers", layers, len(sizes))
         if not hasattr(
             config, "quantization_config"
-        ):  # else one number in a file holds several weights
+        ):  # else a number in a file packs several weights
             check_sizes(
                 base_model, "weights", count_parameters(load_outline(base_model)), sum(sizes)
             )
 
 
 def load_outline(base_model: str) -> "PreTrainedModel":
-    """A base model without its weights, on PyTorch's meta device, from its configuration alone."""
+    """Build a base model without weights, on PyTorch's meta device, from its configuration."""
     config, auto_class = load_config(base_model), _auto_class(base_model)
     source, trusted = resolve_model(base_model), pretrained.code_is_trusted()
     with _not_found(), pretrained.loading(base_model, source), torch.device("meta"):
@@ -123,14 +123,14 @@ def load_outline(base_model: str) -> "PreTrainedModel":
 
 
 def load_config(base_model: str) -> Any:
-    """A base model's configuration."""
+    """Load a base model's configuration."""
     from transformers import AutoConfig
 
     return from_pretrained(AutoConfig, base_model, resolve_model(base_model))
 
 
 def _auto_class(base_model: str) -> Any:
-    """The auto class of a model: for text if transformers has the model there, else for images."""
+    """Return the auto class for a model: for text if that has the model, else for images."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto import modeling_auto as known
 
@@ -142,7 +142,7 @@ def _auto_class(base_model: str) -> Any:
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Hide transformers' progress bars, which it draws for each small file."""
+    """Hide the progress bars that transformers draws even for small files."""
     from transformers.utils import logging
 
     was_enabled = logging.is_progress_bar_enabled()
@@ -155,7 +155,7 @@ def no_progress_bars() -> Iterator[None]:
 
 
 def load_tokenizer(base_model: str) -> "PreTrainedTokenizerBase":
-    """Load the tokenizer that goes with a base model."""
+    """Load a base model's tokenizer."""
     if base_model in BASES:
         resolve_model(base_model)
         return base_tokenizer(base_model)  # type: ignore[no-any-return, unused-ignore]
@@ -193,13 +193,13 @@ def _not_found() -> Iterator[None]:
 
 
 def from_pretrained(auto_class: Any, base_model: str, source: str, **options: Any) -> Any:
-    """Load by one of ``transformers``' auto classes; see ``bridge/tokens/pretrained.py``.
+    """Load with one of ``transformers``' auto classes; see ``bridge/tokens/pretrained.py``.
 
     ``base_model`` is the name that the user gave, ``source`` the result of ``resolve_model``.
     """
     load = partial(pretrained.from_pretrained, auto_class, base_model, source, **options)
     try:
-        # The local cache first: a cached model needs no network.
+        # Try the local cache first: a cached model needs no network.
         with _not_found():
             return load(local_files_only=True)
     except ModelNotFoundError:
@@ -217,7 +217,7 @@ def from_pretrained(auto_class: Any, base_model: str, source: str, **options: An
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Number of weights, shared ones counted once."""
+    """Return the number of weights; a shared weight counts once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -230,9 +230,9 @@ def attach_lora(
     train_attn: bool = True,
     train_unembed: bool = True,
 ) -> Any:
-    """Wrap a model in a fresh adapter of ``peft``; only the adapter is trained.
+    """Wrap a model in a new ``peft`` adapter; only the adapter is trained.
 
-    The output layer is left out if it shares the input embedding's weights. The adapter's first
+    The output layer is not adapted if it shares the input embedding's weights. The adapter's first
     factor is random, from ``seed``; the second starts at zero.
     """
     from peft import LoraConfig, get_peft_model
@@ -241,9 +241,9 @@ def attach_lora(
     if not targets:
         raise ModelNotFoundError(
             f"{type(model).__name__} has no linear layer to adapt with train_mlp={train_mlp}, "
-            f"train_attn={train_attn}, train_unembed={train_unembed}. Train all its parameters: "
-            "full_parameter=True; or choose other kinds of layers. (Models like GPT-2 have Conv1D "
-            "layers, which take no adapter here.)"
+            f"train_attn={train_attn}, train_unembed={train_unembed}. Train all its parameters "
+            "(full_parameter=True), or choose other kinds of layers. "
+            "(Models like GPT-2 have Conv1D layers, which cannot be adapted here.)"
         )
     config = LoraConfig(
         r=rank, lora_alpha=LORA_ALPHA, target_modules=targets, task_type="CAUSAL_LM"
@@ -270,17 +270,17 @@ def _lora_targets(
 
 
 def base_of(model: Any) -> "PreTrainedModel":
-    """The Hugging Face model itself, without its adapter if it has one."""
+    """Return the Hugging Face model without its adapter, if it has one."""
     return model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[no-any-return]
 
 
 def context_length(model: Any) -> int:
-    """Maximum number of tokens of a prompt and its reply together."""
+    """Return the maximum number of tokens of a prompt and its reply together."""
     return _configured_context(base_of(model).config)
 
 
 def base_context_length(base_model: str) -> int:
-    """The context length of a base model, from its configuration only."""
+    """Return a base model's context length, from its configuration only."""
     return _configured_context(load_config(base_model))
 
 
@@ -289,14 +289,14 @@ def _configured_context(config: Any) -> int:
 
 
 def attention_sizes(config: Any) -> tuple[int, int, int]:
-    """Number of query heads, number of key heads, and head size."""
+    """Return the number of query heads, the number of key heads, and the head size."""
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     return heads, key_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
 def end_tokens(model: Any, tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
-    """Tokens that end a reply if a request names no stops."""
+    """Return the tokens that end a reply if a request sets no stops."""
     configured = getattr(base_of(model).generation_config, "eos_token_id", None)
     tokens = configured if isinstance(configured, list) else [configured]
     return frozenset(t for t in [*tokens, tokenizer.eos_token_id] if isinstance(t, int))

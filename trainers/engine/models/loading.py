@@ -1,6 +1,6 @@
 """Loads models for one engine: base models and checkpoints.
 
-A fully trained model is loaded for each user; a base for adapters is shared.
+A model whose weights are all trained is loaded for each user; a base for adapters is shared.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -55,15 +55,15 @@ class Loader:
         self._shared = SharedBases()
 
     def trains_whole(self, model: Any) -> bool:
-        """Whether all of a model's weights are trained, not an adapter."""
+        """Return whether all of a model's weights are trained, not an adapter."""
         if self.settings.full_parameter is not None:
             return self.settings.full_parameter
         return count_parameters(model) < SMALL_MODEL_PARAMETERS
 
     def dtype(self, *, full_parameter: bool) -> torch.dtype:
-        """Type of the weights; by default bfloat16 on CUDA and float32 elsewhere.
+        """Return the type of the weights; by default bfloat16 on CUDA and float32 elsewhere.
 
-        A fully trained model is float32 on CUDA as well: bfloat16 rounds small steps away.
+        A model whose weights are all trained is float32 on CUDA too: bfloat16 loses small steps.
         """
         if self._dtype is not None:
             return self._dtype
@@ -71,17 +71,17 @@ class Loader:
         return torch.bfloat16 if shared_on_gpu else torch.float32
 
     def base(self, name: str) -> Any:
-        """A base model: a separate copy if all weights are trained, else with shared weights."""
+        """Load a base model: its own copy if all weights are trained, else with shared weights."""
         if self.trains_whole(load_outline(name)):
             return self.full_model(name)
         return self._share(name)
 
     def full_model(self, name: str) -> Any:
-        """A model whose weights may all be trained."""
+        """Load a model whose weights may all be trained."""
         return load_model(name, self.device, self.dtype(full_parameter=True))
 
     def trainable(self, name: str, choice: LoraOptions) -> tuple[Any, int | None]:
-        """A base model ready to train, and its adapter's rank: None if all weights are trained."""
+        """Load a base model to train, and its adapter's rank: None if all weights are trained."""
         model = self.base(name)
         if self.trains_whole(model):
             return model, None
@@ -89,10 +89,10 @@ class Loader:
         return attach_lora(model, **asdict(replace(choice, seed=seed))), choice.rank
 
     def with_adapter(self, name: str, folder: Path) -> Any:
-        """A base model with a saved adapter."""
+        """Load a base model with a saved adapter."""
         from peft import PeftModel
 
-        # Even if all weights would be trained now: the checkpoint has only an adapter.
+        # The checkpoint has only an adapter, even if all weights would be trained now.
         base = self._share(name)
         return PeftModel.from_pretrained(base, str(folder), is_trainable=True).eval()
 
@@ -102,7 +102,7 @@ class Loader:
 
 
 def read_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Read a type of weights or its name; None for None and "auto", which let the engine choose."""
+    """Read a dtype or its name; None for None and "auto", which let the engine choose."""
     if dtype is None or dtype == "auto":
         return None
     torch_dtype = DTYPES.get(str(dtype).removeprefix("torch."))
@@ -114,7 +114,7 @@ def read_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def device_kinds() -> list[str]:
-    """The kinds of devices that PyTorch finds here; "auto" is the first."""
+    """List the kinds of devices that PyTorch finds here; "auto" means the first."""
     gpus = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     return [*(kind for kind, is_here in gpus.items() if is_here), "cpu"]
 
@@ -138,6 +138,6 @@ def prepare_device(device: str) -> torch.device:
         return torch.device(device)
     except RuntimeError as error:
         raise ModelNotFoundError(
-            f"Device {device!r} was requested, which PyTorch does not know; expected 'cpu', "
+            f"Device {device!r} was requested, but PyTorch does not know it; expected 'cpu', "
             "'cuda', 'mps' or 'auto' (a GPU if there is one)."
         ) from error

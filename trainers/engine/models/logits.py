@@ -1,10 +1,10 @@
-"""Logits and log-probabilities from hidden states: in float32, and in slices.
+"""Computes logits and log-probabilities from hidden states: in float32, and in slices.
 
 The logits of 8,000 tokens take 4.9 GB at a vocabulary of 151,936, and a backward pass holds
-several such tensors. So they are computed in slices, and recomputed in the backward pass. They are
-in float32: in bfloat16, a logit of 20 would be off by up to 0.06.
+several such tensors. So logits are computed in slices, and recomputed in the backward pass. They
+are in float32 because, in bfloat16, a logit of 20 would be off by up to 0.06.
 
-Shapes: N tokens, H hidden, V vocabulary, K targets a token.
+Shapes: N tokens, H hidden, V vocabulary, K targets per token.
 """
 
 from collections.abc import Callable
@@ -17,16 +17,16 @@ from torch.utils.checkpoint import checkpoint
 
 from evert.trainers.engine.models.products import linear
 
-SLICE_BYTES = 2**27  # Of a slice of logits in training; a backward pass holds about three
+SLICE_BYTES = 2**27  # A slice of logits in training; a backward pass holds about three slices
 _BLOCK = {"cpu": 2**10}
-"""Rows of the output layer converted to float32 at once: as many as fit into a CPU's cache."""
+"""Rows of the output layer converted to float32 at a time: as many as fit into a CPU's cache."""
 
 
 def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """[..., H] -> [..., V] in float32, whatever the type of the [V, H] weights."""
+    """Compute [..., H] -> [..., V] in float32, whatever the dtype of the [V, H] weights."""
     if weight.dtype == torch.float32:
         return linear(hidden, weight, bias)
-    # Small gradients of the logits are 0 in float16.
+    # Small gradients of the logits would be 0 in float16.
     is_exact = weight.dtype == torch.bfloat16 or not torch.is_grad_enabled()
     if weight.device.type == "cuda" and is_exact:
         flat: Tensor = _Product.apply(hidden.flatten(0, -2), weight)  # type: ignore[no-untyped-call]
@@ -58,7 +58,7 @@ class _Product(torch.autograd.Function):
 
 
 def checkpointed(call: Callable[..., Tensor], *args: Any) -> Tensor:
-    """Run ``call``; a backward pass reruns it, so its inner results are not kept."""
+    """Run ``call``; a backward pass reruns it, so intermediate results are not kept."""
     result: Tensor = checkpoint(call, *args, use_reentrant=False, preserve_rng_state=False)
     return result
 
@@ -66,7 +66,7 @@ def checkpointed(call: Callable[..., Tensor], *args: Any) -> Tensor:
 def target_logprobs(
     hidden: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, vocabulary: int
 ) -> Tensor:
-    """Log-probabilities of [N] or [N, K] targets in float32, without all logits at once.
+    """Compute log-probabilities of [N] or [N, K] targets, float32, without holding all logits.
 
     ``head`` maps [n, H] to [n, V] logits in float32.
     """
@@ -82,7 +82,7 @@ def target_logprobs(
 
 
 def logprobs_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """Log-probabilities of the targets: [N, V] logits and [N] or [N, K] -> [N] or [N, K]."""
+    """Compute log-probabilities of targets: [N, V] logits and [N] or [N, K] -> [N] or [N, K]."""
     if targets.ndim == 1:
         return -F.cross_entropy(logits, targets, reduction="none")
     return torch.log_softmax(logits, dim=-1).gather(1, targets)

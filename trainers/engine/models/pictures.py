@@ -1,11 +1,11 @@
-"""Images among tokens: their place in a row of ids, and the model's inputs for them.
+"""Puts images into rows of token ids, and builds the model's inputs for them.
 
 In a row of ids, an image is its *name*, repeated for each of its tokens. The name is a negative
 number, a hash of the image's bytes and of the processor's settings. So code that compares rows
 by ids (prefix cache, equal prompts, random streams) need not know about images. A pass looks
-pictures up by name, so code that works on a row must hold its pictures until then.
+pictures up by name, so code that works on a row must keep its pictures until the pass.
 
-Shapes: B rows, T tokens a row, P patches of an image, D numbers of a patch.
+Shapes: B rows, T tokens per row, P patches per image, D numbers per patch.
 """
 
 import io
@@ -34,12 +34,12 @@ from evert.trainers.engine.models.base_models import (
 )
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")  # Models that accept images
-_CACHE_BYTES = 2**28  # Of the latest pictures: later turns and training need them again
+_CACHE_BYTES = 2**28  # Pictures kept for later turns and for training
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """An image, ready for a model."""
+    """A preprocessed image."""
 
     name: int  # Below 0; equal for equal bytes and settings
     patches: Tensor  # [P, D] float32
@@ -52,30 +52,30 @@ class Picture:
         return math.prod(self.grid) // self.merge**2
 
 
-_in_use: WeakValueDictionary[int, Picture] = WeakValueDictionary()  # Those in use
+_in_use: WeakValueDictionary[int, Picture] = WeakValueDictionary()  # By name
 _lock = Lock()  # Held to look up or add a picture
 
 
 @dataclass(frozen=True)
 class PictureRow:
-    """A prompt or a datum as ids and pictures; hold it while its ids are in use."""
+    """A prompt or a datum as ids and pictures; keep it while its ids are in use."""
 
     ids: list[int]  # Token ids, and names of pictures
     pictures: tuple[Picture, ...] = ()
 
 
 class PictureReader:
-    """Reads the prompts and data of one base model."""
+    """Reads prompts and data for one base model."""
 
     def __init__(self, base_model: str) -> None:
         self._base_model = base_model
         self._last: OrderedDict[int, Picture] = OrderedDict()
 
     def read(self, prompt: types.ModelInput) -> PictureRow:
-        """Read the ids and pictures of a prompt. Several threads may call it.
+        """Read the ids and pictures of a prompt. Thread-safe.
 
         Raises:
-            ValueError: The model does not accept the prompt; the text continues "The prompt".
+            ValueError: The model does not accept the prompt; the message continues "The prompt".
         """
         if is_text(prompt):
             return PictureRow(prompt.to_ints())
@@ -95,7 +95,7 @@ class PictureReader:
             else:
                 raise ValueError(
                     f"has a chunk of type {chunk.type!r}, neither text nor an image; the embedded "
-                    "engine takes images as bytes (ImageChunk), but no audio. Send only text and "
+                    "engine accepts images as bytes (ImageChunk), but no audio. Send only text and "
                     "images."
                 )
         return PictureRow(ids, tuple(pictures))
@@ -144,8 +144,8 @@ class PictureReader:
         kind = load_config(self._base_model).model_type
         if kind not in FAMILIES:
             raise ValueError(
-                f"has a chunk that is not text, and {self._base_model} is a model of type {kind}. "
-                f"The embedded engine takes images for {', '.join(FAMILIES)}: use one of these, "
+                f"has a chunk that is not text, but {self._base_model} is a model of type {kind}. "
+                f"The embedded engine accepts images for {', '.join(FAMILIES)}: use one of these, "
                 "or a service behind base_url."
             )
         source = resolve_model(self._base_model)
@@ -160,7 +160,7 @@ class VisionInputs:
         self._video_token: int = config.video_token_id
 
     def ids(self, tokens: Tensor) -> Tensor:
-        """[B, T] ids for the model's embedding: the names of pictures become its image token.
+        """Return [B, T] ids for the model's embedding: names of pictures become its image token.
 
         An image token in the text, which a policy may sample, becomes the video token.
         """
@@ -168,7 +168,7 @@ class VisionInputs:
         return torch.where(tokens < 0, self._image_token, spelled)
 
     def pixels(self, rows: Sequence[np.ndarray], device: torch.device) -> dict[str, Tensor]:
-        """A pass's inputs for the pictures of some rows, each [T]; empty if all is text."""
+        """Return a pass's inputs for the pictures in rows [T]; empty if there are none."""
         seen = [picture for row in rows for _, picture in pictures_in(row)]
         if not seen:
             return {}
@@ -177,7 +177,7 @@ class VisionInputs:
         return {"pixel_values": patches, "image_grid_thw": grids}
 
     def positions(self, row: np.ndarray) -> np.ndarray:
-        """[3, T] positions of each token: in time, from the top, from the left; equal for text."""
+        """Return [3, T] positions: in time, from the top, from the left; all equal for text."""
         positions = np.empty((3, len(row)), np.int64)
         filled = place = 0
         for start, picture in pictures_in(row):
@@ -192,18 +192,18 @@ class VisionInputs:
 
 
 def vision_inputs(model: Any) -> VisionInputs | None:
-    """The ``VisionInputs`` of a model; None if its type is not in ``FAMILIES``."""
+    """Return the ``VisionInputs`` of a model; None if its type is not in ``FAMILIES``."""
     config = base_of(model).config
     return VisionInputs(config) if config.model_type in FAMILIES else None
 
 
 def is_text(prompt: types.ModelInput) -> bool:
-    """Whether a prompt has only token ids."""
+    """Return whether a prompt has only token ids."""
     return all(isinstance(chunk, types.EncodedTextChunk) for chunk in prompt.chunks)
 
 
 def pictures_in(row: np.ndarray) -> Iterator[tuple[int, Picture]]:
-    """Each picture of a row [T], with its start; every picture must be whole."""
+    """Yield each picture of a row [T] with its start; every picture must be whole."""
     end = 0
     for place in np.flatnonzero(row < 0).tolist():
         if place >= end:
@@ -213,7 +213,7 @@ def pictures_in(row: np.ndarray) -> Iterator[tuple[int, Picture]]:
 
 
 def uncut_start(row: np.ndarray, start: int) -> int:
-    """The last index up to ``start`` at which a row [T] can be cut without splitting a picture."""
+    """Return the last index up to ``start`` where cutting a row [T] does not split a picture."""
     while 0 < start < len(row) and row[start] < 0 and row[start] == row[start - 1]:
         start -= 1
     return start

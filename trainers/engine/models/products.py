@@ -1,8 +1,8 @@
-"""Matrix products with weights, using oneDNN where PyTorch's default is slow.
+"""Multiplies by weights, using oneDNN where PyTorch's default is slow.
 
-PyTorch computes float32 products by MKL, which uses half the vector width of an AMD processor.
-oneDNN, a part of PyTorch, takes half the time there, forward and backward. PyTorch uses it for
-bfloat16 anyway. A call of oneDNN costs 10 us more, so small products stay with MKL.
+PyTorch computes float32 products with MKL, which uses half the vector width of an AMD processor.
+oneDNN, a part of PyTorch, takes half the time there, forward and backward. PyTorch already uses it
+for bfloat16. A call to oneDNN costs 10 us more, so small products stay with MKL.
 
 Shapes: ``...`` rows, I features in, O out.
 """
@@ -23,14 +23,14 @@ Measured from 1 to 3,000 rows, and from 128 features to 3,072.
 """
 
 _MPS_SUM = 2**14
-"""Maximum length of a sum on MPS, here in the backward pass.
+"""Maximum length of a sum on MPS, such as those of the backward pass.
 
 Sums of more than 32,766 numbers are wrong on an M1 or M2 (PyTorch's issue 177116).
 """
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``F.linear``: [..., I] with [O, I] weights, and [O] or no bias, -> [..., O]."""
+    """Compute ``F.linear``: [..., I] with [O, I] weights, and [O] or no bias, -> [..., O]."""
     if weight.device.type == "mps" and len(weight) > _MPS_SUM:
         product = torch.cat([F.linear(x, block) for block in torch.split(weight, _MPS_SUM)], dim=-1)
         return product if bias is None else product + bias
@@ -43,9 +43,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def add_product(onto: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """``onto + linear(x, weight)``; on CUDA, without a gradient, ``onto`` [..., O] is overwritten.
+    """Return ``onto + linear(x, weight)``; on CUDA without a gradient, overwrite ``onto`` [..., O].
 
-    The time of a short GPU step is its number of operations: this is one, not two.
+    The time of a short GPU step depends on its number of operations; this is one, not two.
     """
     if x.device.type != "cuda" or torch.is_grad_enabled() or onto.dtype != weight.dtype:
         return onto + linear(x, weight)
@@ -54,9 +54,9 @@ def add_product(onto: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def float_product(x: Tensor, y: Tensor) -> Tensor:
-    """``x @ y`` in float32 of [..., n, m] and [..., m, k], without a gradient.
+    """Compute ``x @ y`` in float32 for [..., n, m] and [..., m, k], without a gradient.
 
-    On CUDA x is rounded to the type of y, and products are summed in float32.
+    On CUDA, x is rounded to the dtype of y, and products are summed in float32.
     """
     if y.device.type != "cuda" or y.dtype == torch.float32:
         return x.float() @ y.float()

@@ -1,6 +1,6 @@
-"""Keeps one base in memory for all adapters that are trained on it or sampled from.
+"""Keeps one copy of a base in memory for all adapters that are trained or sampled from.
 
-Such a base is loaded once, and stays loaded while in use. Each user gets a ``tree``: a model with
+A shared base is loaded once, and stays loaded while in use. Each user gets a ``tree``: a model with
 its own modules, which can take an adapter, and the shared weights, which never change.
 """
 
@@ -24,7 +24,7 @@ class SharedBases:
         self._lock = threading.Lock()
 
     def tree(self, name: str, load: Callable[[], Any]) -> Any:
-        """A model with the shared weights of a base; ``load`` loads them if they are not in use."""
+        """Return a model with a base's shared weights; call ``load`` if they are not in use."""
         with self._lock:
             original = self._bases.get(name)
             if original is None:
@@ -34,18 +34,18 @@ class SharedBases:
                     lay_out(original)
                 self._bases[name] = original
         tree = with_own_modules(original)
-        # Not a submodule: the tree would count the shared parameters twice.
+        # Not as a submodule, or the tree would count the shared parameters twice.
         tree.__dict__[_ORIGINAL] = original
         return tree
 
 
 def original_of(model: Any) -> Any:
-    """The shared base whose weights a model uses; None if its weights are its own."""
+    """Return the shared base whose weights a model uses; None if the model has its own."""
     return base_of(model).__dict__.get(_ORIGINAL)
 
 
 def with_own_modules(model: Any) -> Any:
-    """A copy of a model that shares the weights that are not trained."""
+    """Copy a model, but share the weights that are not trained."""
     keep = {id(p): p for p in model.parameters() if not p.requires_grad}
     original = original_of(model)
     return copy.deepcopy(model, keep | {id(original): original})

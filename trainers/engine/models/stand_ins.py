@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class StandIns:
-    """Maps names to stand-ins, by the first pattern that matches; local models stay."""
+    """Maps names to stand-ins, by the first pattern that matches; local models are kept."""
 
     def __init__(self, patterns: Mapping[str, str] | None = None) -> None:
         self._patterns = dict(patterns or {})
@@ -47,7 +47,7 @@ class StandIns:
         return bool(self._patterns)
 
     def of(self, name: str) -> str:
-        """The model that stands for ``name``, or ``name``; warns once for each name replaced."""
+        """Return the stand-in for ``name``, or ``name``; warn once for each name replaced."""
         if not self._patterns or name in BASES or Path(name).expanduser().is_dir():
             return name
         base_name = name.partition(":")[0]  # Tinker's variants: "Qwen/Qwen3.6-35B-A3B:peft:262144"
@@ -58,7 +58,7 @@ class StandIns:
         return name
 
     def warn(self, present: str, absent: str) -> None:
-        """Warn once that ``present`` stands for ``absent``."""
+        """Warn once that ``present`` stands in for ``absent``."""
         if absent not in self._warned:
             self._warned.add(absent)
             logger.warning(
@@ -69,9 +69,9 @@ class StandIns:
 
 
 def lookups(stand_ins: StandIns) -> list[Swap]:
-    """The swaps of the Cookbook's look-ups by a model's name.
+    """Return the swaps of the Cookbook's look-ups by model name.
 
-    The new look-up of a model's attributes also knows the shipped bases.
+    The replaced look-up of a model's attributes also knows the shipped bases.
     """
     from tinker_cookbook import model_info, renderers, tokenizer_utils
 

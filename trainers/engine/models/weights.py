@@ -1,8 +1,8 @@
 """Checks that a model's files hold all of its weights, and that each weight is a finite number.
 
 transformers initialises a missing weight at random and only logs its name. Before loading, file
-headers are compared with the configuration, so that nothing is allocated for weights that no file
-holds. After loading, each weight is checked.
+headers are compared with the configuration, so that no memory is allocated for weights that no
+file holds. After loading, each weight is checked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _SMALL = {"layers": 2**8, "weights": 2**24}  # allocated in a second, even if no
 
 
 def weight_files(name: str, folder: Path) -> list[Path]:
-    """The safetensors files of a folder's weights; empty if there are none, as for a Hub name.
+    """List the safetensors files of a folder's weights; empty if there are none or for a Hub name.
 
     Raises:
         InvalidModelError: The index names a file that is not in the folder.
@@ -34,14 +34,14 @@ def weight_files(name: str, folder: Path) -> list[Path]:
     absent = [shard for shard in sorted(names) if not _is_inside(folder, shard)]
     if absent:
         raise InvalidModelError(
-            f"Model {name!r}: {index.name} names {listed(absent)}, not in {folder}; expected "
+            f"Model {name!r}: {index.name} names {listed(absent)}, missing from {folder}; expected "
             "each file of weights in the folder. Get the whole folder again."
         )
     return [folder / shard for shard in sorted(names)]
 
 
 def tensor_sizes(files: Sequence[Path]) -> list[int]:
-    """Number of weights in each tensor of safetensors files, by their headers."""
+    """Read the number of weights in each tensor from the headers of safetensors files."""
     from safetensors import safe_open
 
     sizes: list[int] = []
@@ -58,7 +58,7 @@ def check_sizes(name: str, what: str, needed: object, available: int) -> None:
     """
     if isinstance(needed, int) and needed > 2 * available + _SMALL[what]:
         raise InvalidModelError(
-            f"Model {name!r}: its configuration needs {needed:,} {what}, and its files hold "
+            f"Model {name!r}: its configuration needs {needed:,} {what}, but its files hold "
             f"{available:,}. Get the whole model again."
         )
 
@@ -87,7 +87,7 @@ def check_weights(name: str, model: nn.Module, report: Mapping[str, Any]) -> Non
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+    """List the first names, and say how many more there are."""
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 

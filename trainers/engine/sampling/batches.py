@@ -1,10 +1,10 @@
-"""Running batches: rows that are decoded together, one token at a time, over a key-value cache.
+"""Running batches decode rows together, one token at a time, over a key-value cache.
 
 ``LeanBatch`` decodes a ``LeanModel``, ``GenericBatch`` any Hugging Face causal language model. Rows
 join and leave while the batch runs. A prefix that rows share with each other, or with earlier rows,
 is computed once and reused from the ``PrefixCache``.
 
-Shapes: B rows, T tokens a row, N tokens whose logits are needed, V vocabulary.
+Shapes: B rows, T tokens per row, N tokens whose logits are needed, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
@@ -32,10 +32,10 @@ from evert.trainers.engine.sampling.prefix_cache import KeyValues, PrefixCache
 
 
 class Admitted(NamedTuple):
-    """The result of ``admit``: the new rows, in order, which follow the rows already there."""
+    """The result of ``admit``: the new rows in order; they follow the rows already in the batch."""
 
     owners: list[int]  # For each new row, the index of its prompt
-    logits: Tensor  # [new rows, V] logits of the first token to sample, float32
+    logits: Tensor  # [new rows, V] float32 logits of each row's first token to sample
 
 
 @dataclass(eq=False)
@@ -45,9 +45,9 @@ class FrozenModel:
     kind: ClassVar[type["DecodeBatch"]]  # Class of its batches
 
     model: Any  # A ``LeanModel`` or a Hugging Face model
-    vocabulary: int  # Number of logits of a token
+    vocabulary: int  # Number of logits per token
     cache_tokens: int  # Maximum number of tokens in the key-value cache, over all rows
-    prefixes: PrefixCache  # Keys and values computed with it so far
+    prefixes: PrefixCache  # Keys and values computed with this model so far
     base: Any = None  # Models of one base share batches; None if the base is not shared
 
     def new_batch(self) -> "DecodeBatch":
@@ -81,7 +81,7 @@ class DecodeBatch(ABC):
 
     @abstractmethod
     def keep(self, rows: Sequence[int]) -> list[int]:
-        """Drop all rows but these; returns the old index of each remaining row."""
+        """Drop all rows but these; return the old index of each remaining row."""
 
     def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Admitted:
         """Add ``copies[i]`` rows with the prompt ``prompts[i]``; the prompts must differ."""
@@ -107,7 +107,7 @@ class DecodeBatch(ABC):
     def shared_prefixes(
         self, rows: Sequence[np.ndarray], limits: Sequence[int]
     ) -> list[list[SharedPrefix]]:
-        """Prefixes to compute once, level by level; row i may use ``most[i]`` cached tokens."""
+        """List prefixes to compute once, by level; row i may use ``limits[i]`` cached tokens."""
         if len(rows) < 2:
             return []
         prefixes = self.weights.prefixes
@@ -117,11 +117,11 @@ class DecodeBatch(ABC):
     def compute(
         self, jobs: Sequence[SomeJob], *, join: bool = False
     ) -> Iterator[tuple[list[SomeJob], Iterator[Tensor]]]:
-        """Run the tokens of jobs that are not cached yet, and cache them.
+        """Run those tokens of jobs that are not cached yet, and cache them.
 
-        Yields the jobs of each pass, and their needed logits, job by job: one or more [N, V],
-        float32, too large to hold all at once. A job with nothing to run is left out. ``join``
-        makes the jobs rows of the batch.
+        Yields the jobs of each pass with their needed logits, job by job: one or more float32
+        tensors [N, V], too large to hold all of them. Jobs with nothing to run are left out.
+        ``join`` makes the jobs rows of the batch.
         """
         for job in jobs:
             job.start, job.pieces = self.weights.prefixes.longest(job.tokens, job.first)
@@ -132,10 +132,10 @@ class DecodeBatch(ABC):
             self.computed_tokens += sum(job.todo for job in chunk)
             logits = self._run(chunk, join)
             yield chunk, logits
-            deque(logits, maxlen=0)  # Runs the generator, if the caller has not.
+            deque(logits, maxlen=0)  # Exhausts the generator if the caller has not.
 
     def park(self, row: int, tokens: Sequence[int], prefixes: PrefixCache) -> None:
-        """Cache a finished row, except for its last token, which was sampled but not run."""
+        """Cache a finished row without its last token, which was sampled but not run."""
         computed = np.asarray(tokens[:-1], dtype=np.int64)
         prefixes.put(computed, lambda start, end: self._read(row, start, end))
 
@@ -153,16 +153,16 @@ class DecodeBatch(ABC):
             self.weights.prefixes.put(job.tokens, partial(reader, place))
 
     def _budget(self, jobs: Sequence[Job]) -> int:
-        """Maximum number of tokens of a chunk, padding included."""
+        """Return the maximum number of tokens of a chunk, padding included."""
         return chunk_tokens(self.device)
 
     @abstractmethod
     def _run(self, jobs: Sequence[Job], join: bool) -> Iterator[Tensor]:
-        """Run and cache a chunk; yields the needed logits, as ``compute`` does."""
+        """Run and cache a chunk; yield the needed logits, as ``compute`` does."""
 
     @abstractmethod
     def _read(self, row: int, start: int, end: int) -> KeyValues:
-        """A copy of the keys and values of some tokens of a row."""
+        """Copy the keys and values of some tokens of a row."""
 
     @abstractmethod
     def _repeat(self, rows: Sequence[int]) -> None:
@@ -174,7 +174,7 @@ class DecodeBatch(ABC):
 
 
 def logit_places(jobs: Sequence[Job], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The tokens whose logits are needed: [N] row in the chunk, [N] index in the row."""
+    """Return where logits are needed: [N] rows in the chunk, and [N] indices in the rows."""
     spans = [np.arange(job.first, len(job.tokens)) for job in jobs]
     rows = np.repeat(np.arange(len(jobs)), [len(span) for span in spans])
     columns = np.concatenate(spans)
@@ -184,7 +184,7 @@ def logit_places(jobs: Sequence[Job], device: torch.device) -> tuple[Tensor, Ten
 def pad(
     rows: Sequence[Sequence[int] | np.ndarray], device: torch.device, *, on_left: bool = False
 ) -> Tensor:
-    """Stack token lists of different lengths: [B, T] ids, zeros where a row has no token."""
+    """Stack token lists of different lengths into [B, T] ids, with zeros as padding."""
     table = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
     for place, row in zip(table, rows, strict=True):
         place[len(place) - len(row) if on_left else 0 :][: len(row)] = row

@@ -1,4 +1,4 @@
-"""Sampling tokens: random numbers, truncation, and stops.
+"""Draws tokens from logits: random numbers, truncation, and stops.
 
 Every sample has its own random stream (``stream_key``), indexed by step number, so its tokens do
 not depend on the other rows of the batch. Shapes: B rows, V vocabulary.
@@ -32,7 +32,7 @@ def stream_key(*parts: bytes | int) -> int:
 
 
 def uniforms(keys: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """The ``steps[i]``-th number in [0, 1) of stream ``keys[i]``: SplitMix64 without state."""
+    """Return number ``steps[i]`` in [0, 1) of stream ``keys[i]``: SplitMix64 without state."""
     x = keys + steps * _GOLDEN + _GOLDEN
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -42,7 +42,7 @@ def uniforms(keys: np.ndarray, steps: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class BatchParams:
-    """The temperature and the truncation of each row's distribution."""
+    """The temperature and truncation of each row's distribution."""
 
     temperature: Tensor  # [B] float32; 0 means greedy
     top_k: Tensor | None  # [B] int64, V for no limit; None if no row has a limit
@@ -50,7 +50,7 @@ class BatchParams:
     plain: bool  # All temperatures are 1 and nothing is truncated
 
     def of(self, rows: slice) -> "BatchParams":
-        """The same for some of the rows."""
+        """Return the parameters of some rows."""
         top_k = None if self.top_k is None else self.top_k[rows]
         top_p = None if self.top_p is None else self.top_p[rows]
         return BatchParams(self.temperature[rows], top_k, top_p, self.plain)
@@ -59,8 +59,8 @@ class BatchParams:
 def draw(logits: Tensor, params: BatchParams, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Sample a token for each row of [B, V] logits, by inverse transform of [B] numbers in [0, 1).
 
-    Returns [B] token ids, and [B] their log-probabilities: the model's own, at temperature 1 and
-    untruncated, whatever ``params`` says. A trainer computes the same for these tokens.
+    Returns [B] token ids and their [B] log-probabilities at temperature 1, untruncated, whatever
+    ``params`` says: a trainer computes the same log-probabilities for these tokens.
     """
     limit = max(1, _CHUNK_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     if len(logits) <= limit:
@@ -82,10 +82,10 @@ def _draw(logits: Tensor, params: BatchParams, uniform: Tensor) -> tuple[Tensor,
 
 
 def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
-    """The token [B, 1] at which the running sum of [B, V] weights passes a share [B, 1] of it.
+    """Return the token [B, 1] at which the sum of [B, V] weights passes a [B, 1] share of all.
 
-    In float64: float32 would lose rare tokens. A running sum over a large vocabulary is slow, so
-    this searches the blocks first, then one block.
+    Sums are in float64, because float32 would lose rare tokens. A running sum over a large
+    vocabulary is slow, so this searches the sums of blocks first, then one block.
     """
     if weights.shape[1] <= 8 * _BLOCK:
         return _first_above(weights.cumsum(-1, dtype=torch.float64), uniform)
@@ -97,24 +97,24 @@ def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
     before = F.pad(sums, (1, 0)).gather(1, block)
     running = before + inside.cumsum(-1, dtype=torch.float64)
     token = block * _BLOCK + _first_above(running, uniform, sums[:, -1:])
-    return token.clamp_(max=weights.shape[1] - 1)  # if the weights are NaN
+    return token.clamp_(max=weights.shape[1] - 1)  # the index is too large if the weights are NaN
 
 
 def _first_above(sums: Tensor, share: Tensor, total: Tensor | None = None) -> Tensor:
-    """Index [B, 1] of the first of [B, N] running sums above a share of the total.
+    """Return the index [B, 1] of the first of [B, N] running sums above a share of the total.
 
-    The last index if the sums are NaN, which compares false with everything.
+    Return the last index if the sums are NaN, because any comparison with NaN is false.
     """
     last = sums[:, -1:]
     target = share * (last if total is None else total)
-    # Rounded, the target may be the last sum, or above it.
+    # After rounding, the target may equal or exceed the last sum.
     target = target.minimum(torch.nextafter(last, torch.zeros_like(last)))
     return torch.searchsorted(sums, target, right=True).clamp_(max=sums.shape[1] - 1)
 
 
 def _tempered(logprobs: Tensor, params: BatchParams) -> Tensor:
     temperature = torch.where(params.temperature == 0, 1.0, params.temperature)
-    # The most likely token has 0, so a tiny temperature makes only the others infinite.
+    # The most likely token gets 0, so a tiny temperature makes only other tokens infinite.
     shaped = (logprobs - logprobs.amax(dim=-1, keepdim=True)) / temperature[:, None]
     if params.top_k is None and params.top_p is None:
         return shaped
@@ -127,7 +127,7 @@ def _tempered(logprobs: Tensor, params: BatchParams) -> Tensor:
         # top_p applies to the tokens that top_k leaves, as in vLLM and transformers.
         remaining = values.masked_fill(cut, float("-inf"))
         before = torch.softmax(remaining, dim=-1).cumsum(dim=-1).roll(1, dims=-1)
-        # The most likely token stays, even if top_p is 0.
+        # Keep the most likely token, even if top_p is 0.
         before[:, 0] = -1
         cut |= before >= params.top_p[:, None]
     return shaped.masked_fill(torch.zeros_like(cut).scatter(1, order, cut), float("-inf"))
@@ -139,10 +139,10 @@ class Stops:
 
     tokens: frozenset[int]
     texts: tuple[str, ...] = ()
-    window: int = 0  # Number of last tokens to search for texts; 0 without texts
+    window: int = 0  # Number of last tokens in which to search for texts; 0 without texts
 
     def hit(self, tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> bool:
-        """Whether the last token of a reply completed a stop."""
+        """Return whether the last token of a reply completed a stop."""
         if tokens[-1] in self.tokens:
             return True
         if not self.texts:
@@ -167,7 +167,7 @@ def make_stops(
     texts = tuple(item for item in items if isinstance(item, str) and item)
     if len(texts) != len(items):
         raise SamplingRequestError(
-            f"SamplingParams.stop is {stop!r}; expected token ids, or non-empty texts, or None."
+            f"SamplingParams.stop is {stop!r}; expected token ids, non-empty texts or None."
         )
     # A token has at least one byte of text, except for a few at character boundaries.
     window = max(len(text.encode()) for text in texts) + 8

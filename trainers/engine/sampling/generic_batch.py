@@ -1,13 +1,13 @@
-"""Continuous batching over any Hugging Face causal language model, through its own forward pass.
+"""Continuous batching of any Hugging Face causal language model, with the model's forward pass.
 
 All rows end at the same column. Shorter rows are padded and masked on the left; unused columns are
-cut off. All rows of a pass run the same number of tokens: those with less to run recompute part of
-their cached prefix, so that no gap arises. No pass starts inside an image.
+cut off. All rows of a pass run the same number of tokens: rows with less to run recompute part of
+their cached prefix, so that there is no gap. No pass starts inside an image.
 
-Models with state other than keys and values (state-space layers) decode in batches as well, but no
-row can join such a batch after its start, and nothing is cached.
+Models with state other than keys and values (state-space layers) also decode in batches, but no row
+can join such a batch after its start, and no prefix is cached.
 
-Shapes: B rows, T tokens a row, L columns, V vocabulary.
+Shapes: B rows, T tokens per row, L columns, V vocabulary.
 """
 
 import inspect
@@ -42,7 +42,7 @@ class GenericBatch(DecodeBatch):
         self._cache: Any = None
         self._mask = torch.zeros(0, 0, dtype=torch.long, device=model.device)
         self._offsets = torch.zeros(0, 1, dtype=torch.long, device=model.device)
-        """[B, 1] each row's next position minus its length; not 0 after pictures."""
+        """[B, 1] each row's next position minus its length; nonzero after pictures."""
 
     @property
     def size(self) -> int:
@@ -51,7 +51,7 @@ class GenericBatch(DecodeBatch):
 
     @property
     def joinable(self) -> bool:
-        """True if the model has only keys and values; else True before the first row."""
+        """Whether rows can join: always if only keys and values are kept, else before the first."""
         return self._only_attends or self._cache is None
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class GenericBatch(DecodeBatch):
         return self._forward(tokens[:, None], self._mask, self._cache, 1, positions)[:, -1]
 
     def keep(self, rows: Sequence[int]) -> list[int]:
-        """Drop all rows but these, in their order."""
+        """Drop all rows but these; their order stays."""
         remaining = sorted(rows)
         self._select(remaining)
         if remaining and self._only_attends:
@@ -70,7 +70,7 @@ class GenericBatch(DecodeBatch):
 
     def _budget(self, jobs: Sequence[Job]) -> int:
         if not self._only_attends:
-            return 2**62  # One chunk: a second one could not join.
+            return 2**62  # One chunk, because a second could not join.
         budget = super()._budget(jobs)
         return budget if self._logits_to_keep(jobs) == 1 else min(budget, self._max_logits)
 
@@ -103,13 +103,13 @@ class GenericBatch(DecodeBatch):
             self._join(cache, mask, positions)
 
     def _logits_to_keep(self, jobs: Sequence[Job]) -> int:
-        """Maximum number of logits needed of a row; at least 1, which every pass computes."""
+        """Return the most logits that a row needs; at least 1, which every pass computes."""
         if "logits_to_keep" not in self._arguments:
             return max((job.todo for job in jobs), default=1)
         return max([1, *(len(job.tokens) - job.first for job in jobs)])
 
     def _vision_inputs(self, jobs: Sequence[Job], mask: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Pixels of the tokens to run; positions of whole rows: [B, L], with pictures [3, B, L]."""
+        """Return pixels for the tokens to run, and whole rows' positions: [B, L] or [3, B, L]."""
         positions = (mask.cumsum(-1) - 1).clamp_(min=0)
         rows = [job.tokens for job in jobs]
         if self._vision is None or not any((row < 0).any() for row in rows):
@@ -129,7 +129,7 @@ class GenericBatch(DecodeBatch):
         positions: Tensor,
         pixels: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> Tensor:
-        """Logits [B, logits_to_keep, V] in float32, of the last tokens."""
+        """Return the last tokens' logits [B, logits_to_keep, V] in float32."""
         name = "cache" if "cache" in self._arguments else "past_key_values"  # in older transformers
         options: dict[str, Any] = {"attention_mask": mask, name: cache, **pixels}
         if self._vision is not None:
@@ -142,10 +142,10 @@ class GenericBatch(DecodeBatch):
         return logits[:, -logits_to_keep:].float()
 
     def _restore_cache(self, jobs: Sequence[Job]) -> Any:
-        """A cache with the cached prefixes of some rows, all ending at the same column."""
+        """Return a cache with the cached prefixes of some rows, all ending at the same column."""
         from transformers import DynamicCache
 
-        # Without a configuration it keeps tokens outside the sliding window: rows can be padded.
+        # Without a configuration it keeps tokens outside the sliding window, so rows can be padded.
         cache = DynamicCache() if self._only_attends else DynamicCache(config=self._model.config)
         length = max(job.start for job in jobs)
         if length:
@@ -175,7 +175,7 @@ class GenericBatch(DecodeBatch):
         return _read(self._cache, row, gap + start, gap + end)
 
     def _reserve(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
-        """Do nothing: the cache grows with every token."""
+        """Do nothing, because the cache grows with every token."""
 
     def _repeat(self, rows: Sequence[int]) -> None:
         if rows:
@@ -204,13 +204,13 @@ def _align_starts(jobs: Sequence[Job]) -> int:
 
 
 def only_attends(model: Any) -> bool:
-    """Whether a model's state is only keys and values; nothing else can be cached."""
+    """Return whether a model's state is only keys and values, which alone can be cached."""
     config = model.config.get_text_config(decoder=True)
     return set(getattr(config, "layer_types", None) or []) <= _ATTENTION
 
 
 def _padded(job: Job, index: int, length: int) -> Tensor:
-    """A row's cached tensor ``index``, padded on the left with zeros: [H, length, D]."""
+    """Return a row's cached tensor ``index``, padded on the left with zeros: [H, length, D]."""
     tensor = torch.cat([piece[index] for piece in job.pieces], dim=-2)[:, : job.start]
     return _pad_left(tensor, length)
 

@@ -1,9 +1,9 @@
-"""CUDA graphs: decoding steps that the host launches as one.
+"""Captures decoding steps as CUDA graphs, which the host launches as one operation.
 
-A step appends one token to every row in some hundred small operations, which take the host longer
-to launch one by one than they take a GPU. A graph launches all of them together, on the same memory
-each time. So a step is captured for a number of rows and columns, both rounded up, and its inputs
-are copied into the graph's own tensors.
+A step appends one token to every row in hundreds of small operations. Launching them one by one
+takes the host longer than a GPU takes to run them. A graph launches all of them together, on the
+same memory each time. So a step is captured for a number of rows and columns, both rounded up, and
+its inputs are copied into the graph's own tensors.
 
 Shapes: B rows, H hidden.
 """
@@ -21,17 +21,17 @@ logger = logging.getLogger(__name__)
 
 
 def rounded(size: int, parts: int = 2, least: int = 1) -> int:
-    """Round a size up to a multiple of ``least``, one of ``parts`` from a power of two to the next.
+    """Round up to one of ``parts`` sizes per power of two, at least ``least`` apart.
 
-    A capture takes several steps, so sizes are few. For few rows a step reads the weights, and
-    takes as long as for more of them.
+    A capture takes as long as several steps, so there must be few sizes. With few rows, a step
+    mostly reads the weights, and more rows take no longer.
     """
     step = max(least, (1 << (size - 1).bit_length()) // (2 * parts))
     return -(-size // step) * step
 
 
 class Graphs:
-    """The steps of one batch that were captured so far."""
+    """The steps of one batch that have been captured so far."""
 
     def __init__(self) -> None:
         self._steps: dict[tuple[int, ...], _CapturedStep] = {}
@@ -45,13 +45,13 @@ class Graphs:
         call: Callable[..., Tensor],
         inputs: Sequence[Tensor],
     ) -> Tensor:
-        """Return ``call(*inputs)`` for inputs that are padded with zeros or with earlier rows.
+        """Return ``call(*inputs)``, with inputs padded by zeros or by earlier rows.
 
         Args:
             owners: Objects whose memory ``call`` uses. If one is replaced, all is captured again.
-            sizes: Number of rows to compute, and whatever else the operations depend on.
-            call: A function of the inputs [rows] that does not wait for the device.
-            inputs: [B] each.
+            sizes: Number of rows to compute, and any other sizes that the operations depend on.
+            call: A function of the inputs, each [rows], that does not wait for the device.
+            inputs: Tensors [B].
 
         Returns:
             [B, H], valid until the next call.
@@ -66,7 +66,7 @@ class Graphs:
 
 
 class _CapturedStep:
-    """Runs once uncaptured, since libraries set themselves up; the second run is captured."""
+    """Runs once uncaptured, so that libraries can set themselves up; captures the second run."""
 
     def __init__(self, call: Callable[..., Tensor], rows: int, inputs: Sequence[Tensor]) -> None:
         self._call = call
@@ -90,7 +90,7 @@ class _CapturedStep:
 class _Capture:
     """Captures calls on one stream, into one pool of memory.
 
-    Graphs may share a pool: one runs at a time, and all results are kept.
+    Graphs may share a pool because one runs at a time and all results are kept.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -98,12 +98,12 @@ class _Capture:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._latest: Any = None
-        """The latest graph: PyTorch cannot capture into a pool whose graphs are all gone."""
+        """The latest graph, kept because PyTorch cannot capture into a pool without graphs."""
 
     def __call__(self, call: Callable[[], Tensor]) -> tuple[Any, Tensor] | None:
-        """Return the graph of a call, and what each replay writes its result into.
+        """Return the graph of a call, and the tensor that each replay writes its result into.
 
-        None: the call, or one before it, could not be captured.
+        Return None if this call or an earlier one could not be captured.
         """
         if self._has_failed:
             return None
@@ -112,7 +112,7 @@ class _Capture:
         stream.wait_stream(current)
         try:
             with torch.cuda.stream(stream):
-                # Other threads may use the device meanwhile: a trainer does.
+                # Other threads, such as a trainer's, may use the device meanwhile.
                 graph.capture_begin(self._pool, capture_error_mode="thread_local")
                 try:
                     result = call()
@@ -131,5 +131,5 @@ class _Capture:
 
 @cache
 def _stream(device: torch.device, thread: int) -> Any:
-    """A thread's stream for captures; PyTorch keeps memory for each stream that was used."""
+    """Return a thread's stream for captures: PyTorch keeps memory for every used stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,12 +1,12 @@
 """Continuous batching over a ``LeanModel``.
 
 Each row has a cache row for its own tokens. The stem, a prefix that many rows share, is stored once
-(``stem.py``). Nothing is left-padded. The active rows are the first ``size`` ones: when rows
-finish, the last ones move into the gaps. The cache rows behind them are scratch space for computing
+(``stem.py``). Nothing is left-padded. The active rows are the first ``size`` rows: when rows
+finish, the last rows move into the gaps. The cache rows after them are scratch space for computing
 prompts and given tokens.
 
-Shapes: B rows, T tokens a row, L cache length, P tokens of the stem, Hkv key heads, G queries a key
-head, D head size, V vocabulary.
+Shapes: B rows, T tokens per row, L cache length, P tokens of the stem, Hkv key heads, G queries per
+key head, D head size, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from evert.trainers.engine.sampling.prefix_cache import KeyValues
 from evert.trainers.engine.sampling.row_cache import RowCache
 from evert.trainers.engine.sampling.stem import Stem, best_stem
 
-_LANE_ROWS = 96  # Minimum rows of a step per core
+_LANE_ROWS = 96  # Minimum rows per core in a step
 _LANE_TOKENS = 256  # Minimum prompt tokens per core
 
 
@@ -46,26 +46,26 @@ class LeanBatch(DecodeBatch):
             torch.tensor(value, dtype=model.dtype, device=model.device)
             for value in (0.0, float("-inf"))
         )
-        """Added to the attention scores of tokens that a row has, and of those that it lacks."""
+        """Added to the attention scores of tokens that a row has, and of tokens that it lacks."""
         self._cache = RowCache(model)
         self._graphs = Graphs() if self.device.type == "cuda" else None
         self._sync()
 
     def _sync(self) -> None:
-        """Update the tensors that each step needs; called when rows come or go."""
+        """Update the tensors that each step needs; called when rows join or leave."""
         starts = torch.tensor(self._starts, dtype=torch.long, device=self.device)
         lengths = torch.tensor(self._lengths, dtype=torch.long, device=self.device)
         self._positions = lengths
         self._columns = lengths - starts
-        """[B] index of each row's next token: in the whole row, and in its row of the cache."""
+        """[B] index of each row's next token: in the whole row, and in the cache's row."""
         widths = [length - start for length, start in zip(self._lengths, self._starts, strict=True)]
         self._longest = max(self._lengths, default=0)
         self._widest = max(widths, default=0)
         if not any(self._starts):
             self._stem = None
-        # [B] True for rows without the stem; None if all have it
+        # [B] True for rows without the stem; None if all rows have it
         self._without_stem = None if all(self._starts) else starts == 0
-        # Steps all rows, whatever their adapters
+        # One model that steps all rows, whatever their adapters
         self._decoder = _joined_model(self._weights or [self.weights])
 
     @property
@@ -78,7 +78,7 @@ class LeanBatch(DecodeBatch):
         rows = self.size if self._graphs is None else rounded(self.size)
         self._cache.reserve(rows, self._widest + 1)
         self._decoder.reserve(self._longest + 1)
-        # The joined model of several adapters takes exactly all rows.
+        # The joined model of several adapters can only run all rows together.
         is_single = self._decoder is self._weights[0].model
         if self._graphs is not None and is_single:
             logits = self._step_by_graph(tokens, self._graphs)
@@ -115,7 +115,7 @@ class LeanBatch(DecodeBatch):
         columns: Tensor,
         without_stem: Tensor | None = None,
     ) -> Tensor:
-        """The hidden states [B, H] of one token a row, of the cache's first ``length`` columns."""
+        """Compute hidden states [B, H] of a token per row, from the first ``length`` columns."""
         rows = torch.arange(part.start, part.stop, device=self.device)
         visible = self._cache.places[:length] <= columns[:, None]
         bias = torch.where(visible, self._visible_bias, self._masked_bias)[:, None, None]
@@ -132,7 +132,7 @@ class LeanBatch(DecodeBatch):
         return self._decoder.hidden(tokens[:, None], positions[:, None], attend)[:, 0]
 
     def keep(self, rows: Sequence[int]) -> list[int]:
-        """Drop all rows but these; the last rows kept fill the gaps."""
+        """Drop all rows but these; the last of these fill the gaps."""
         remaining = sorted(rows)
         count = len(remaining)
         gaps = sorted(set(range(count)) - set(remaining))
@@ -179,7 +179,7 @@ class LeanBatch(DecodeBatch):
         positions = starts[:, None] + torch.arange(tokens.shape[1], device=device)
         self.weights.model.reserve(int(starts.max()) + tokens.shape[1])
         offsets = torch.tensor(stems, device=device)
-        # Padding is written after a row's tokens, and overwritten before it is read.
+        # Padding is written after a row's tokens, and is overwritten before any read.
         columns = (positions - offsets[:, None]).clamp_(max=self._cache.length - 1)
         resumed = any(job.start for job in jobs)
 
@@ -236,7 +236,7 @@ class LeanBatch(DecodeBatch):
         return self._copy(row, self._starts[row], start, end)
 
     def _copy(self, row: int, stem: int, start: int, end: int) -> KeyValues:
-        """Keys and values of a row's tokens from ``start`` to ``end``; ``stem`` are in the stem."""
+        """Copy keys and values of a row's tokens ``start`` to ``end``; ``stem`` are in the stem."""
         copy = self._cache.read(row, max(0, start - stem), max(0, end - stem))
         if self._stem and start < stem:
             copy = torch.cat([self._stem.key_values[:, :, start:end], copy], dim=2)
@@ -274,7 +274,7 @@ def _joined_model(weights: Sequence[FrozenModel]) -> LeanModel:
 
 
 def _decode_attention(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """Attention of [B,1,Hq,D] queries over [B,Hkv,L,D] keys; adds ``bias`` [B,1,1,L] to scores."""
+    """Compute attention of [B,1,Hq,D] queries to [B,Hkv,L,D] keys; add ``bias`` [B,1,1,L]."""
     grouped = queries[:, 0].view(len(keys), keys.shape[1], -1, keys.shape[3])
     if queries.dtype == torch.float32:
         heads = torch.softmax(grouped @ keys.transpose(-1, -2) + bias, dim=-1) @ values
@@ -282,26 +282,26 @@ def _decode_attention(queries: Tensor, keys: Tensor, values: Tensor, bias: Tenso
     scores = float_product(grouped, keys.transpose(-1, -2)) + bias
     if queries.device.type == "cuda":
         heads = torch.softmax(scores, dim=-1).to(values.dtype) @ values
-    else:  # Rounds like PyTorch's kernel, which the trainer runs, but which is slow here
+    else:  # Rounds like PyTorch's kernel, which the trainer uses but which is slow here
         shares = torch.exp(scores - scores.amax(-1, keepdim=True))
         heads = float_product(shares.to(values.dtype), values) / shares.sum(-1, keepdim=True)
     return heads.flatten(1)[:, None].to(queries.dtype)
 
 
 def mask_of(visible: Tensor, model: LeanModel) -> Tensor:
-    """[B,T,L], True for tokens that a query sees -> the mask for ``attention``, in any layer."""
+    """Turn [B,T,L], True for tokens that a query sees, into the mask of ``attention``."""
     if visible.device.type == "cpu":
         return visible[:, None]
     rows, count, length = visible.shape
     groups = model.query_heads // model.key_heads
-    # CUDA's kernels add numbers; each row of them begins at a multiple of 16 bytes.
+    # CUDA's kernels add the mask to scores; its rows must begin at multiples of 16 bytes.
     bias = torch.zeros(rows, count, -(-length // 8) * 8, dtype=model.dtype, device=visible.device)
     bias[..., :length].masked_fill_(~visible, float("-inf"))
     return bias[:, None, None].expand(-1, -1, groups, -1, -1).flatten(2, 3)[..., :length]
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of [B,T,Hq,D] queries over [B,Hkv,L,D] keys; ``mask``: None if causal."""
+    """Compute attention of [B,T,Hq,D] queries to [B,Hkv,L,D] keys; ``mask`` None: causal."""
     attend = partial(F.scaled_dot_product_attention, scale=1.0)
     kind = queries.device.type
     if kind == "cpu" or (mask is None and kind != "mps"):
@@ -310,7 +310,7 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
             attn_mask=mask, is_causal=mask is None, enable_gqa=True,
         )  # fmt: skip
         return mixed.transpose(1, 2).flatten(2)
-    # CUDA's kernels with a mask need as many query heads as key heads: the rest become rows.
+    # CUDA's kernels with a mask need as many query heads as key heads: further ones become rows.
     rows, count, heads, size = queries.shape
     key_heads, groups = keys.shape[1], heads // keys.shape[1]
     grouped = queries.reshape(rows, count, key_heads, groups, size).permute(0, 2, 3, 1, 4)
@@ -325,6 +325,6 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
 
 
 def _attention_by_products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """MPS's own attention is wrong for some shapes and types: PyTorch's issues 181133, 195910."""
+    """Replace MPS's attention, which has bugs (PyTorch's issues 181133 and 195910)."""
     scores = queries.float() @ keys.float().transpose(-1, -2) + mask
     return (torch.softmax(scores, dim=-1) @ values.float()).to(queries.dtype)

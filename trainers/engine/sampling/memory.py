@@ -1,4 +1,4 @@
-"""How much memory is free, and how much of it a sampler's keys and values get."""
+"""Measures free memory, and how much of it a sampler's key-value cache gets."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ import torch
 from evert.trainers.engine.models.base_models import attention_sizes
 from evert.trainers.system.machine import free_memory
 
-_CACHE_SHARE = 4  # A sampler's keys and values get the free memory divided by this
+_CACHE_SHARE = 4  # A sampler's key-value cache gets the free memory divided by this
 _CACHE_BYTES = 2 * 2**30  # No sampler needs more on a CPU
 _OUT_OF_MEMORY = ("can't allocate memory", "MPS backend out of memory", "Invalid buffer size")
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of a device, in bytes."""
+    """Return the free memory of a device, in bytes."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + unused)
@@ -25,20 +25,20 @@ def free_bytes(device: torch.device) -> int:
 
 
 def cache_token_bytes(config: Any, dtype: torch.dtype) -> int:
-    """Bytes of the keys and values of one token."""
+    """Return the bytes of one token's keys and values."""
     config = config.get_text_config()
     _, key_heads, size = attention_sizes(config)
     return int(2 * config.num_hidden_layers * key_heads * size * dtype.itemsize)
 
 
 def cache_bytes(device: torch.device, free: int | None = None) -> int:
-    """Maximum size of a sampler's keys and values in bytes; ``free`` None: measured now."""
+    """Return the maximum bytes of a sampler's key-value cache; ``free`` None: measured now."""
     share = (free_bytes(device) if free is None else free) // _CACHE_SHARE
     return share if device.type == "cuda" else min(_CACHE_BYTES, share)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error says that a device or this machine has no memory left."""
+    """Return whether an error says that a device or this machine has no memory left."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
     )

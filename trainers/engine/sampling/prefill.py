@@ -1,7 +1,7 @@
-"""The order of the tokens to compute: common prefixes of rows go first, once.
+"""Orders the tokens to compute: common prefixes of rows are computed first, once.
 
-``shared_prefixes`` finds common prefixes that are not cached yet, each before the longer ones that
-extend it. ``chunks`` puts rows of similar lengths into one pass.
+``shared_prefixes`` finds common prefixes that are not cached yet, each before the longer prefixes
+that extend it. ``chunks`` puts rows of similar lengths into one pass.
 
 Shapes: T tokens.
 """
@@ -16,9 +16,9 @@ import torch
 
 from evert.trainers.engine.sampling.prefix_cache import KeyValues, sort_by_tokens
 
-LOGITS_BYTES = 2**29  # Maximum size of logits held at once
+LOGITS_BYTES = 2**29  # Maximum size of the logits held at a time
 _CHUNK_TOKENS = {"cpu": 1024, "cuda": 8192}
-_PASS_SHARE = 32  # An extra pass costs as much as a chunk's tokens divided by this
+_PASS_SHARE = 32  # An extra pass costs as much as 1/32 of a chunk's tokens
 
 
 @dataclass(eq=False)
@@ -28,11 +28,11 @@ class Job:
     tokens: np.ndarray  # [T] int64
     first: int  # First token whose logits are needed; T for none
     start: int = 0  # Number of tokens that are cached
-    pieces: list[KeyValues] = field(default_factory=list)  # Their keys and values, in pieces
+    pieces: list[KeyValues] = field(default_factory=list)  # Their keys and values
 
     @property
     def todo(self) -> int:
-        """Tokens that must go through the model."""
+        """Number of tokens that must go through the model."""
         return len(self.tokens) - self.start
 
 
@@ -48,7 +48,7 @@ class SharedPrefix:
 
 
 def chunk_tokens(device: torch.device) -> int:
-    """Maximum number of given tokens per pass, padding included; larger on a GPU."""
+    """Return the maximum number of given tokens per pass, padding included; larger on a GPU."""
     return _CHUNK_TOKENS.get(device.type, 1024)
 
 
@@ -62,7 +62,7 @@ def drop_short_prefixes(jobs: Sequence[Job], device: torch.device) -> None:
 
 
 def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
-    """Group jobs of similar lengths within a budget; uncached ones come first, in groups alone."""
+    """Group jobs of similar lengths within a budget, first uncached jobs, then cached jobs."""
     chunk: list[SomeJob] = []
     for job in sorted(jobs, key=lambda job: (job.start > 0, job.todo)):
         mixed = bool(chunk) and (chunk[0].start > 0) != (job.start > 0)
@@ -75,7 +75,7 @@ def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
 
 
 def common_prefixes(rows: Sequence[np.ndarray]) -> Iterator[SharedPrefix]:
-    """The longest common prefix of each group of two or more rows; the shorter ones first."""
+    """Yield the longest common prefix of each group of rows, and each before its extensions."""
     order, overlaps = sort_by_tokens(rows)
     stack = [(0, len(order))]
     while stack:
@@ -91,10 +91,10 @@ def common_prefixes(rows: Sequence[np.ndarray]) -> Iterator[SharedPrefix]:
 def shared_prefixes(
     rows: Sequence[np.ndarray], starts: Sequence[int], device: torch.device, limit: int
 ) -> list[list[SharedPrefix]]:
-    """Common prefixes to compute once, before the rows that begin with them, level by level.
+    """List the common prefixes to compute once, before the rows that have them, level by level.
 
-    ``starts[i]`` tokens of row i are cached. Prefixes of more than ``limit`` tokens cannot be
-    cached and are left out, as are those that save less than a pass costs.
+    ``starts[i]`` tokens of row i are cached. Prefixes of more than ``limit`` tokens, which cannot
+    be cached, and prefixes that save less than a pass costs are left out.
     """
     least = chunk_tokens(device) // _PASS_SHARE
     cached, depth = list(starts), [0] * len(rows)

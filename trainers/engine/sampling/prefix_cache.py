@@ -1,8 +1,8 @@
-"""Keys and values of one set of weights, looked up by their tokens: a radix tree.
+"""A radix tree that looks up keys and values of one set of weights by their tokens.
 
 A node holds the tokens that follow its parent's. Where two rows diverge, their node is split, so a
-later row finds its whole cached prefix, to the token. The least recently used leaves are dropped
-first; using a node also uses its parents, so they are never dropped before it.
+later row finds its longest cached prefix exactly. The least recently used leaves are dropped first;
+using a node also uses its parents, so parents are never dropped before their children.
 
 Shapes: T tokens.
 """
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 KeyValues: TypeAlias = Sequence[Tensor]
-"""Keys and values of T tokens: tensors [..., T, D], of all layers in the owner's order."""
+"""Keys and values of T tokens: tensors [..., T, D] of all layers, in the order of their batch."""
 
 
 class _Node:
@@ -33,17 +33,17 @@ class PrefixCache:
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
-        self.tokens = 0  # Number of cached tokens; shared ones count once
+        self.tokens = 0  # Number of cached tokens; shared tokens count once
         self._root = _Node(np.zeros(0, np.int64), (), None)
         self._used: OrderedDict[_Node, None] = OrderedDict()  # Latest last, parents included
 
     def longest(self, tokens: np.ndarray, limit: int) -> tuple[int, list[KeyValues]]:
-        """Number of a row's first ``limit`` tokens that are cached, and their keys and values."""
+        """Return how many of the first ``limit`` tokens are cached, and their keys and values."""
         path, length = self._walk(tokens[:limit])
         return length, [_cut(node.key_values, 0, matched) for node, matched in path]
 
     def put(self, tokens: np.ndarray, copy_span: Callable[[int, int], KeyValues]) -> None:
-        """Cache a row, unless it is too long; ``copy_span(start, end)`` copies the new part."""
+        """Cache a row unless it is too long; ``copy_span(start, end)`` copies its new part."""
         path, length = self._walk(tokens)
         if length == len(tokens) or len(tokens) > self.max_tokens:
             return
@@ -63,7 +63,7 @@ class PrefixCache:
             self._drop_oldest()
 
     def _walk(self, tokens: np.ndarray) -> tuple[list[tuple[_Node, int]], int]:
-        """The nodes that match a prefix of ``tokens``, with their matched lengths, and the sum."""
+        """Return the nodes that match a prefix of ``tokens``, the matched lengths and their sum."""
         node, length, path = self._root, 0, []
         while length < len(tokens):
             child = node.children.get(int(tokens[length]))
@@ -86,9 +86,9 @@ class PrefixCache:
             node = node.parent
 
     def _split(self, node: _Node, length: int) -> _Node:
-        """Cut a node in two; returns the first."""
+        """Split a node in two, and return the first."""
         parent = node.parent or self._root
-        # Copies, not views: a dropped part must free its memory.
+        # Copies, not views, so that a dropped part frees its memory.
         head = _copy(node.key_values, 0, length)
         tail = _copy(node.key_values, length, len(node.tokens))
         first = _Node(node.tokens[:length], head, parent)
@@ -106,7 +106,7 @@ class PrefixCache:
 
 
 def common_length(first: np.ndarray, second: np.ndarray) -> int:
-    """The length of the common prefix of two rows."""
+    """Return the length of the common prefix of two rows."""
     length = min(len(first), len(second))
     differ = first[:length] != second[:length]
     index = int(differ.argmax()) if length else 0
@@ -114,7 +114,7 @@ def common_length(first: np.ndarray, second: np.ndarray) -> int:
 
 
 def sort_by_tokens(rows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
-    """Sort rows by tokens: their indices, and the length that each shares with its predecessor."""
+    """Sort rows by tokens; return their indices, and each one's overlap with its predecessor."""
     # Big-endian, so that bytes sort as tokens do.
     order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">u4").tobytes())
     return order, [0, *(common_length(rows[a], rows[b]) for a, b in pairwise(order))]

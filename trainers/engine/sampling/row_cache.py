@@ -1,6 +1,6 @@
-"""Keys and values of a batch, row by row.
+"""Stores the keys and values of a batch, row by row.
 
-Shapes: B rows, L tokens a row, Hkv key heads, D head size.
+Shapes: B rows, L tokens per row, Hkv key heads, D head size.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evert.trainers.engine.models.lean import LeanModel
 
-_LENGTH_STEP = 64  # Lengths are multiples of this, so that growing is rare
+_LENGTH_STEP = 64  # Lengths are multiples of this, so that the cache rarely grows
 
 
 class RowCache:
@@ -21,8 +21,8 @@ class RowCache:
     def __init__(self, model: LeanModel) -> None:
         self._shape = model.key_heads, model.head_size
         self._like = model.embedding
-        self.keys = [self._empty(0, 0) for _ in model.layers]  # [B, Hkv, L, D] of each layer
-        self.values = [self._empty(0, 0) for _ in model.layers]  # The same
+        self.keys = [self._empty(0, 0) for _ in model.layers]  # [B, Hkv, L, D] for each layer
+        self.values = [self._empty(0, 0) for _ in model.layers]  # Like ``keys``
         self.places = torch.arange(0, device=self._like.device)  # [L] 0, 1, ...
 
     @property
@@ -31,7 +31,7 @@ class RowCache:
         return self.keys[0].shape[2]
 
     def reserve(self, rows: int, length: int) -> None:
-        """Make room for ``rows`` rows of ``length`` tokens; further rows may lose their content."""
+        """Make room for ``rows`` rows of ``length`` tokens; rows beyond may lose their content."""
         have_rows, have_length = self.keys[0].shape[0], self.length
         if rows <= have_rows and length <= have_length:
             return
@@ -48,7 +48,7 @@ class RowCache:
         self.places = torch.arange(length, device=self._like.device)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first ``length`` tokens of some rows to others.
+        """Copy the first ``length`` tokens of the source rows to the target rows.
 
         Consecutive copies of the same source must have consecutive targets.
         """
@@ -62,16 +62,16 @@ class RowCache:
                 part[rows[0] : rows[-1] + 1] = part[source]
 
     def read(self, row: int, start: int, end: int) -> Tensor:
-        """A copy of some tokens of a row: [2 layers, Hkv, end - start, D], keys, then values."""
+        """Copy some tokens of a row: [2 layers, Hkv, end - start, D], all keys, then all values."""
         span = slice(start, end)
         return torch.stack([tensor[row, :, span] for tensor in (*self.keys, *self.values)])
 
     def write(self, row: int, start: int, piece: Tensor) -> None:
-        """Write into a row what ``read`` returned."""
+        """Write keys and values that ``read`` returned into a row."""
         for tensor, part in zip((*self.keys, *self.values), piece, strict=True):
             tensor[row, :, start : start + piece.shape[2]] = part
 
     def _empty(self, rows: int, length: int) -> Tensor:
-        # Zeros, not garbage: a masked weight of 0 times an accidental NaN would still be NaN.
+        # Zeros, because a masked weight of 0 times a NaN in uninitialized memory would be NaN.
         heads, size = self._shape
         return self._like.new_zeros(rows, heads, length, size)

@@ -1,4 +1,4 @@
-"""The rows of one running batch, with their tokens; samples one more token for each."""
+"""Holds the rows of a running batch and their tokens, and samples the next token for each row."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -29,13 +29,13 @@ class SampleRequest:
     stops: Stops
     max_tokens: int
     keys: list[int]  # Random stream of each sample
-    pictures: Sequence[Picture] = ()  # Those in the prompt; held while the request runs
+    pictures: Sequence[Picture] = ()  # Of the prompt; kept while the request runs
     future: "Future[list[types.SampledSequence]]" = field(default_factory=Future)
-    finished: dict[int, types.SampledSequence] = field(default_factory=dict)  # Finished, by index
+    finished: dict[int, types.SampledSequence] = field(default_factory=dict)  # By index
     watch: Callable[[list[int]], None] | None = None  # Gets a sample's tokens after each new one
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of some tokens of a reply."""
+        """Decode some tokens of a reply."""
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(list(tokens), **options))
 
@@ -45,7 +45,7 @@ class SampleRow:
     """One sample of a request, with its tokens so far."""
 
     request: SampleRequest
-    index: int  # Which of the request's samples this is
+    index: int  # Index among the request's samples
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -73,22 +73,22 @@ class RunningBatch:
         on_host = self.batch.device.type == "mps"
         self._device = torch.device("cpu") if on_host else self.batch.device
         self.is_ahead = self._device.type == "cuda"
-        """Whether to call ``step`` before ``read``: a GPU computes while the host looks at tokens.
+        """Whether to ``step`` before ``read``, so that a GPU computes while the host reads tokens.
 
-        Finished rows are then computed once for nothing.
+        Finished rows are then computed once too often.
         """
-        self._logits: Tensor | None = None  # [B, V] of the next tokens, until they are drawn
-        self._tokens: Tensor | None = None  # [B] drawn, until they are run
-        self._samples = torch.zeros(2, 0)  # [2, B] tokens and log-probabilities to be read
+        self._logits: Tensor | None = None  # [B, V] for the next tokens, until these are drawn
+        self._tokens: Tensor | None = None  # [B] drawn tokens, until the model runs them
+        self._samples = torch.zeros(2, 0)  # [2, B] tokens and log-probabilities to read
         self._describe_rows()
 
     @property
     def is_last(self) -> bool:
-        """Whether the drawn, unread tokens are the last that any row may have."""
+        """Whether the tokens that are drawn but unread are the last that any row may have."""
         return all(len(row.tokens) + 1 >= row.request.max_tokens for row in self.rows)
 
     def _describe_rows(self) -> None:
-        """Update the arrays that each step needs; called when rows come or go."""
+        """Update the arrays that each step needs; called when rows join or leave."""
         self._keys = np.array([row.request.keys[row.index] for row in self.rows], dtype=np.uint64)
         self._steps = np.array([len(row.tokens) for row in self.rows], dtype=np.uint64)
         self._prompts = np.array([len(row.request.prompt) for row in self.rows], dtype=np.uint64)
@@ -103,7 +103,7 @@ class RunningBatch:
         )
 
     def admit(self, rows: Sequence[SampleRow]) -> None:
-        """Add rows: new ones, or ones that were put back."""
+        """Add new rows, or rows that were put back."""
         for model in dict.fromkeys(row.request.model for row in rows):
             self.batch.weights = model
             waiting: dict[tuple[int, ...], list[SampleRow]] = {}
@@ -126,7 +126,7 @@ class RunningBatch:
         )
         self._logits = None
         self._steps = self._steps + np.uint64(1)
-        # One wait, not two; float32 has all integers up to 2**24.
+        # One transfer, not two; float32 represents all integers up to 2**24.
         samples = torch.stack([self._tokens.float(), logprobs])
         self._samples = samples.to("cpu", non_blocking=True)
         if self.is_ahead:
@@ -134,7 +134,7 @@ class RunningBatch:
             self._samples_ready.record(torch.cuda.current_stream(self._device))
 
     def read(self) -> list[EndedRow]:
-        """Read the sampled tokens, drop finished rows, and return those not cancelled."""
+        """Read the sampled tokens, drop ended rows, and return those that were not cancelled."""
         if self.is_ahead:
             self._samples_ready.synchronize()
         samples = self._samples.tolist()
@@ -153,9 +153,9 @@ class RunningBatch:
         return self._drop(ended) if ended else []
 
     def make_room(self) -> list[SampleRow]:
-        """Drop and return the rows that do not fit into memory, the shortest replies first.
+        """Drop rows, the shortest replies first, until the rest fit into memory; return them.
 
-        Call it before ``draw``, so that the dropped rows have no unread token.
+        Call it before ``draw``, so that the dropped rows have no unread tokens.
         """
         longest = int((self._prompts + self._steps).max()) + 1
         limit = max(1, self.rows[0].request.model.cache_tokens // longest)

@@ -1,14 +1,14 @@
-"""A sampler: samples replies to prompts from frozen weights, and scores given tokens.
+"""Samples replies to prompts from frozen weights, and scores given tokens.
 
-It checks requests; its scheduler, which may serve other samplers of the same base, does the work.
-A sampled token's log-probability is the model's own, at temperature 1 and untruncated: that of a
-fresh forward pass over the same tokens. The token that ends a reply is part of the reply.
+A sampler checks requests; its scheduler, which other samplers of the same base may share, runs
+them. A sampled token's log-probability is at temperature 1 and untruncated, as from a fresh forward
+pass over the same tokens. The token that ends a reply is part of the reply.
 
 Reproducibility: a sample's random stream is keyed by the sampler's seed, the prompt, the number of
 earlier requests with that prompt, and the sample's index. If the request has a ``seed``, the key is
 that seed, the prompt and the index. So the same requests give the same tokens, up to rounding,
-whatever else is in the batch. Only the last 65,536 prompts are counted. Any other prompt starts
-with the highest count that was dropped, so that no stream is used twice.
+whatever else is in the batch. Only the last 65,536 prompts are counted. The count of any other
+prompt starts at the highest count that was dropped, so that no stream is used twice.
 """
 
 from collections import OrderedDict
@@ -32,7 +32,7 @@ from evert.trainers.engine.sampling.scoring import Reader, log_probabilities
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_COUNTED_PROMPTS = 2**16  # Prompts whose requests are counted: 15 MB
+_COUNTED_PROMPTS = 2**16  # Prompts whose requests are counted; takes 15 MB
 
 
 class ModelSampler:
@@ -60,7 +60,7 @@ class ModelSampler:
 
     @property
     def stats(self) -> SchedulerStats:
-        """Counts of its scheduler's work, including that for other samplers of the same base."""
+        """Counts of the scheduler's work, also for other samplers of the same base."""
         return self.scheduler.stats
 
     def sample(
@@ -71,10 +71,10 @@ class ModelSampler:
         pictures: Sequence[Picture] = (),
         watch: Callable[[list[int]], None] | None = None,
     ) -> "Future[list[types.SampledSequence]]":
-        """Sample replies to a prompt; cancelling the future stops the work.
+        """Sample replies to a prompt; cancelling the future stops sampling.
 
-        ``watch`` is called in the worker's thread with a sample's tokens, after each new one. Copy
-        the list: the scheduler keeps changing it.
+        The worker thread calls ``watch`` with a sample's tokens after each new token. Copy the
+        list, because the scheduler keeps changing it.
         """
         max_tokens = self._check(prompt, num_samples, params, pictures)
         request = SampleRequest(
@@ -98,10 +98,10 @@ class ModelSampler:
         reader: Reader = log_probabilities,
         pictures: Sequence[Picture] = (),
     ) -> "Future[list[Any]]":
-        """Compute the log-probability of each of the last n tokens (None: all), given all before.
+        """Compute the log-probabilities of the last n tokens (None: all), given the tokens before.
 
-        ``reader`` may read other values from the logits; requests with the same object are read
-        together. The future has a value for each token: None for the first and for unwanted ones.
+        ``reader`` may read other values from the logits; requests with the same reader are read
+        together. The future has a value per token: None for the first and for unread tokens.
         """
         return self.score_all(tokens, [(last_n, reader)], pictures)[0]
 
@@ -111,7 +111,7 @@ class ModelSampler:
         reads: Sequence[tuple[int | None, Reader]],
         pictures: Sequence[Picture] = (),
     ) -> "list[Future[list[Any]]]":
-        """As ``score``, for several pairs of (last n, reader), in one pass over the tokens."""
+        """Like ``score``, for several pairs of (last n, reader) in one pass over the tokens."""
         if not 1 <= len(tokens) <= self._context_length:
             raise SamplingRequestError(
                 f"Log-probabilities of {len(tokens)} tokens were requested; expected 1 to the "

@@ -1,15 +1,15 @@
-"""Many requests in, one running batch, one worker thread.
+"""Serves many requests with one running batch and one worker thread.
 
 The worker scores given tokens, admits new rows (common prefixes are computed once), samples one
-token for every row, answers the rows that ended and steps the rest. A GPU steps all of them while
-the worker looks at their tokens. Requests join between two steps. The worker starts with the first
-request and ends after a while without work. Samplers of several adapters of one base share a
-scheduler, and their rows share a batch.
+token for every row, returns the rows that ended and steps the rest. A GPU steps all rows while the
+worker reads their tokens. Requests join between two steps. The worker starts with the first request
+and ends after a while without work. Samplers of several adapters of one base share a scheduler, and
+their rows share a batch.
 
 Rows are admitted while there is memory for their expected length. If replies grow longer, the
 rows with the shortest replies are put back and resumed later; the sampled tokens stay the same. If
 memory still runs out, all rows of the batch are put back, and half as many run at a time. A request
-fails if one of its rows alone does not fit into memory.
+fails if one of its rows does not fit into memory even alone.
 """
 
 import itertools
@@ -43,7 +43,7 @@ CLOSED = (
 
 _EXPECTED_REPLY = 1024  # Maximum number of further tokens expected of a reply
 
-_sequence_numbers = itertools.count()  # Of all sequences, so that their ids differ
+_sequence_numbers = itertools.count()  # Across all schedulers, so that ids differ
 
 _LINGER_SECONDS = 1.0
 _GATHER_SECONDS = 0.0005
@@ -55,7 +55,7 @@ class SchedulerStats:
     """Counts of a scheduler's work so far."""
 
     forward_passes: int = 0  # Forward passes of any kind
-    prompt_tokens: int = 0  # Given tokens computed, to sample or to score; shared ones count once
+    prompt_tokens: int = 0  # Given tokens computed, to sample or score; shared ones count once
     sampled_tokens: int = 0
     scored_tokens: int = 0  # Values read from the logits of given tokens
     largest_batch: int = 0  # Maximum number of rows decoded together so far
@@ -63,10 +63,10 @@ class SchedulerStats:
 
 @dataclass(eq=False, kw_only=True)
 class ScoreRequest(Scoring):
-    """A request to score."""
+    """A request to score tokens."""
 
     model: FrozenModel
-    pictures: Sequence[Picture] = ()  # Those in the tokens; held while the request runs
+    pictures: Sequence[Picture] = ()  # Of the tokens; kept while the request runs
     future: "Future[list[Any]]" = field(default_factory=Future)
 
 
@@ -79,24 +79,24 @@ class Scheduler:
         self._waiting: deque[SampleRow] = deque()
         self._scores: list[ScoreRequest] = []
         self._runs: list[RunningBatch] = []
-        self._max_rows = MAX_ROWS  # Lower after memory ran out
+        self._max_rows = MAX_ROWS  # Reduced after memory ran out
         self._worker: threading.Thread | None = None
         self._closed = False
 
     def sample(self, rows: Sequence[SampleRow]) -> None:
-        """Queue rows to be decoded; their request's future has the answer."""
+        """Queue rows to be decoded; their request's future gets the samples."""
         with self._lock:
             self._wake()
             self._waiting.extend(rows)
 
     def score(self, requests: Sequence[ScoreRequest]) -> None:
-        """Queue tokens to be scored, all in one pass; each request's future has its answer."""
+        """Queue tokens to be scored, all in one pass; each request's future gets its values."""
         with self._lock:
             self._wake()
             self._scores.extend(requests)
 
     def close(self) -> None:
-        """Stop the worker; unanswered requests fail. Further calls do nothing."""
+        """Stop the worker and fail unanswered requests. Closing again does nothing."""
         with self._lock:
             self._closed = True
             worker = self._worker
@@ -124,7 +124,7 @@ class Scheduler:
             self._fail_all(EngineClosedError("The embedded engine was closed before it answered."))
 
     def _wait_for_work(self) -> bool:
-        """Block until there is work; False if this worker should end."""
+        """Block until there is work; return False if this worker should end."""
         with self._lock:
             if not self._has_work():
                 release_threads()
@@ -140,7 +140,7 @@ class Scheduler:
         return bool(self._waiting or self._scores or self._runs)
 
     def _gather(self) -> None:
-        """Wait until a burst of requests is complete, so that equal prompts run together."""
+        """Wait until a burst of requests has arrived, so that equal prompts run together."""
         for _ in range(_GATHER_ROUNDS):
             before = len(self._waiting) + len(self._scores)
             time.sleep(_GATHER_SECONDS)
@@ -176,7 +176,7 @@ class Scheduler:
         return True
 
     def _try_fewer(self, rows: Sequence[SampleRow], error: Exception) -> None:
-        """Requeue rows that ran out of memory, to run half as many; fail them on other errors."""
+        """Requeue rows if memory ran out, to run half as many at a time; else fail them."""
         if not is_out_of_memory(error) or len(rows) == 1:
             for row in rows:
                 _fail(row.request.future, error)

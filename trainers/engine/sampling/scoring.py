@@ -1,7 +1,7 @@
-"""Scoring given tokens: reads a value from the logits of each, without holding all logits.
+"""Scores given tokens: reads a value from each token's logits, without holding all logits.
 
-Common prefixes of rows run once, and are read once for all rows with the same reader. If only a
-row's last tokens are needed, the row starts from its cached prefix.
+Common prefixes of rows are computed once, and read once for all rows with the same reader. If only
+a row's last tokens are needed, the row starts from its cached prefix.
 
 Shapes: N tokens, V vocabulary.
 """
@@ -19,15 +19,15 @@ from evert.trainers.engine.sampling.batches import DecodeBatch
 from evert.trainers.engine.sampling.prefill import Job
 
 Reader: TypeAlias = Callable[[Tensor, np.ndarray, np.ndarray], Sequence[Any]]
-"""(logits [N, V], [N] their tokens, [N] the tokens' indices in their rows) -> N values.
+"""(logits [N, V], tokens [N], the tokens' indices in their rows [N]) -> N values.
 
-A token's logits are those from which it is sampled. A reader gets the tokens of all its rows, in
-several calls.
+A token's logits are those from which it would be sampled. Several calls give a reader the tokens of
+all its rows.
 """
 
 
 def log_probabilities(logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> list[float | None]:
-    """Log-probability of each token; None for those of pictures, which are never sampled."""
+    """Return each token's log-probability; None for tokens of pictures, which are never sampled."""
     targets = torch.from_numpy(tokens.clip(0)).to(logits.device)
     logprobs: list[float | None] = (-F.cross_entropy(logits, targets, reduction="none")).tolist()
     for place in np.flatnonzero(tokens < 0).tolist():
@@ -52,14 +52,14 @@ class _PromptPart(Job):
 
 
 def score(batch: DecodeBatch, rows: Sequence[Scoring]) -> int:
-    """Fill in the values of rows, which do not join the batch; returns how many were read."""
+    """Fill in the values of rows, which do not join the batch; return how many were read."""
     computed = 0
     limits = [row.next - 1 for row in rows]
     for level in batch.shared_prefixes([row.tokens for row in rows], limits):
         parts = [
             _part(rows[part.rows[0]].tokens[: part.length], [rows[i] for i in part.rows])
             for part in level
-            if rows[part.rows[0]].tokens[part.length - 1] >= 0  # pictures are not cut
+            if rows[part.rows[0]].tokens[part.length - 1] >= 0  # a prefix must not split a picture
         ]
         computed += _compute(batch, parts)
     remaining = [_part(row.tokens, [row]) for row in rows if row.next < len(row.tokens)]

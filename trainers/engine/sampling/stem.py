@@ -1,9 +1,9 @@
-"""The common prefix of many rows of a batch, stored once while they are decoded.
+"""Stores the common prefix of many rows of a batch once while the rows are decoded.
 
 Attention of all rows over the stem is one matrix product (as in Hydragen and cascade attention).
-For many rows with a long common prompt, a step is two to four times faster than over copies.
+For many rows with a long common prompt, a step is two to four times faster than with copies.
 
-Shapes: B rows, Hkv key heads, G queries a key head, D head size, P stem tokens, L own columns.
+Shapes: B rows, Hkv key heads, G queries per key head, D head size, P stem tokens, L own columns.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from evert.trainers.engine.sampling.prefill import common_prefixes
 from evert.trainers.engine.sampling.prefix_cache import KeyValues
 
 _LEAST_SAVED = 2048  # A stem must save at least this many token copies
-_LEAST_LENGTH = 128  # In tokens; a shorter stem saves no time
-_ROWS = {"cpu": 32}  # Rows at a time: on a CPU, as many as have their scores in its cache
+_LEAST_LENGTH = 128  # Tokens; a shorter stem saves no time
+_ROWS = {"cpu": 32}  # Rows at a time: on a CPU, as many as have scores that fit into its cache
 
 
 class Stem:
-    """Keys and values of the common prefix."""
+    """The keys and values of the common prefix."""
 
     def __init__(self, tokens: np.ndarray, pieces: Sequence[KeyValues]) -> None:
         self.tokens = tokens
@@ -34,11 +34,11 @@ class Stem:
         return len(self.tokens)
 
     def begins(self, row: np.ndarray) -> bool:
-        """Whether a row begins with the stem and is longer."""
+        """Return whether a row begins with the stem and is longer."""
         return len(row) > len(self) and bool((row[: len(self)] == self.tokens).all())
 
     def prepend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put the stem before keys and values [B, Hkv, L, D] of rows: [B, Hkv, P + L, D]."""
+        """Prepend the stem to keys and values [B, Hkv, L, D] of rows: [B, Hkv, P + L, D]."""
         stem = self._keys[layer], self._values[layer]
         stem_keys, stem_values = (tensor.expand(len(keys), *tensor.shape) for tensor in stem)
         return torch.cat([stem_keys, keys], dim=2), torch.cat([stem_values, values], dim=2)
@@ -52,7 +52,7 @@ class Stem:
         bias: Tensor,
         without_stem: Tensor | None,
     ) -> Tensor:
-        """Attention [B, 1, Hkv G D] of a token a row over the stem and [B, Hkv, L, D] of its own.
+        """Compute attention [B, 1, Hkv G D] of a token per row to the stem and [B, Hkv, L, D].
 
         ``bias`` [B, 1, 1, L] is 0 for tokens that a row has, else minus infinity. ``without_stem``
         [B] is True for rows without the stem; None if all rows have it. Sums are in float32.
@@ -81,7 +81,7 @@ class Stem:
 
 
 def best_stem(rows: Sequence[np.ndarray], copies: Sequence[int]) -> np.ndarray | None:
-    """The prefix that saves the most token copies when rows join; None if none is worthwhile."""
+    """Return the prefix that saves the most token copies when rows join; None if none pays off."""
     longest = max(map(len, rows))
     if longest <= _LEAST_LENGTH or sum(copies) * longest < _LEAST_SAVED:
         return None

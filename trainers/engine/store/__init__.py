@@ -1,8 +1,8 @@
-"""Checkpoints: saving, listing and repair.
+"""Saves, lists and repairs checkpoints.
 
 From paths to their content:
 
-    checkpoints.py     saves and reads the folders of ``tinker://`` paths
+    checkpoints.py     saves and reads checkpoints by their ``tinker://`` paths
     catalog.py         lists runs and checkpoints
     encryption.py      encrypts exported weights
     checkpoint_log.py  repairs the Cookbook's list of checkpoints

@@ -1,4 +1,4 @@
-"""Repairs the Cookbook's list of checkpoints, from which the Cookbook resumes."""
+"""Repairs the list of checkpoints from which the Cookbook resumes."""
 
 import shutil
 from pathlib import Path
@@ -8,11 +8,11 @@ from evert.trainers.system.files import CHECKPOINTS, keep_lines, read_jsonl
 
 
 def repair_checkpoint_log(log_path: str | Path, store: CheckpointStore) -> list[str]:
-    """Remove damaged checkpoints from the Cookbook's ``checkpoints.jsonl``; returns their paths.
+    """Remove damaged checkpoints from the Cookbook's ``checkpoints.jsonl``; return their paths.
 
     The Cookbook resumes from the last line with a ``state_path``. After the repair, that is the
-    newest one whose files are intact in ``store``. If lines are removed, the old list is kept as
-    ``checkpoints.jsonl.damaged``.
+    newest checkpoint whose files are intact in ``store``. If lines are removed, the old list is
+    kept as ``checkpoints.jsonl.damaged``.
     """
     file = Path(log_path) / CHECKPOINTS
     paths = [record["state_path"] for record in read_jsonl(file) if record.get("state_path")]

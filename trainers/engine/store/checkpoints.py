@@ -1,18 +1,18 @@
-"""Checkpoints on disk: ``tinker://`` paths, atomic writes, checksums.
+"""Stores checkpoints on disk, with ``tinker://`` paths, atomic writes and checksums.
 
-A path names a run, a kind and a name, and maps to a folder under the store's root:
+A path has a run, a kind and a name, and maps to a folder under the store's root:
 
     tinker://<run>/weights/<name>           <root>/<run>/weights/<name>/
     tinker://<run>/sampler_weights/<name>   <root>/<run>/sampler_weights/<name>/
     tinker://<run>/external_weights/<name>  <root>/<run>/external_weights/<name>/
 
-Readers also accept the folder itself, for checkpoints of another store. Each folder
+Readers also accept the folder itself, so that they can read another store's checkpoints. A folder
 holds weights in Hugging Face format (or a ``peft`` adapter), the optimizer's state if training can
 resume from it, and ``evert.json``: facts about the weights, and the size and CRC-32 of every other
-file. A checkpoint is written to a draft folder and moved into place when it is complete. So every
-checkpoint in place was complete, and its checksums show later damage. A crash can leave drafts
-(``.draft-...``), which ``tidy`` deletes, and a checkpoint that was being replaced (``.old-NAME``),
-which the next use of the path moves back, or deletes if the new one is complete.
+file. A checkpoint is written to a draft folder, which is moved into place when it is complete. So
+every checkpoint in place was complete once, and its checksums reveal later damage. A crash can
+leave drafts (``.draft-...``), which ``tidy`` deletes, and a checkpoint that was being replaced
+(``.old-NAME``). The next use of its path moves it back, or deletes it if the new one is complete.
 """
 
 import json
@@ -46,7 +46,7 @@ OPTIMIZER = "optimizer.safetensors"
 _OLD = ".old-"
 """Prefix of a checkpoint's folder while a new one replaces it."""
 _MOVING = threading.RLock()
-"""Held while checkpoints are moved: a reading thread must not undo another thread's move."""
+"""Held while checkpoints are moved, so that readers do not undo another thread's move."""
 
 _PART = r"([A-Za-z0-9_][A-Za-z0-9_.+=-]*)"
 PATH = re.compile(rf"tinker://{_PART}/({'|'.join(KINDS)})/{_PART}")
@@ -55,7 +55,7 @@ _HOSTED = re.compile(r"tinker://[^/:]+:\w+:\d+/")
 
 
 def default_root() -> Path:
-    """The default folder of checkpoints: ``$EVERT_HOME``, or ``~/.cache/evert/checkpoints``."""
+    """Return the default root: ``$EVERT_HOME``, or ``~/.cache/evert/checkpoints``."""
     home = os.environ.get("EVERT_HOME")
     return Path(home).expanduser() if home else Path.home() / ".cache" / "evert" / "checkpoints"
 
@@ -69,15 +69,15 @@ class CheckpointInfo:
     lora_rank: int | None
     """Rank of the adapter in the folder; None if the folder holds a whole model."""
     steps: int
-    """Optimizer steps taken before it was saved."""
+    """Number of optimizer steps before the checkpoint was saved."""
     created: float
     """Seconds since 1970."""
     expires: float | None = None
-    """When ``ttl_seconds`` runs out, in seconds since 1970; None for never. It is only recorded:
+    """When the checkpoint expires, in seconds since 1970; None for never. This is only recorded:
     nothing on a local disk is deleted automatically."""
     user_metadata: dict[str, str] = field(default_factory=dict)
     files: dict[str, list[int]] = field(default_factory=dict)
-    """Name of each other file -> [size in bytes, CRC-32]."""
+    """Maps the name of each other file to [size in bytes, CRC-32]."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ class CheckpointStore:
     """All checkpoints under one root folder."""
 
     def __init__(self, root: Path | None = None) -> None:
-        """Use ``root``, or the default root for None; the first write creates it."""
+        """Use ``root``, or the default root if it is None; the first write creates it."""
         self.root = (root or default_root()).expanduser()
 
     def new_run(self, info: RunInfo) -> str:
-        """Register a training run; returns its new id."""
+        """Register a training run; return its new id."""
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         run_id = f"run-{stamp}-{uuid.uuid4().hex[:8]}"
         with _writing(self.root / run_id):
@@ -108,18 +108,18 @@ class CheckpointStore:
         return run_id
 
     def run_info(self, path: str) -> RunInfo:
-        """The run a path belongs to."""
+        """Read the run that a path belongs to."""
         file = self.root / parse_path(path)[0] / "run.json"
         try:
             return RunInfo(**json.loads(file.read_text()))
         except (OSError, ValueError, TypeError) as error:
             raise NoCheckpointError(
                 f"The training run of {path} is unknown: {file} cannot be read ({error}). The "
-                f"store is {self.root}; set EVERT_HOME or pass the root it was written under."
+                f"store is {self.root}; set EVERT_HOME or pass the root where it was saved."
             ) from error
 
     def folder(self, path: str) -> Path:
-        """The folder of a path, which need not exist."""
+        """Return the folder of a path; it need not exist."""
         if (Path(path) / MANIFEST).is_file():
             return Path(path)
         return self.root.joinpath(*parse_path(path))
@@ -134,7 +134,7 @@ class CheckpointStore:
         *,
         overwrite: bool = True,
     ) -> str:
-        """Write a checkpoint and return its path; on failure an older one of that name stays."""
+        """Write a checkpoint and return its path; on failure, an older one of that name stays."""
         path = checkpoint_path(run_id, kind, name)
         folder = self.folder(path)
         if not overwrite and self.is_intact(path):
@@ -161,7 +161,7 @@ class CheckpointStore:
         return info
 
     def info(self, path: str) -> CheckpointInfo:
-        """Read a checkpoint's manifest only."""
+        """Read only a checkpoint's manifest."""
         folder = self.folder(path)
         _put_back(folder)
         return _read_manifest(path, folder)
@@ -173,7 +173,7 @@ class CheckpointStore:
             _write_json(folder / MANIFEST, {**asdict(info), "expires": expires})
 
     def is_intact(self, path: str) -> bool:
-        """Whether ``read`` would succeed."""
+        """Return whether ``read`` would succeed."""
         try:
             self.read(path)
         except CheckpointError:
@@ -191,7 +191,7 @@ class CheckpointStore:
             shutil.rmtree(folder)
 
     def tidy(self, keep: Collection[str]) -> None:
-        """Delete all checkpoints that are not in ``keep``, empty runs, and leftovers of crashes."""
+        """Delete checkpoints that are not in ``keep``, empty runs, and what crashes left behind."""
         for kind in self.root.glob("*/*weights/"):
             for folder in kind.iterdir():
                 if folder.name.startswith(_OLD):
@@ -206,14 +206,14 @@ class CheckpointStore:
 
 
 def checkpoint_path(run_id: str, kind: Kind, name: str) -> str:
-    """The path of a checkpoint; raises ``CheckpointError`` for a name that no path can have."""
+    """Return a checkpoint's path; raise ``CheckpointError`` for a name that no path can have."""
     path = f"tinker://{run_id}/{kind}/{name}"
     parse_path(path)
     return path
 
 
 def parse_path(path: str) -> tuple[str, Kind, str]:
-    """The run, kind and name that a ``tinker://`` path names."""
+    """Split a ``tinker://`` path into run, kind and name."""
     match = PATH.fullmatch(path)
     if match is None:
         raise _not_a_path(path)
@@ -224,15 +224,15 @@ def _not_a_path(path: str) -> CheckpointError:
     if _HOSTED.match(path):
         return NoCheckpointError(
             f"{path!r} is a checkpoint of the hosted Tinker service, which the embedded engine "
-            "does not reach. Use it with the service (TINKER_API_KEY, outside embedded_engine), "
+            "cannot reach. Use it with the service (TINKER_API_KEY, outside embedded_engine), "
             "or download and merge it (tinker_cookbook.weights.download, build_hf_model) and "
             "pass the folder as base_model."
         )
     if path and os.path.isdir(path):
         return CheckpointError(
             f"The folder {path!r} has no {MANIFEST}; expected a checkpoint that evert saved. "
-            "Pass a whole Hugging Face model as base_model. A LoRA adapter of PEFT's is first "
-            "merged into its base: peft's merge_and_unload, then save_pretrained."
+            "Pass a whole Hugging Face model as base_model. First merge a PEFT "
+            "adapter into its base: peft's merge_and_unload, then save_pretrained."
         )
     return CheckpointError(
         f"{path!r} is not a checkpoint path; expected tinker://<run>/weights/<name> (or "
@@ -250,7 +250,7 @@ def _writing(folder: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"Could not write {folder}: {error}. Earlier checkpoints are untouched. "
-            "Free some space, or choose a folder that can be written to."
+            "Free some space, or choose a writable folder."
         ) from error
 
 
@@ -324,7 +324,7 @@ def _put_in_place(draft: Path, folder: Path) -> None:
 
 
 def _put_back(folder: Path) -> None:
-    """Undo a replacement that was interrupted between its two moves, or finish one after them."""
+    """Undo a replacement interrupted between its two moves; finish one interrupted after them."""
     old = folder.parent / f"{_OLD}{folder.name}"
     with _MOVING:
         if old.exists() and folder.exists():

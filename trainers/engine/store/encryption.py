@@ -11,8 +11,8 @@ _SUFFIX = ".age"
 
 
 def encrypt(folder: Path, recipients: Sequence[str]) -> None:
-    """Replace every file of a folder by its encrypted form, with ``.age`` after its name."""
-    age: Any = importlib.import_module("pyrage")  # untyped; it comes with the Cookbook
+    """Replace every file in a folder with an encrypted file whose name ends in ``.age``."""
+    age: Any = importlib.import_module("pyrage")  # untyped; the Cookbook requires it
     try:
         kinds = [
             (age.ssh if recipient.startswith("ssh-") else age.x25519, recipient)

@@ -1,9 +1,9 @@
-"""Reads and checks training requests as tensors, and cuts them into micro-batches.
+"""Reads training requests into tensors, checks them, and splits them into micro-batches.
 
-A request is read when it is made, before the worker gets it. So a refused request leaves the
-accumulated gradient and all other calls unaffected.
+A request is checked before the worker gets it, so a refused request does not affect the accumulated
+gradient or other calls.
 
-Shapes: N tokens of a datum, K targets a token.
+Shapes: N tokens in a datum, K targets per token.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,30 +34,30 @@ class DatumTensors:
 
     tokens: np.ndarray  # [N] int64
     targets: Tensor  # [N] or [N, K]
-    inputs: dict[str, Tensor]  # The loss's other inputs, each of the targets' shape, float32
+    inputs: dict[str, Tensor]  # The loss's other inputs, float32, each in the shape of the targets
     pictures: Sequence[Picture] = ()  # The pictures in the tokens
 
     def to(self, device: torch.device) -> "DatumTensors":
-        """The same example on a device."""
+        """Return the datum with its tensors on a device."""
         inputs = {key: value.to(device) for key, value in self.inputs.items()}
         return replace(self, targets=self.targets.to(device), inputs=inputs)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the data that a model accepts."""
+    """Limits on the data that a model accepts."""
 
     vocabulary: int
-    """Size of its vocabulary."""
+    """Size of the model's vocabulary."""
     context: int
     """Maximum number of tokens of a datum."""
     reader: PictureReader
-    """Reads its images."""
+    """Reads images for the model."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A training request: its data, on the CPU, and its loss."""
+    """A training request: its data on the CPU, and its loss."""
 
     examples: list[DatumTensors]
     loss: Loss
@@ -67,7 +67,7 @@ class Work:
 def read_work(
     data: Sequence[types.Datum], loss_fn: str, config: Mapping[str, Any] | None, limits: Limits
 ) -> Work:
-    """Check a request, and read its data into tensors.
+    """Check a request and read its data into tensors.
 
     Raises:
         LossInputError: A datum or the configuration does not fit the loss or the model.
@@ -84,7 +84,7 @@ def read_work(
 def read_custom(data: Sequence[types.Datum], limits: Limits) -> Work:
     """Read data for a custom loss as data for cross-entropy with weights 0.
 
-    Any further loss inputs are left to the custom loss. Raises the errors of ``read_work``.
+    Only the custom loss reads the other loss inputs. Raises the errors of ``read_work``.
     """
     plain = []
     for i, datum in enumerate(data):
@@ -119,7 +119,7 @@ def _read(datum: types.Datum, loss_fn: str, where: str, limits: Limits) -> Datum
     if targets.ndim not in (1, 2) or len(targets) != len(tokens):
         raise LossInputError(
             f"{where}: target_tokens has shape {(*targets.shape,)} for {len(tokens)} input tokens; "
-            f"expected ({len(tokens)},), one target for each, or ({len(tokens)}, K)."
+            f"expected ({len(tokens)},), one target per token, or ({len(tokens)}, K)."
         )
     _check_ids(targets.numpy(), f"{where}: target_tokens", limits)
     for key, value in tensors.items():
@@ -156,12 +156,12 @@ def _check_finite(inputs: Mapping[str, Tensor], where: str) -> None:
 
 
 def micro_batches(examples: Sequence[DatumTensors], budget: int, *, folds: bool) -> list[list[int]]:
-    """Divide examples into micro-batches, each of one kind; returns the indices in each.
+    """Split examples into micro-batches of one kind each; return the indices in each.
 
-    ``budget``: maximum tokens of each, padding included; a longer example is alone. ``folds``:
-    group examples by common prefixes instead of by length.
+    ``budget``: maximum tokens of a micro-batch, padding included; a longer example gets its own.
+    ``folds``: group examples by common prefixes instead of by length.
     """
-    # Examples of one kind have the same K and the same inputs; others cannot share a batch.
+    # Examples of one kind have the same K and the same inputs; kinds cannot share a batch.
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for i, example in enumerate(examples):
         kind = (*example.targets.shape[1:], *sorted(example.inputs))
@@ -175,7 +175,7 @@ def micro_batches(examples: Sequence[DatumTensors], budget: int, *, folds: bool)
 
 
 def length_sorted(rows: Sequence[np.ndarray], budget: int) -> Iterable[list[int]]:
-    """Group rows by length, longest first; a row over ``budget``, with padding, is alone."""
+    """Group rows by length, longest first, to ``budget`` padded tokens; a longer row is alone."""
     group: list[int] = []
     for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
         if group and (len(group) + 1) * len(rows[group[0]]) > budget:

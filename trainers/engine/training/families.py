@@ -4,7 +4,7 @@ A ``Family`` is a group of rows that run together: first the ``stem``, their com
 ``tail`` of each row, which attends to the stem and to itself. Equal tails run once. Up to rounding,
 the gradient equals that of separate rows (Prefix Grouper, arXiv:2506.05433).
 
-Shapes: N tokens of all rows.
+Shapes: N tokens in all rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,9 +14,9 @@ import numpy as np
 
 from evert.trainers.engine.sampling.prefix_cache import sort_by_tokens
 
-_MAX_FAMILY = 32  # Maximum rows of a family: more save little, and the search is quadratic
+_MAX_FAMILY = 32  # Maximum rows of a family: larger ones save little, and the search is quadratic
 _PASS_TOKENS = 16  # Tokens that a family must save to pay for its second pass
-_COPY_SHARE = 16  # A copied token of keys and values costs 1/16 of a computed one
+_COPY_SHARE = 16  # Copying a token's keys and values costs 1/16 of computing them
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def families(rows: Sequence[np.ndarray]) -> list[Family]:
 
 
 def cut(rows: Sequence[np.ndarray], budget: int) -> list[list[int]]:
-    """Split rows into parts of at most ``budget`` tokens with padding; a longer row is alone."""
+    """Split rows into parts of at most ``budget`` padded tokens; a longer row is its own part."""
     fitting = [part for family in families(rows) for part in _split_family(rows, family, budget)]
     total = sum(_size([family]) for family in fitting)
     limit = budget
@@ -125,7 +125,7 @@ def _split_family(rows: Sequence[np.ndarray], family: Family, budget: int) -> It
 
 
 def _size(part: Sequence[Family]) -> int:
-    """Cost of a part in tokens, padding included."""
+    """Return the cost of a part in tokens, padding included."""
     stem, tail = max(f.stem for f in part), max(f.tail for f in part)
     tails = sum(f.tails for f in part)
     return len(part) * stem + tails * tail + tails * (stem + tail) // _COPY_SHARE

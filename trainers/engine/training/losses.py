@@ -9,23 +9,23 @@ With ``p`` the learner, ``q`` the sampler, ``A`` the advantage and ``r = p / q``
     ppo                   -sum(min(r A, clip(r, low, high) A))          low 0.8, high 1.2
     cispo                 -sum(stop_gradient(clip(r, low, high)) A log p)   low 0.8, high 1.2
     dro                   -sum(A log p - beta / 2 (log p - log q)^2)    beta 0.05
-                          without the second term where A and log q are both 0, as they are for
-                          prompt tokens in the data of the Cookbook's loop
+                          without the second term where A and log q are both 0, as for prompt
+                          tokens in data from the Cookbook's loop
     gspo                  as ppo, with one ratio for all tokens of a datum: the geometric mean of r
                           where ``sequence_ratio_mask`` is not 0; each token keeps the gradient of
-                          its own log p (GSPO-token, arXiv:2507.18071). Without that mask, which
-                          the Cookbook's loop does not send: where A or log q is not 0
+                          its own log p (GSPO-token, arXiv:2507.18071). Without that mask (the
+                          Cookbook's loop sends none): where A or log q is not 0
     stable_reinforce      -sum(A log p - kl_coeff / 2 (log p - log q)^2) over sampled tokens
                           kl_coeff 0
 
-The service's formula of stable_reinforce is not public. This is REINFORCE. On-policy, every variant
-of it has the same gradient; off-policy they may differ, and the engine warns about that once.
+The service's formula for stable_reinforce is not public; ours is REINFORCE. On-policy, all variants
+of REINFORCE have the same gradient. Off-policy they may differ, and the engine warns once.
 
 Settings come from ``loss_fn_config``. The thresholds low and high are bounds on the ratio itself,
 named ``clip_low_threshold`` and ``clip_high_threshold``; loss inputs of the same names set them
-token by token. Order here: names, look-up, the check of a datum's inputs, the losses, their table.
+per token. Order here: names, look-up, the check of a datum's inputs, the losses, their table.
 
-A run's settings read the names, so torch and tinker are imported in functions only.
+The settings of runs import the names, so only functions import torch and tinker.
 """
 
 import logging
@@ -51,16 +51,16 @@ Settings = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Loss:
-    """One loss: its formula, the inputs a datum must and may carry, its settings."""
+    """A loss: its formula, its required and optional inputs, and its settings."""
 
     formula: Callable[["Tensor", Inputs, Settings], "Tensor"]  # (logprobs, inputs, settings)
-    required: tuple[str, ...]  # Loss inputs a datum must carry besides ``target_tokens``
+    required: tuple[str, ...]  # Loss inputs that a datum needs besides ``target_tokens``
     settings: Mapping[str, float]  # Keys allowed in ``loss_fn_config``, with their defaults
     by_datum: bool = False  # Whether the formula applies to each datum separately
-    from_spans: bool = False  # Whether it reads ``sampled`` (0 or 1), from the provenance
+    from_spans: bool = False  # Whether it reads ``sampled`` (0 or 1, from provenance)
 
     def total(self, logprobs: "Tensor", data: Sequence[Inputs], settings: Settings) -> "Tensor":
-        """The summed loss of several data; ``logprobs`` has all targets, datum after datum."""
+        """Sum the loss of several data; ``logprobs`` is for all targets, datum after datum."""
         import torch
 
         if self.by_datum:
@@ -73,7 +73,7 @@ class Loss:
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Inputs that override a setting or the sampled tokens; ``weights``, which is ignored."""
+        """Optional inputs: overrides of settings and sampled tokens, and ``weights`` (ignored)."""
         mask = ("sequence_ratio_mask",) if self.by_datum else ()
         return ("weights", *mask, *(key for key in self.settings if key.startswith("clip_")))
 
@@ -97,7 +97,7 @@ def get_loss(name: str) -> Loss:
 
 
 def resolve_settings(name: str, config: Mapping[str, Any] | None) -> dict[str, float]:
-    """The loss's default settings, overridden by ``loss_fn_config``."""
+    """Return the loss's default settings, overridden by ``loss_fn_config``."""
     defaults = get_loss(name).settings
     settings = dict(defaults)
     for key, value in (config or {}).items():
@@ -115,7 +115,7 @@ def resolve_settings(name: str, config: Mapping[str, Any] | None) -> dict[str, f
 
 
 def check_inputs(name: str, keys: Mapping[str, Any], where: str) -> None:
-    """Check that a datum has exactly the tensors that the loss reads; errors name it ``where``."""
+    """Check that a datum has the loss's inputs and no unknown ones; errors call it ``where``."""
     loss = get_loss(name)
     required = {"target_tokens", *loss.required}
     missing = sorted(required - set(keys))
@@ -144,19 +144,19 @@ def ppo(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
 
 
 def cispo(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
-    """REINFORCE weighted by the clipped ratio, which passes no gradient itself."""
+    """REINFORCE weighted by the clipped and detached ratio."""
     weight = _clip(_ratio(logprobs, inputs), inputs, settings).detach()
     return -(weight * logprobs * inputs["advantages"]).sum()
 
 
 def dro(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
-    """Direct reward optimisation: the advantage, with a quadratic pull towards the sampler."""
+    """Direct reward optimisation: the advantage, with a quadratic penalty on log p - log q."""
     distance = (logprobs - inputs["logprobs"]) ** 2 * _is_sampled(inputs)
     return -(logprobs * inputs["advantages"] - 0.5 * settings["beta"] * distance).sum()
 
 
 def gspo(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
-    """PPO's objective with one ratio for a datum: the geometric mean over its sampled tokens."""
+    """PPO's objective with one ratio per datum: the geometric mean over its sampled tokens."""
     mask = inputs.get("sequence_ratio_mask")
     counted = _is_sampled(inputs) if mask is None else mask != 0
     distances = (logprobs.detach() - inputs["logprobs"])[counted]
@@ -165,7 +165,7 @@ def gspo(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
 
 
 def stable_reinforce(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
-    """REINFORCE on sampled tokens, with a quadratic pull towards the sampler by ``kl_coeff``."""
+    """REINFORCE on sampled tokens, with ``kl_coeff`` times a quadratic penalty on log p - log q."""
     distance = (logprobs - inputs["logprobs"]) ** 2
     gain = logprobs * inputs["advantages"] - 0.5 * settings["kl_coeff"] * distance
     return -(gain * inputs["sampled"]).sum()
@@ -181,7 +181,7 @@ def warn_of_alpha() -> None:
 
 
 def _is_sampled(inputs: Inputs) -> "Tensor":
-    """Whether each token was sampled; the Cookbook's loop sends 0 for both inputs of all others."""
+    """Return which tokens were sampled; for others, the Cookbook's loop sends 0 in both inputs."""
     return (inputs["advantages"] != 0) | (inputs["logprobs"] != 0)
 
 

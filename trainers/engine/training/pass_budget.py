@@ -1,7 +1,7 @@
-"""How many tokens of a training pass fit into memory.
+"""Computes how many tokens of a training pass fit into memory.
 
 If a pass would not fit, each layer keeps only its input and is recomputed in the backward pass, and
-the batch is split into smaller ones. The gradient is the same sum either way.
+the batch is split into micro-batches. The gradient is the same sum either way.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from evert.trainers.engine.models.logits import SLICE_BYTES
 from evert.trainers.engine.sampling.memory import free_bytes
 from evert.trainers.engine.sampling.prefill import chunk_tokens
 
-_SHARE = 2  # A training pass gets the free memory divided by this
-_ENOUGH_TOKENS = 2048  # A pass of these is faster than a larger one whose layers run twice
-_LEAST_TOKENS = 256  # Fewer would be slow
+_SHARE = 2  # A training pass may use the free memory divided by this
+_ENOUGH_TOKENS = 2048  # A pass of this size is faster than a larger one with checkpointing
+_LEAST_TOKENS = 256  # Smaller micro-batches would be slow
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class PassBudget:
     parallel: int = 1  # Maximum number of micro-batches that run in parallel
 
     def smaller(self, lengths: Sequence[int]) -> "PassBudget | None":
-        """The next smaller budget for rows of these lengths; None if this is the smallest."""
+        """Return the next smaller budget for rows of these lengths; None if there is none."""
         if self.parallel > 1:
             return replace(self, parallel=1)
         if not self.checkpointing:
@@ -42,7 +42,7 @@ class PassBudget:
 
 
 def activation_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) -> int:
-    """Bytes that a training pass keeps per token, without logits: an estimate, usually too high."""
+    """Estimate the bytes per token of a training pass, without logits; usually too high."""
     config = config.get_text_config()
     hidden, layers = config.hidden_size, config.num_hidden_layers
     intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
@@ -55,7 +55,7 @@ def activation_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) ->
 
 
 def logits_bytes(config: Any, device: torch.device) -> int:
-    """Bytes of a training pass's logits, with what their backward pass keeps."""
+    """Return the bytes of a training pass's logits, and of what their backward pass keeps."""
     chunk_bytes = 4 * chunk_tokens(device) * int(config.get_text_config().vocab_size)
     return 4 * min(SLICE_BYTES, chunk_bytes)
 
@@ -72,8 +72,8 @@ def pass_budget(
 ) -> PassBudget:
     """Split a batch of rows of these lengths so that a pass fits into ``free`` bytes.
 
-    ``free``: None for what is free now. ``checkpointing``: None to use it only if the pass would
-    not fit otherwise. ``gradient_bytes``: size of the gradient of each parallel pass.
+    ``free`` None: the memory that is free now. ``checkpointing`` None: only if the pass would not
+    fit otherwise. ``gradient_bytes``: size of the gradient of each parallel pass.
     """
     chunk = chunk_tokens(device)
     logits = logits_bytes(config, device)
@@ -83,7 +83,7 @@ def pass_budget(
         checkpointing = largest * activation_bytes(config, dtype, checkpointing=False) > room
     token_bytes = activation_bytes(config, dtype, checkpointing=checkpointing)
     tokens = min(chunk, max(_LEAST_TOKENS, room // token_bytes))
-    # One more: a finished pass, whose gradient waits to be added.
+    # One more than run in parallel: a finished pass whose gradient waits to be added.
     pass_bytes = max(tokens, *lengths) * token_bytes + logits + gradient_bytes
     fits = (lanes(device) + 1) * pass_bytes <= room
     return PassBudget(tokens, checkpointing, lanes(device) if fits else 1)

@@ -1,8 +1,8 @@
-"""A pass of a model in training: from rows of tokens to log-probabilities of their targets.
+"""Computes forward passes in training: from rows of tokens to log-probabilities of targets.
 
 A Llama-like model uses its sampler's forward pass, and computes common prefixes once. Any other
-model uses transformers' forward pass. Large logits are computed in slices; for the other models
-this requires a plain output layer, which is checked once, on a few tokens.
+model uses transformers' forward pass. Large logits are computed in slices; for other models only
+if the output layer alone computes the logits, which is checked once on a few tokens.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class Passes:
         self._checkpointing = enabled
         if self.folds:
             return
-        name = "activation_checkpointing"  # older transformers have the other name only
+        name = "activation_checkpointing"  # older versions have only the other name
         if not hasattr(base, f"{name}_enable"):
             name = "gradient_checkpointing"
         if enabled:
@@ -63,12 +63,12 @@ class Passes:
         else:
             getattr(base, f"{name}_disable")()
         for module in base.modules():
-            # Layers checkpoint in training mode only; their submodules must not use dropout.
+            # Layers checkpoint only in training mode; their submodules must not use dropout.
             if hasattr(module, "gradient_checkpointing"):
                 module.training = enabled
 
     def logprobs(self, rows: Sequence[np.ndarray], targets: Tensor) -> Tensor:
-        """Log-probabilities of [N] or [N, K] targets in float32, row by row; thread-safe."""
+        """Return the log-probabilities of [N] or [N, K] targets in float32. Thread-safe."""
         if self.folds:
             return self._folded_logprobs(rows, targets)
         tokens = pad(rows, self.device)
@@ -82,7 +82,7 @@ class Passes:
         return target_logprobs(hidden[token_mask], self._head, targets, self.vocabulary)
 
     def _model_inputs(self, rows: Sequence[np.ndarray], tokens: Tensor) -> dict[str, Tensor]:
-        """The inputs of the model's own forward pass for some rows: [B, T] ids, and images."""
+        """Return the inputs of transformers' forward pass: [B, T] ids, and images."""
         if self._vision is None:
             return {"input_ids": tokens}
         places = np.zeros((3, *tokens.shape), np.int64)
@@ -101,13 +101,13 @@ class Passes:
         places = torch.from_numpy(folded.places).to(self.device)
         if targets.ndim > 1 or len(hidden) == len(places):
             return target_logprobs(hidden[places], lean.logits, targets, self.vocabulary)
-        # A shared token has the same target in all rows, except where tails begin: compute it once.
+        # A shared token has the same target in all rows, except where tails begin; compute it once.
         pairs, inverse = torch.unique(places * self.vocabulary + targets, return_inverse=True)
         places, targets = pairs // self.vocabulary, pairs % self.vocabulary
         return target_logprobs(hidden[places], lean.logits, targets, self.vocabulary)[inverse]
 
     def _folded_hidden(self, lean: LeanModel, folded: Folded) -> Tensor:
-        """Hidden states [n, H] of the stems' tokens, then of the tails'."""
+        """Return the hidden states [n, H] of the stems' tokens, then of the tails'."""
         tokens = pad(folded.stems, self.device)
         positions = torch.arange(tokens.shape[1], device=self.device).expand_as(tokens)
         lean.reserve(max(map(len, folded.stems)) + max(map(len, folded.tails), default=0))
@@ -142,13 +142,13 @@ class Passes:
 
 
 def _token_mask(rows: Sequence[np.ndarray], device: torch.device) -> Tensor:
-    """[B, T] True for tokens of the rows, False for padding."""
+    """Return a mask [B, T]: True for tokens of the rows, False for padding."""
     lengths = torch.tensor([len(row) for row in rows], device=device)
     return torch.arange(int(lengths.max()), device=device) < lengths[:, None]
 
 
 def _caching_attention(stem_cache: dict[int, tuple[Tensor, Tensor]]) -> Attend:
-    """Causal attention within each row; keeps all keys and values in ``stem_cache``."""
+    """Return causal attention within each row; it puts keys and values into ``stem_cache``."""
 
     def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         key_values = keys.transpose(1, 2), values.transpose(1, 2)
@@ -165,7 +165,7 @@ def _tail_attention(
     starts: Tensor,
     count: int,
 ) -> Attend:
-    """Attention of ``count`` tokens a row to the row's stem, then to its tail so far.
+    """Return attention of ``count`` tokens per row to the row's stem and to its tail so far.
 
     ``owners`` [B] is the index of a row's stem, ``starts`` [B] the stem's length.
     """
@@ -185,7 +185,7 @@ def _tail_attention(
 
 
 def _is_plain(model: Any, decoder: Any) -> bool:
-    """Whether the output layer turns the decoder's last hidden state into the logits, bitwise."""
+    """Return whether the output layer alone turns hidden states into the logits, bitwise."""
     head = model.get_output_embeddings()
     if head is None or decoder is base_of(model):
         return False

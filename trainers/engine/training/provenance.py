@@ -1,8 +1,8 @@
-"""The provenance of a datum's tokens, for the loss that trains on sampled tokens only.
+"""Reads the provenance of a datum's tokens, for the loss that trains only on sampled tokens.
 
 A sampling client made with ``record_stability_info=True`` marks the ids of its sequences
 (``mark_recorded``), and ``Datum.with_provenance`` puts these ids into a datum. The datum also has
-the samples' log-probabilities, so the engine stores nothing.
+the log-probabilities of the sampled tokens, so the engine stores nothing.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ _RECORDED = "recorded-"
 
 
 def mark_recorded(sequences: Sequence[types.SampledSequence]) -> list[types.SampledSequence]:
-    """The same sequences, with ids that mark them as recorded."""
+    """Return the sequences with ids that mark them as recorded."""
     return [replace(s, sequence_id=_RECORDED + s.sequence_id) for s in sequences]
 
 
 def sampled_mask(datum: types.Datum) -> Tensor:
-    """[N] float32: 1 for sampled targets, else 0."""
+    """Return a mask, float32 [N]: 1 for sampled targets, else 0."""
     spans = datum.loss_fn_input_spans or []
     parts = [
         torch.full((span.length,), float(isinstance(span, types.SampledProvenanceSpan)))
@@ -34,7 +34,7 @@ def sampled_mask(datum: types.Datum) -> Tensor:
 
 
 def check_spans(datum: types.Datum, where: str, loss_fn: str) -> None:
-    """Check that a datum has provenance, and trains on sampled tokens only."""
+    """Check that a datum has provenance and trains only on sampled tokens."""
     spans = datum.loss_fn_input_spans
     if spans is None:
         raise LossInputError(

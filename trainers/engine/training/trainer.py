@@ -2,7 +2,7 @@
 
 Calls run in order on the training client's worker thread; the passes of one call may run in
 parallel. Data are split into micro-batches that fit into memory, and into smaller ones if memory
-runs out. Every loss is a sum over tokens, so the gradient is that of the whole batch.
+runs out. Every loss is a sum over tokens, so the gradients add up to that of the whole batch.
 """
 
 import logging
@@ -57,8 +57,8 @@ class Trainer:
     ) -> None:
         """Train the parameters that require a gradient.
 
-        ``checkpointing`` None: only if a pass would not fit otherwise. ``check_needed`` is called
-        before each micro-batch; if it raises, the pass ends.
+        ``checkpointing`` None: use it only if a pass would not fit otherwise. ``check_needed`` is
+        called before each micro-batch; if it raises, the pass ends.
         """
         self.model = model
         self.tokenizer = tokenizer
@@ -82,13 +82,13 @@ class Trainer:
         return read_custom(data, self._limits)
 
     def forward(self, work: Work) -> types.ForwardBackwardOutput:
-        """Compute the loss and the targets' log-probabilities; no gradient."""
+        """Compute the loss and the targets' log-probabilities, without a gradient."""
         return self._run(work, backward=False)
 
     def forward_backward(self, work: Work) -> types.ForwardBackwardOutput:
-        """Like ``forward``, and add the gradient of the summed loss to the accumulated one.
+        """Like ``forward``, and add the gradient of the summed loss to the accumulated gradient.
 
-        An error drops the accumulated gradient, and the next optimizer step is refused.
+        An error drops the accumulated gradient and makes the next optimizer step fail.
         """
         with self._all_or_nothing():
             return self._run(work, backward=True)
@@ -96,7 +96,7 @@ class Trainer:
     def forward_backward_custom(
         self, work: Work, data: Sequence[types.Datum], loss_fn: CustomLoss
     ) -> types.ForwardBackwardOutput:
-        """Like ``forward_backward``, with a custom loss of the log-probabilities.
+        """Like ``forward_backward``, with a custom loss computed from the log-probabilities.
 
         ``work`` is the result of ``read_custom(data)``.
         """
@@ -140,7 +140,7 @@ class Trainer:
         )
 
     def save_weights(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-        """Write the model or its adapter (or ``state``, of ``copy_weights``), and the tokenizer."""
+        """Write the tokenizer and the model or adapter, or ``state`` from ``copy_weights``."""
         options: dict[str, Any] = {} if state is None else {"state_dict": state}
         if hasattr(self.model, "peft_config"):
             options["save_embedding_layers"] = False  # the output layer is the base's, and large
@@ -149,7 +149,7 @@ class Trainer:
         self.tokenizer.save_pretrained(folder)
 
     def copy_weights(self) -> dict[str, Tensor]:
-        """A copy of the trained weights: the whole model's, or the adapter's."""
+        """Return a copy of the trained weights: the whole model's, or the adapter's."""
         from peft import PeftModel
 
         if isinstance(self.model, PeftModel):
@@ -169,7 +169,7 @@ class Trainer:
         safetensors.torch.save_file(tensors, folder / OPTIMIZER, {"steps": str(self.steps)})
 
     def load_optimizer(self, folder: Path) -> None:
-        """Read what ``save_optimizer`` wrote."""
+        """Load the state that ``save_optimizer`` wrote."""
         file = folder / OPTIMIZER
         if not file.is_file():
             raise CheckpointError(
@@ -240,7 +240,7 @@ class Trainer:
             base_of(self.model).config,
             self.passes.dtype,
             device,
-            checkpointing=self._checkpointing if backward else True,  # forward keeps nothing
+            checkpointing=self._checkpointing if backward else True,  # forward keeps no activations
             gradient_bytes=sum(p.nbytes for p in self._trained_parameters().values()),
         )
         before = self._gradient() if backward else {}
@@ -324,6 +324,6 @@ def _gradient_of(logprobs: Tensor, index: int) -> Tensor:
     if logprobs.grad is None:
         raise TrainingError(
             f"The custom loss does not depend on the log-probabilities of datum {index}; expected "
-            "it to use every datum. Leave that datum out, or add 0 times its sum."
+            "it to use every datum. Leave that datum out, or add 0 times their sum."
         )
     return -logprobs.grad

@@ -2,12 +2,12 @@
 
 ``evert.harbor`` has the public names.
 
-    folders.py      finds and checks task folders, and holds some out
+    folders.py      finds and checks task folders, and holds some tasks out
     tasks.py        ``tasks=harbor:PATH``
-    options.py      the user's options of a trial, checked
-    profiles.py     what evert sets for each of Harbor's agents
+    options.py      checks the user's options of a trial
+    profiles.py     the settings that evert sets for each of Harbor's agents
     agent.py        ``HarborAgent``: a trial as an agent
     plan.py         the instructions of a task's Dockerfile that need no image
-    bubblewrap.py   ``Bubblewrap``: an environment of Harbor without containers
-    inside.py       the program in that environment that runs the commands
+    bubblewrap.py   ``Bubblewrap``: a Harbor environment without containers
+    inside.py       the program that runs commands in that environment
 """

@@ -3,9 +3,9 @@
     agent = HarborAgent("terminus-2", environment="docker")
     env = ChatAgentEnv(agent, "tasks/hello-world")
 
-Harbor plays the trial in this process: it starts the environment, installs and runs its agent, and
-verifies the result. Harbor's configuration gives the agent the URL of this episode as its model, so
-the trainer samples the replies. The verifier's reward is the episode's.
+Harbor runs the trial in this process: it starts the environment, installs and runs its agent, and
+verifies the result. Harbor configures the agent with this episode's URL as its model, so the
+trainer samples the replies. The verifier's reward becomes the episode's reward.
 """
 
 # pyright: reportMissingImports=false
@@ -45,10 +45,10 @@ PROTOCOLS = {
     ModelApiFormat.ANTHROPIC_MESSAGES: ("anthropic", "root_url"),
     ModelApiFormat.GOOGLE_GENERATE_CONTENT: ("gemini", "root_url"),
 }
-"""APIs of agents, in order of preference -> the provider's name, and which URL serves it."""
+"""The agents' APIs, in order of preference -> the provider's name, and the ``Address`` field."""
 
 PROVIDERS = {"opencode": "evert"}
-"""Agents that use another API for the provider "openai" -> the provider's name for them."""
+"""Agents that use another API for the provider "openai" -> the provider's name to use instead."""
 
 LAY = 'mkdir -p "$(dirname "$FILE")" && printf %s "$TEXT" > "$FILE"'
 """A shell command that writes a file in an environment."""
@@ -57,15 +57,15 @@ WITHOUT_MODEL = {"oracle", "nop"}
 """Harbor's agents that call no model."""
 
 REWARD = "reward"
-"""Harbor's name for the reward of a verifier that gives no name."""
+"""Harbor's name for a reward that the verifier did not name."""
 
 
 class TrialError(EvertError, RuntimeError):
-    """A trial of Harbor has no reward for the policy; the message quotes Harbor's error."""
+    """A Harbor trial gave the policy no reward; the message quotes Harbor's error."""
 
 
 class HarborAgent:
-    """A trial of Harbor, played as an agent. A task is the path of a task's folder.
+    """A Harbor trial as an agent. A task is the path of a task folder.
 
     Args:
         agent: Harbor's name of an agent, or an import path 'package.module:Class'; or the fields
@@ -78,24 +78,23 @@ class HarborAgent:
         lean: Whether to shorten the agent's first prompt, for agents that have options for it
             (``docs/harbor.md`` has the lengths).
         host: Interface on which the model is served, optionally with a port: "0.0.0.0:8443".
-            Loopback does not work for agents that run in a container; it is enough for agents
-            that run outside (terminus-2).
-        serve_address: The URL of ``host`` for the agent, if it is another: of a tunnel's end, or of
-            a proxy with TLS. None: the interface and its port.
-        trials_dir: Where to keep Harbor's folders of trials. None: they are removed.
+            Agents in a container cannot reach loopback; agents outside (terminus-2) can.
+        serve_address: The URL at which the agent reaches ``host``, if it differs: that of a tunnel
+            or of a TLS proxy. None: the interface and its port.
+        trials_dir: Where to keep Harbor's trial folders. None: they are removed.
         **options: Further fields of Harbor's ``TrialConfig``: ``timeout_multiplier=2.0``,
             ``verifier={"max_timeout_sec": 60}``.
 
     If there are several rewards, each is a metric, too (``reward/NAME``). An exception that Harbor
-    recorded is the metric ``exception/TYPE``. An agent that Harbor stopped at its time limit is
-    still verified, and the episode is ``stop/truncated``.
+    recorded is the metric ``exception/TYPE``. If Harbor stops an agent at its time limit, the trial
+    is still verified, and the episode is ``stop/truncated``.
 
     Raises:
-        InvalidAgentError: There is no such agent, environment or field. When it plays: the agent
-            uses only its maker's models, or cannot reach ``host``.
-        InvalidDatasetError: When it plays: the task is broken.
-        RewardError: When it plays: the verifier gave no reward with the expected name.
-        TrialError: When it plays: the trial has no reward, or failed before any model call.
+        InvalidAgentError: There is no such agent, environment or field. During an episode: the
+            agent supports only its vendor's models, or cannot reach ``host``.
+        InvalidDatasetError: During an episode: the task is broken.
+        RewardError: During an episode: the verifier gave no reward with the expected name.
+        TrialError: During an episode: there is no reward, or the trial failed before a model call.
     """
 
     from_path = True
@@ -119,7 +118,7 @@ class HarborAgent:
         self._url = serve_address and checked_url(serve_address)
         self._trials_dir = str(trials_dir) if trials_dir else None
         self._trial = TrialOptions(agent, environment, installed, lean, **options)
-        # Harbor's phases have their own time limits, and containers take time to stop.
+        # Harbor's phases have their own time limits, and containers stop slowly.
         self.env_options = EnvOptions(
             agent_timeout=None,
             close_timeout=30.0,
@@ -149,7 +148,7 @@ class HarborAgent:
         return self._outcome(result, output)
 
     def _installer(self, harbors: Callable[[Any], Awaitable[None]]) -> Callable[..., Any]:
-        """Return the replacement of Harbor's ``install``, which runs before the agent."""
+        """Return a replacement for Harbor's ``install``, which runs before the agent."""
 
         async def install(environment: Any) -> None:
             if not self._trial.programs:
@@ -181,38 +180,38 @@ class HarborAgent:
 
 
 def _classes(config: Any, reached: str) -> tuple[Any, Any]:
-    """Return a trial's agent class, and Harbor's class of trials. Importing them takes seconds.
+    """Return a trial's agent class and Harbor's ``Trial``. Importing them takes seconds.
 
-    ``reached`` is the interface or URL by which the agent reaches the episode.
+    ``reached`` is the interface or URL at which the agent reaches the episode.
 
     Raises:
         InvalidAgentError: The agent cannot use this model.
     """
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it downloads prices
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else LiteLLM downloads prices
     from harbor.trial.trial import Trial
 
     if (litellm_logger := logging.getLogger("LiteLLM")).level == logging.NOTSET:
-        litellm_logger.setLevel(logging.WARNING)  # it logs a line per call, by its own handler
+        litellm_logger.setLevel(logging.WARNING)  # its own handler prints a line per call
     agent_class = AgentFactory.get_agent_class_from_config(config.agent)
     name = config.agent.name
     model_agents = {*AgentFactory.registered_names()} - WITHOUT_MODEL
     if agent_class.MODEL_CONNECTION is None and name in model_agents:
         raise InvalidAgentError(
-            f"Harbor's agent {name!r} uses only its maker's models, so it cannot be "
+            f"Harbor's agent {name!r} supports only its vendor's models, so it cannot be "
             "trained. Use another agent, such as terminus-2 or mini-swe-agent."
         )
     is_apart = config.environment.type not in (None, EnvironmentType.SINGULARITY)
     if issubclass(agent_class, BaseInstalledAgent) and is_apart and reached == LOOPBACK:
         raise InvalidAgentError(
             f"Harbor runs the agent {name!r} in the environment, where {LOOPBACK} is not this "
-            "machine. Give an address of this machine: host='172.17.0.1' for Docker. Agents that "
-            "run outside, such as terminus-2, need none."
+            "machine. Give an address of this machine, such as host='172.17.0.1' for Docker. "
+            "Agents that run outside, such as terminus-2, do not need it."
         )
     return agent_class, Trial
 
 
 def _connection(agent_class: Any, address: Address, model: str) -> dict[str, Any]:
-    """Return the agent's fields that connect it to the episode."""
+    """Return the fields of Harbor's ``AgentConfig`` that connect the agent to the episode."""
     spec = agent_class.MODEL_CONNECTION
     protocols = [
         protocol for protocol in PROTOCOLS if spec and protocol in spec.supported_api_formats
@@ -227,7 +226,7 @@ def _connection(agent_class: Any, address: Address, model: str) -> dict[str, Any
 
 
 def _output(file: Path) -> str:
-    """Return the end of the verifier's output; empty if it is missing or not a regular file."""
+    """Return the end of the verifier's output; "" if the file is missing or no regular file."""
     with suppress(OSError, ValueError):
         text = read_left(file.parent.resolve(), file.name).decode(errors="replace")
         return redacted_end(text, LOGGED_OUTPUT)
@@ -235,7 +234,7 @@ def _output(file: Path) -> str:
 
 
 def _check_end(result: Any, client: AgentClient) -> None:
-    """Raise for a trial that does not score the policy: no reward, or an error before any call."""
+    """Raise if a trial does not score the policy: no reward, or an error before any model call."""
     error, inboxes = result.exception_info, client._endpoint.episode.inboxes
     latest = [inbox.latest for inbox in inboxes if inbox.latest is not None]
     is_rewarded = result.verifier_result is not None and bool(result.verifier_result.rewards)

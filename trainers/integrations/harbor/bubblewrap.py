@@ -1,13 +1,13 @@
-"""``Bubblewrap``: an environment of Harbor without containers, a sandbox on this machine (Linux).
+"""``Bubblewrap``: a Harbor environment without containers, in a sandbox on this machine (Linux).
 
     HarborAgent("terminus-2", environment="bubblewrap")
 
 The sandbox has this machine's system folders, read-only. The rest of its root is a new folder with
-the files that the task's Dockerfile copies (``plan.py``). ``/tmp``, processes and the loopback are
-the sandbox's own (``evert.agents.sandbox``); on the network it reaches only the episode's model.
+the files that the task's Dockerfile copies (``plan.py``). The sandbox has its own ``/tmp``,
+processes and loopback (``evert.agents.sandbox``), and can reach only the episode's model.
 
-All commands run in one sandbox, from ``start`` to ``stop``, by ``inside.py``. Files go in and out
-through a command's input and output, never by a path, which the agent could have made a link.
+``inside.py`` runs all commands in one sandbox, from ``start`` to ``stop``. Files are copied through
+a command's input and output, never by a path, because the agent could replace a path by a link.
 """
 
 # pyright: reportMissingImports=false
@@ -44,28 +44,28 @@ VARIABLES = {
     "LANG": "C.UTF-8",
     "TERM": "xterm-256color",
 }
-"""Environment variables of each command. The task's and the agent's override them."""
+"""Environment variables of each command; those of the task and the agent override them."""
 
 LONGEST_OUTPUT = 2**24
-"""Bytes that are read from the end of a command's output."""
+"""Maximum bytes that are read from the end of a command's output."""
 
 MOVED = 600.0
-"""Seconds for copying files in or out, as in Harbor's own environments."""
+"""Maximum seconds to copy files in or out, as in Harbor's own environments."""
 
 PATIENCE = 5.0
 """Seconds to wait for a sandbox to end before it is killed."""
 
 
 class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
-    """A sandbox as an environment of Harbor.
+    """A sandbox as a Harbor environment.
 
     Args:
-        model: The Unix socket on which the episode is served; None: no network at all.
-        readonly: Paths of files and folders of this machine to show, such as programs.
+        model: The Unix socket on which the episode is served; None: no network.
+        readonly: Files and folders of this machine that the sandbox shows, such as programs.
 
     Raises:
-        SandboxBuildFailedError: The task needs an image; or, when it starts, no sandbox can be
-            made here.
+        SandboxBuildFailedError: The task needs an image; or, on start, this machine cannot create
+            a sandbox.
         ValueError: ``mounts`` is set, or a path in ``readonly`` does not exist.
     """
 
@@ -73,7 +73,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         self, *args: Any, model: str | None = None, readonly: Sequence[str] = (), **options: Any
     ) -> None:
         if options.get("mounts"):
-            raise ValueError("bubblewrap takes no mounts=; use readonly=[PATH] in its kwargs.")
+            raise ValueError("bubblewrap takes no mounts=. Use readonly=[PATH] in its kwargs.")
         self._readonly = {str(path): path for path in (Path(name).absolute() for name in readonly)}
         if gone := [name for name, path in self._readonly.items() if not path.exists()]:
             raise ValueError(f"bubblewrap: readonly= names {gone[0]}, which does not exist.")
@@ -91,7 +91,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
 
     @property
     def capabilities(self) -> EnvironmentCapabilities:
-        """No network except the episode's model."""
+        """Harbor's flags for a network that has only the episode's model."""
         return EnvironmentCapabilities(
             disable_internet=True, network_allowlist=True, network_allowlist_ipv4_addresses=True
         )
@@ -103,7 +103,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
     async def start(self, force_build: bool) -> None:
         """Copy the files, and start the sandbox."""
         if problem := sandbox_problem():
-            raise SandboxBuildFailedError(f"No sandbox can be made for the task: {problem}.")
+            raise SandboxBuildFailedError(f"Cannot create a sandbox for the task: {problem}.")
         self._folder = Path(tempfile.mkdtemp(prefix="evert-harbor-"))
         root = self._folder / "root"
         for target in ("/root", "/tests", "/solution", *self._mount_targets()):
@@ -128,7 +128,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
     async def stop(self, delete: bool) -> None:
         """End the sandbox and all its processes; remove its folder if ``delete``."""
         if self._inbox is not None:
-            self._inbox.close()  # ends ``inside.py``, and with it every process
+            self._inbox.close()  # ends ``inside.py`` and all processes in the sandbox
         if self._process is not None:
             try:
                 async with asyncio.timeout(PATIENCE):
@@ -141,7 +141,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
             self._errors = None
         if self._folder is not None and delete:
             if why := await asyncio.to_thread(remove, str(self._folder)):
-                self.logger.warning("The folder %s is left behind: %s.", self._folder, why)
+                self.logger.warning("The folder %s could not be removed: %s.", self._folder, why)
             self._folder = None
 
     # -- commands and files ----------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """Run a bash command. ``user`` is ignored: the sandbox has only one.
+        """Run a bash command. ``user`` is ignored, since the sandbox has only one user.
 
         Raises:
             RuntimeError: The command was killed after ``timeout_sec``, or the sandbox has ended.
@@ -180,7 +180,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
             await self._move(["sh", "-ec", script, "-", target_dir], packed)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        """Copy a regular file out of the environment; others, such as devices, may be endless."""
+        """Copy a file out of the environment; refuse others, such as devices (maybe endless)."""
         script = '[ -f "$1" ] || { echo "$1 is not a regular file" >&2; exit 1; }; cat -- "$1"'
 
         def keep(out: IO[bytes]) -> None:
@@ -190,7 +190,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         await self._move(["sh", "-ec", script, "-", source_path], read_output=keep)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Copy the contents of a folder out of the environment, but no links that lead out."""
+        """Copy a folder's contents out of the environment, except links that lead out of it."""
         await self._move(
             ["tar", "-cf", "-", "-C", source_dir, "."],
             read_output=lambda out: extract_dir(out, target_dir),
@@ -218,7 +218,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
-        """Run a command to its end; ``read_output`` gets its whole output."""
+        """Run a command to its end; ``read_output`` gets a file with the whole output."""
         variables = {**VARIABLES, **(env or {})}
         command = {"argv": argv, "cwd": cwd or str(self._plan.workdir), "env": variables}
         with ExitStack() as stack:
@@ -241,7 +241,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         return ExecResult(stdout=stdout, stderr=stderr, return_code=int(status))
 
     async def _status(self, files: list[IO[bytes]]) -> bytes:
-        """Send a request's files to ``inside.py``; return the exit status, empty if it is gone."""
+        """Send files to ``inside.py``; return the exit status, or b"" if the sandbox is gone."""
         local, remote = socket.socketpair()
         local.setblocking(False)
         with local:

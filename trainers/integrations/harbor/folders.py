@@ -1,6 +1,6 @@
-"""``TaskFolders``: finds and checks Harbor's task folders, and holds some out.
+"""``TaskFolders``: finds and checks Harbor's task folders, and holds some tasks out.
 
-A task is a folder with a ``task.toml``; an episode gets its path.
+A task is a folder with a ``task.toml``; an episode gets the folder's path.
 """
 
 # pyright: reportMissingImports=false
@@ -13,24 +13,24 @@ from zlib import crc32
 from evert.bridge.errors import InvalidDatasetError
 
 TASK, PARTS = "task.toml", ("instruction.md", "environment", "tests")
-"""The file that makes a folder a task, and the other parts of a task."""
+"""The file that makes a folder a task, and a task's other files and folders."""
 
 ONE_IN = 5
-"""By default one task in this many is held out."""
+"""By default, one in this many tasks is held out."""
 
 
 class TaskFolders:
-    """The task folders in a folder, sorted by name; or the folder itself if that is a task.
+    """The task folders in a folder, sorted by name; or the folder itself if it is a task.
 
     Args:
         path: The folder.
-        held_out: How many tasks are held out. They are chosen by their names, so they are always
-            the same. None: a fifth.
+        held_out: How many tasks are held out; a hash of their names always selects the same tasks.
+            None: a fifth.
 
     Attributes:
         all: The paths of all tasks.
-        train: Those to train on.
-        test: Those that are held out.
+        train: The paths of the tasks to train on.
+        test: The paths of the tasks that are held out.
 
     Raises:
         InvalidDatasetError: There is no task, one is broken, or no task is left to train on.
@@ -52,7 +52,7 @@ class TaskFolders:
 
 
 def task_folders(path: str | Path) -> list[str]:
-    """Return the paths of the tasks in a folder, sorted by name; or its own if it is a task.
+    """Return the paths of the tasks in a folder, sorted by name; its own path if it is a task.
 
     Raises:
         InvalidDatasetError: There is no task, or one is broken.
@@ -71,7 +71,7 @@ def task_folders(path: str | Path) -> list[str]:
 
 
 def _is_meant(folder: Path) -> bool:
-    """Whether a folder is a task, or a broken one."""
+    """Return whether a folder is a task, intact or broken."""
     return folder.is_dir() and any((folder / name).exists() for name in (TASK, PARTS[0]))
 
 
@@ -88,6 +88,6 @@ def read_task(folder: Path | str) -> Any:
     except Exception as error:  # a missing file, invalid TOML, or a field of the wrong type
         reason = f"{type(error).__name__}: {error}"
         raise InvalidDatasetError(
-            f"The task {folder} is broken: {reason:.600}. Fix it, or remove it; a task has "
+            f"The task {folder} is broken: {reason:.600}. Fix or remove it. A task has "
             f"{TASK}, {', '.join(PARTS)}."
         ) from error

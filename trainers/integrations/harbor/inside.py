@@ -2,11 +2,11 @@
 
     python -I -S inside.py
 
-This is the sandbox's first program, so processes that a command leaves running (a terminal, a
-server) continue until the sandbox ends. Its standard input is a socket. Each message brings five
-descriptors: a socket for this command, a file that says what to run (JSON: "argv", "cwd", "env"),
-and the command's input, output and errors. The exit status goes back over the command's socket; if
-that is closed before, the command and its process group are killed. It does not import evert.
+This is the sandbox's first process, so processes that a command leaves running (a terminal, a
+server) continue until the sandbox ends. Its standard input is a socket. Each message has five
+descriptors: a socket for one command, a JSON file with the command ("argv", "cwd", "env"), and the
+command's input, output and errors. It sends the exit status over the command's socket; if that is
+closed earlier, it kills the command and its process group. It does not import evert.
 """
 
 import json
@@ -22,7 +22,7 @@ import threading
 NO_PROGRAM = 127
 
 LONGEST_FILE = 2**30
-"""Maximum bytes of a file that is written in the sandbox, or of a command's output."""
+"""Maximum bytes of a file written in the sandbox, and of a command's output."""
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def _answer(reply: int, request: int, *files: int) -> None:
 
 def _status(process: "subprocess.Popen[bytes]", reply: int) -> int:
     """Wait for the command, or kill it when its caller gives up; return its exit status."""
-    if sys.platform != "linux":  # mypy reads what follows for Linux alone
+    if sys.platform != "linux":  # so that mypy checks the rest for Linux only
         raise NotImplementedError("Sandboxes need Linux.")
     ended, poll = os.pidfd_open(process.pid), select.poll()
     poll.register(ended, select.POLLIN)

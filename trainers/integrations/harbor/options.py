@@ -1,4 +1,4 @@
-"""``TrialOptions``: the user's options of a trial, checked and turned into Harbor's configuration.
+"""``TrialOptions``: checks the user's options of a trial, and makes Harbor's configuration.
 
 Agents, environments and fields are Harbor's; only the environment "bubblewrap" is evert's.
 """
@@ -25,7 +25,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """The ``PATH`` of the system's programs."""
 
 OURS = {"task", "trial_name", "job_id", "source_trial"}
-"""Fields of Harbor's ``TrialConfig`` that evert sets, so that users cannot."""
+"""Fields of Harbor's ``TrialConfig`` that evert sets, so users cannot."""
 
 OWN = ("reward", "host", "serve_address", "trials_dir")
 """Arguments of ``HarborAgent`` that are not options of a trial."""
@@ -36,7 +36,7 @@ class TrialOptions:
 
     Args:
         agent: Harbor's name of an agent, an import path, or the fields of Harbor's ``AgentConfig``.
-        environment: The same for an environment, or "bubblewrap".
+        environment: Likewise for an environment; or "bubblewrap".
         installed: Folders of this machine with the agent's program; Harbor then installs nothing.
         lean: Whether to shorten the agent's first prompt.
         **options: Further fields of Harbor's ``TrialConfig``.
@@ -77,8 +77,8 @@ class TrialOptions:
             return
         if not self.is_sandbox:
             raise InvalidAgentError(
-                f"installed={self.programs} shows programs of this machine to a sandbox, so it "
-                "needs environment=bubblewrap. In other environments Harbor installs its agents."
+                f"installed={self.programs} makes this machine's programs visible in a sandbox, so "
+                "it needs environment=bubblewrap. In other environments, Harbor installs agents."
             )
         from evert.agents.installed import needed  # its imports take a second
 
@@ -93,14 +93,14 @@ class TrialOptions:
 
     @property
     def is_sandbox(self) -> bool:
-        """Whether the environment is evert's own."""
+        """Whether the environment is evert's sandbox."""
         return self._environment.get("import_path") == SANDBOX_PATH
 
     def config(self, folder: str | Path, trials: str, **connection: Any) -> Any:
         """Return Harbor's configuration of a trial of the task in ``folder``.
 
-        ``trials`` gets Harbor's folder of the trial. ``connection`` has fields that connect the
-        agent to its model; the user's take precedence.
+        Harbor writes the trial's folder to ``trials``. ``connection`` has fields that connect the
+        agent to its model; the user's fields take precedence.
 
         Raises:
             InvalidAgentError: A field has the wrong type.
@@ -139,21 +139,21 @@ def _profile(name: str, lean: bool) -> dict[str, Any]:
     if lean and name not in LEAN:
         raise InvalidAgentError(
             f"lean={lean!r} with the agent {name!r}, which has no shorter prompt. Leave it out; it "
-            f"is for {', '.join(LEAN)}."
+            f"works with {', '.join(LEAN)}."
         )
     return profile(name, lean)
 
 
 def checked_url(url: str) -> str:
-    """Check a ``serve_address``, and remove slashes at its end.
+    """Check a ``serve_address``, and return it without trailing slashes.
 
     Raises:
-        InvalidAgentError: It is not an HTTP URL.
+        InvalidAgentError: The address is not an HTTP URL.
     """
     parts = urlsplit(str(url))
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
         raise InvalidAgentError(
-            f"serve_address={url!r}; expected the URL by which an agent reaches this machine, "
+            f"serve_address={url!r}; expected the URL at which an agent reaches this machine, "
             "such as 'https://trainer.example.org' or 'http://192.0.2.7:8443'."
         )
     return url.rstrip("/")

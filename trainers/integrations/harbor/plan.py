@@ -1,7 +1,7 @@
 """``ImagePlan``: the instructions of a task's Dockerfile, if they need no image.
 
-A Dockerfile may have FROM and LABEL, which are ignored, and WORKDIR, ENV and COPY of the task's own
-files, without variables. A task that needs more needs a container, and is refused with the reason.
+FROM and LABEL are ignored. WORKDIR, ENV and COPY of the task's own files are supported, without
+variables. A task with another instruction needs a container, and an error names the instruction.
 """
 
 # pyright: reportMissingImports=false
@@ -28,18 +28,18 @@ class ImagePlan:
 
     task: str
     folder: Path
-    """The folder of the Dockerfile, from which it copies."""
+    """The Dockerfile's folder, from which files are copied."""
     workdir: PurePosixPath = field(default_factory=lambda: PurePosixPath("/"))
     variables: dict[str, str] = field(default_factory=dict)
     copies: list[tuple[list[Path], str]] = field(default_factory=list)
-    """Files and folders, and their target: an absolute path, of a folder if it ends with "/"."""
+    """Files and folders, and their absolute target; a target that ends with "/" is a folder."""
 
     @classmethod
     def of(cls, task: str, folder: Path, config: Any) -> "ImagePlan":
         """Read a task's Dockerfile.
 
         Args:
-            task: The task's name, for messages.
+            task: The task's name, for error messages.
             folder: The task's folder ``environment``.
             config: The table ``[environment]`` of its ``task.toml``, as Harbor read it.
 
@@ -52,19 +52,19 @@ class ImagePlan:
         if (folder / "docker-compose.yaml").exists():
             raise plan.refusal("a docker-compose.yaml")
         if not (folder / "Dockerfile").exists():
-            raise plan.refusal("no Dockerfile that says what it needs")
+            raise plan.refusal("there is no Dockerfile")
         text = (folder / "Dockerfile").read_text()
         for line in re.sub(r"(?m)^[ \t]*#.*\n?", "", text).replace("\\\n", " ").splitlines():
             instruction, _, value = line.strip().partition(" ")
             try:
                 plan._add(instruction.upper(), value.strip())
-            except ValueError as error:  # an open quote, or no target
+            except ValueError as error:  # an unclosed quote, or no target
                 raise plan.refusal(f"{line}: {error}") from error
         plan.workdir = plan._place(config.workdir or ".", "the workdir")
         return plan
 
     def _add(self, instruction: str, value: str) -> None:
-        if "$" in value and instruction in ("WORKDIR", "ENV", "COPY"):  # a variable of the image
+        if "$" in value and instruction in ("WORKDIR", "ENV", "COPY"):  # a variable
             raise self.refusal(f"{instruction} {value}")
         if instruction == "WORKDIR":
             self.workdir /= value
@@ -92,23 +92,23 @@ class ImagePlan:
         return [path] if path.exists() else sorted(self.folder.glob(name.lstrip("/")))
 
     def _place(self, path: str, what: str) -> PurePosixPath:
-        """Return the absolute path inside; refuse the system's folders, which are read-only."""
+        """Return the absolute path in the sandbox; refuse folders that the sandbox provides."""
         location = PurePosixPath(os.path.normpath(self.workdir / path))
         if any(location.is_relative_to(folder) for folder in (*system_folders(), *OWN)):
-            raise self.refusal(f"{what} at {location}, which is the system's")
+            raise self.refusal(f"{what} at {location}, which the sandbox provides")
         return location
 
     def refusal(self, what: str) -> Exception:
         """Return the error for a task that needs ``what``, which a sandbox does not have."""
         error: Exception = SandboxBuildFailedError(
             f"The task {self.task} needs an image ({what[:200]}), but bubblewrap has only this "
-            "machine's programs and the files that the task copies. Run it in a container: "
-            "environment=docker, or another Harbor environment; or leave the task out."
+            "machine's programs and the files that the task copies. Run it in a container "
+            "(environment=docker, or another Harbor environment), or leave the task out."
         )
         return error
 
     def lay(self, root: Path) -> None:
-        """Make the folders and copy the files into ``root``, the root of an environment."""
+        """Create the folders and copy the files into ``root``, the root of the sandbox."""
         (root / self.workdir.relative_to("/")).mkdir(parents=True, exist_ok=True)
         for sources, target in self.copies:
             destination = root / target.lstrip("/")
@@ -123,19 +123,19 @@ class ImagePlan:
 
 
 def _leads_elsewhere(folder: Path) -> bool:
-    """Whether a link in a folder may lead out of it; files would be written through such a link."""
+    """Return whether a link in a folder may lead out of it; copies would write through the link."""
     links = [path for path in folder.resolve().rglob("*") if path.is_symlink()]
     return any(to.is_absolute() or ".." in to.parts for to in map(Path.readlink, links))
 
 
 def check(tasks: Sequence[str]) -> None:
-    """Check that these tasks can be played in a sandbox here.
+    """Check that tasks can be played in a sandbox on this machine.
 
     Raises:
-        InvalidDatasetError: A task needs an image, or no sandbox can be made.
+        InvalidDatasetError: A task needs an image, or this machine cannot create a sandbox.
     """
     if problem := sandbox_problem():
-        raise InvalidDatasetError(f"environment=bubblewrap: {problem}. Or use environment=docker.")
+        raise InvalidDatasetError(f"environment=bubblewrap: {problem}, or use environment=docker.")
     for folder in tasks:
         task = read_task(folder)
         try:

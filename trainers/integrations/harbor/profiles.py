@@ -1,12 +1,12 @@
-"""Profiles of Harbor's agents, by name: what evert sets for them, unless the user sets it.
+"""Profiles of Harbor's agents, by name: settings that evert sets unless the user does.
 
-``QUIET`` is for every trial. It stops an agent's model calls besides its task (titles, memories),
-its retries, and timeouts while a trainer samples. ``LEAN`` is for ``lean=True``: it leaves out most
-of the first prompt except the task.
+Every trial uses ``QUIET``. It turns off model calls that are not for the task (titles, memories),
+retries, and timeouts while a trainer samples. ``lean=True`` uses ``LEAN``, which leaves out most of
+the first prompt except the task.
 
 A profile has fields of Harbor's ``AgentConfig``; "files" to write in the environment; and
 "completes_arguments", whether the agent completes arguments of tool calls before it sends them
-back. The programs' settings come from ``evert.agents``; a profile says how Harbor passes them on.
+back. The settings come from ``evert.agents``; a profile passes them to Harbor's agents.
 """
 
 import json
@@ -36,10 +36,10 @@ CLAUDE = {
 }
 
 TOOLS = ("list", "glob", "grep", "task", "todowrite", "webfetch", "skill", "question", "patch")
-"""The tools of opencode that ``LEAN`` switches off; it keeps a shell and a reading tool."""
+"""opencode's tools that ``LEAN`` turns off; the shell and the tool that reads files stay."""
 
 NEVER = 86_400_000
-"""A day in milliseconds, as a timeout: a reply may wait for a whole batch."""
+"""A timeout of a day, in milliseconds: a reply may have to wait for a whole batch."""
 
 QUIET: dict[str, Profile] = {
     "aider": {"env": {**AIDER, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}},
@@ -70,7 +70,7 @@ QUIET: dict[str, Profile] = {
             }
         },
     },
-    # else it installs a recorder in each environment
+    # else terminus-2 installs a recorder in each environment
     "terminus-2": {"kwargs": {"record_terminal_session": False}},
 }
 

@@ -22,13 +22,13 @@ def harbor(
     held_out: int | None = None,
     **options: Any,
 ) -> Game:
-    """Return the game of a folder of tasks.
+    """Return a game that plays the tasks in a folder.
 
     Args:
         path: The folder.
-        agent: As for ``HarborAgent``.
-        environment: As for ``HarborAgent``.
-        held_out: How many tasks are never trained on; None: a fifth.
+        agent: See ``HarborAgent``.
+        environment: See ``HarborAgent``.
+        held_out: How many tasks are held out from training; None: a fifth.
         **options: Further options of ``HarborAgent``.
 
     Raises:
@@ -37,8 +37,8 @@ def harbor(
     """
     if find_spec("harbor") is None:
         raise GameError(
-            "tasks=harbor needs the package harbor 0.25, and Python 3.12 or newer. Install it and "
-            "evert in a separate environment: pip install harbor==0.25.0 evert."
+            "tasks=harbor needs the package harbor 0.25, and Python 3.12 or newer. Install it "
+            "with evert in a separate environment: pip install harbor==0.25.0 evert."
         )
     try:
         folders = TaskFolders(path, held_out=held_out)

@@ -1,8 +1,8 @@
-"""An episode as one row for TRL: token ids, mask, log-probabilities, reward.
+"""Converts an episode to one row for TRL: token ids, mask, log-probabilities, reward.
 
-TRL trains on one token sequence per rollout. From an episode with several lineages, the last one
-with a sampled token is kept, with the reward of the whole episode; the others are counted. An
-episode that has no tokens, or failed, becomes a row that trains nothing.
+TRL trains on one token sequence per rollout. If an episode has several lineages, the last lineage
+with a sampled token is kept, with the reward of the whole episode; the others are only counted. An
+episode that failed or has no tokens becomes a row with no token to train on.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from evert.trainers.episodes.failures import Failure, failure_in, failure_of
 from evert.trainers.episodes.playing import summed
 
 DROPPED = "dropped_lineages"
-"""Metric: lineages of an episode that TRL does not train on."""
+"""Metric: the number of an episode's lineages that TRL does not train on."""
 FAILED = "failed"
-"""Metric: 1 for an episode that is left out because its agent failed, else 0."""
+"""Metric: 1 if an episode is left out because its agent failed, else 0."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class TrlResult:
     """The result of one episode."""
 
     sequence: TokenSequence | None
-    """The lineage that is trained on; None: the agent made no model call."""
+    """The lineage to train on; None if there is no model call, or the episode is left out."""
     reward: float | None
-    """The sum of all rewards; None: the agent failed, and the episode is left out."""
+    """The sum of all rewards; None if the agent failed and the episode is left out."""
     metrics: dict[str, float]
     failure: Failure | None
-    """How the agent failed, even if ``on_agent_error`` scored the episode; None: it did not."""
+    """The agent's failure, even if ``on_agent_error`` scored the episode; None if it succeeded."""
 
 
 async def play(env: ChatAgentEnv, policy: TokenCompleter) -> TrlResult:
@@ -56,7 +56,7 @@ async def play(env: ChatAgentEnv, policy: TokenCompleter) -> TrlResult:
 
 
 def with_all_ends(episodes: Sequence[TrlResult]) -> list[dict[str, float]]:
-    """Return each episode's metrics, with 0 for other episodes' stop reasons: means are shares."""
+    """Return each episode's metrics, with 0 for other stop reasons, so that means are shares."""
     names = {name for episode in episodes for name in episode.metrics}
     ends = dict.fromkeys((name for name in names if name.startswith(STOP_METRIC_PREFIX)), 0.0)
     return [ends | episode.metrics for episode in episodes]

@@ -2,11 +2,11 @@
 
     use_vllm=False                the embedded engine, with a copy of the trainer's current weights
     use_vllm=True, mode server    the server's ``/v1/completions``, with token ids
-    use_vllm=True, mode colocate  refused: agents call one by one, ``vllm.LLM`` takes whole batches
+    use_vllm=True, mode colocate  refused: ``vllm.LLM`` takes batches, but agents call one by one
 
-TRL's own generation is not used: it samples one turn for a whole batch, but agents call one by one,
-each with its own token limit and stop sequences. TRL updates the vLLM server's weights before it
-calls the ``rollout_func``.
+TRL's own generation is not used, because it samples one turn for a whole batch, while agents call
+one by one, each with its own token limit and stop sequences. TRL updates the vLLM server's weights
+before it calls the ``rollout_func``.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from evert.trainers.engine.models.base_models import context_length
 from evert.trainers.serving.client import ServedSamplingClient
 
 SERVER_SECONDS = 3600.0
-"""Timeout of one reply; long, since a server may have many other requests."""
+"""Timeout of one reply; it is long because a server may have many other requests."""
 SERVER_COMMAND = (
     "`VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs "
     """--weight-transfer-config '{"backend": "nccl"}'`"""
@@ -34,7 +34,7 @@ NEUTRAL = {
     "min_p": (0.0, None),
     "repetition_penalty": (1.0,),
 }
-"""Trainer settings that change the sampling distribution -> their values that do not."""
+"""Trainer settings that can change the sampling distribution -> the values that do not."""
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 """Kinds of distributed training in which no process has all weights."""
 
@@ -46,12 +46,12 @@ class TrlPolicy:
     policy: TokenCompleter
     context_length: int
     has_logprobs: bool
-    """Whether its log-probabilities are those of the distribution it samples from."""
+    """Whether its log-probabilities belong to the distribution that it samples from."""
 
 
 @contextmanager
 def sampling(trainer: Any, engine: Engine, number: int) -> Iterator[TrlPolicy]:
-    """Yield the policy of a trainer's current step; it works only within the context."""
+    """Yield the policy for a trainer's current step; it works only inside the context."""
     check(trainer)
     model = trainer.accelerator.unwrap_model(trainer.model)
     room = context_length(model)
@@ -73,7 +73,7 @@ def sampling(trainer: Any, engine: Engine, number: int) -> Iterator[TrlPolicy]:
 
 
 def _server(trainer: Any) -> tuple[str, str]:
-    """Base URL and model of the trainer's vLLM server; only the first process has a client."""
+    """Return base URL and model of the vLLM server; only the first process has TRL's client."""
     vllm = trainer.vllm_generation
     base = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
     client = getattr(vllm, "vllm_client", None)
@@ -89,7 +89,7 @@ def check(trainer: Any) -> None:
     """Check the trainer's settings.
 
     Raises:
-        UsageError: Agents' calls cannot be answered with these settings.
+        UsageError: With these settings, agents' calls cannot be answered.
     """
     for name, neutral in NEUTRAL.items():
         if (value := getattr(trainer, name)) not in neutral:
@@ -100,13 +100,13 @@ def check(trainer: Any) -> None:
     kind = str(trainer.accelerator.distributed_type).rpartition(".")[2]
     if not trainer.use_vllm and kind in SHARDED:
         raise UsageError(
-            f"The trainer's weights are split over processes ({kind}), but without vLLM each "
+            f"The trainer's weights are sharded over processes ({kind}), but without vLLM each "
             "process samples from a full copy; expected one process, or DDP. Set use_vllm=True, "
             "vllm_mode='server'."
         )
     if trainer.use_vllm and trainer.vllm_mode != "server":
         raise UsageError(
             f"GRPOConfig has use_vllm=True, vllm_mode={trainer.vllm_mode!r}; expected 'server': "
-            f"agents call one by one. On another GPU start {SERVER_COMMAND}, and set "
+            f"agents call one by one. On another GPU, start {SERVER_COMMAND}, and set "
             "vllm_mode='server', vllm_server_base_url='http://HOST:8000'."
         )

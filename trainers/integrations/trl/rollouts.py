@@ -4,9 +4,9 @@
     GRPOTrainer(model=..., rollout_func=rollouts, train_dataset=rollouts.dataset,
                 reward_funcs=rollouts.reward, args=GRPOConfig(...))
 
-TRL passes only the column ``prompt`` to a ``rollout_func``, each prompt once per rollout. So this
-column has the task's number. The ``rollout_func`` returns the episode's reward, task and metrics
-beside its tokens, and TRL passes these to the reward function.
+TRL passes only the column ``prompt`` to a ``rollout_func``, each prompt once per rollout, so this
+column has the number of the task. Besides tokens, the ``rollout_func`` returns the episode's
+reward, task and metrics, and TRL passes these three to the reward function.
 """
 # pyright: reportMissingImports=false
 
@@ -49,36 +49,36 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 METRICS = "evert/"
-"""Prefix of the episodes' metrics in TRL's log."""
+"""Prefix of the episodes' metrics in TRL's logs."""
 
 
 class Rollouts:
     """The episodes of TRL's ``GRPOTrainer``; the module's example shows how to pass them.
 
     As with TRL's own tools, a completion is everything after the first prompt. It has at most
-    ``max_completion_length`` tokens: a longer prompt of the agent is refused, like a prompt over
-    the model's context. Replies are sampled at the trainer's ``temperature``; ``limits`` and
-    ``context_length`` bound them further (``RolloutLimits(max_turn_tokens=...)`` bounds one reply).
+    ``max_completion_length`` tokens; prompts beyond that are refused, like prompts that exceed the
+    model's context. Replies are sampled at the trainer's ``temperature``; ``limits`` and
+    ``context_length`` limit them further (``RolloutLimits(max_turn_tokens=...)`` limits one reply).
     An episode whose agent fails is left out: it has no reward, does not count in its group's mean,
-    and trains no token. ``on_agent_error`` gives it a reward instead.
+    and none of its tokens is trained on. ``on_agent_error`` gives such episodes a reward instead.
 
     Args:
         agent: The agent, or its import path.
-        tasks: The tasks, one per row of the dataset; or their import path.
-        test_tasks: The tasks of ``eval_dataset``; or their import path.
-        renderer_name: The Cookbook renderer of the model's chat format. None: the one that the
-            Cookbook recommends for a model of this name.
-        parallel: Maximum number of episodes at a time.
+        tasks: The tasks, one per row of the dataset, or their import path.
+        test_tasks: The tasks of ``eval_dataset``, or their import path.
+        renderer_name: The Cookbook renderer of the model's chat format. None: the renderer that
+            the Cookbook recommends for a model of this name.
+        parallel: Maximum number of concurrent episodes.
         **options: Options of ``ChatAgentEnv``.
 
     Attributes:
-        dropped_lineages: How many token sequences have been left out so far, since TRL takes one
+        dropped_lineages: How many token sequences have been left out so far, because TRL takes one
             per rollout.
         failed: How many episodes have been left out so far.
 
     Raises:
-        InvalidAgentError: ``agent`` is not one, takes other arguments, or needs a group or seats.
-        InvalidDatasetError: There is no task.
+        InvalidAgentError: ``agent`` is no agent, takes other arguments, or needs a group or seats.
+        InvalidDatasetError: There are no tasks.
         TypeError, ValueError: An option is unknown, or has an invalid value.
     """
 
@@ -124,7 +124,7 @@ class Rollouts:
         return _dataset(range(self._train, len(self._tasks)))
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
-        """The ``rollout_func``: play an episode for each prompt; a prompt comes once per rollout.
+        """Play an episode for each prompt, as TRL's ``rollout_func``.
 
         Returns:
             ``prompt_ids``, ``completion_ids``, ``env_mask`` and ``logprobs``, and for reward
@@ -160,10 +160,10 @@ class Rollouts:
         log_extra: Callable[[str, list[Any]], None],
         **_: Any,
     ) -> list[float | None]:
-        """The ``reward_funcs``: return the episodes' rewards, and log their metrics.
+        """Return the episodes' rewards and log their metrics, as one of TRL's ``reward_funcs``.
 
         Returns:
-            One reward per completion; None for an episode that is left out.
+            One reward per completion; None if the episode is left out.
         """
         for metrics in episode_metrics:
             for name, value in metrics.items():
@@ -185,7 +185,7 @@ class Rollouts:
         return await side_by_side(map(play_task, tasks))
 
     def _options_with(self, source: TrlPolicy, trainer: Any) -> EnvOptions:
-        """Return the options with a renderer and the limits of the model and the trainer."""
+        """Return the options, with a renderer, and with the limits of the model and the trainer."""
         renderer = self._options.get("renderer")
         if renderer is None:
             model = str(trainer.accelerator.unwrap_model(trainer.model).config.name_or_path)
@@ -225,8 +225,8 @@ class Rollouts:
         if dropped and not self.dropped_lineages:
             logger.warning(
                 "Episodes of the agent %s have several token sequences (sub-agents, or an edited "
-                "history). TRL trains on one per rollout, the last: %s of %s are left out in this "
-                "step. The metric %s%s counts them.",
+                "history). TRL trains only on the last one per rollout: %s of %s are left out in "
+                "this step. The metric %s%s counts them.",
                 agent_name(self._agent),
                 dropped,
                 dropped + len(episodes),
@@ -243,14 +243,14 @@ class Rollouts:
         left_out = sum(episode.reward is None for episode in episodes)
         self.failed += left_out
         if left_out == len(episodes):
-            raise AgentError(f"Every episode failed; nothing to train on: {failures.describe()}")
+            raise AgentError(f"Nothing to train on: every episode failed. {failures.describe()}")
 
 
 def _check_options(agent: Agent, options: EnvOptions) -> None:
     reasons = {
         "seats": "has one policy and one token sequence per rollout. Train agents with several "
         "seats with the Cookbook's loop",
-        "group_reward": "may split a group over processes. Give GRPOTrainer a second reward "
+        "group_reward": "may split a group over processes. Pass GRPOTrainer a second reward "
         "function, which gets task and episode_reward",
     }
     for name, reason in reasons.items():

@@ -1,8 +1,8 @@
 """evert's agents as environments of verifiers.
 
-``evert.verifiers`` has the public names, and those of the other direction, verifiers' environments
-as agents (``envs/tasksets/verifiers.py``).
+``evert.verifiers`` has the public names, also those for the reverse direction: verifiers'
+environments as agents (``envs/tasksets/verifiers.py``).
 
-    plugins.py           ``AgentTaskset``, ``AgentHarness``: tasks and an agent, for verifiers
-    answered_outside.py  plays an agent whose calls another framework answers
+    plugins.py           ``AgentTaskset``, ``AgentHarness``: an agent and its tasks, for verifiers
+    answered_outside.py  plays an agent and has another framework answer its calls
 """

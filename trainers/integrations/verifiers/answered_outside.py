@@ -1,7 +1,7 @@
-"""Plays an agent whose calls are answered by another framework's endpoint, which keeps the tokens.
+"""Plays an agent and has another framework's endpoint answer its calls and keep the tokens.
 
-evert neither renders nor samples. In all other respects the agent runs as usual: blocking or async,
-through a handle or an SDK, with rewards, metrics, logs and errors.
+evert does not render or sample. Otherwise the agent runs as usual: blocking or async, with a client
+object or an SDK, with rewards, metrics, logs and errors.
 """
 
 from typing import Any, Unpack
@@ -18,7 +18,7 @@ from evert.bridge.episode.inbox import Inbox
 from evert.bridge.errors import EvertError
 
 REPORT = ("lineages", "drift", "tools_offered", NO_CALL, STOP_METRIC_PREFIX)
-"""Prefixes of the metrics about an Env's tokens and its end; they are left out here."""
+"""Prefixes of metrics about an Env's tokens and ending, which are left out here."""
 
 
 async def play_at(
@@ -29,7 +29,7 @@ async def play_at(
 ) -> Outcome:
     """Play an agent to its end; return the sum of its rewards, its metrics and its logs.
 
-    ``answer`` returns the policy's reply to a request. Options about tokens have no effect.
+    ``answer`` returns the policy's reply to a request. Options that concern tokens have no effect.
     """
     env = _Elsewhere(agent, task, **options)
     env.answer = answer
@@ -38,7 +38,7 @@ async def play_at(
     finally:
         await env.close()
     if not isinstance(end, InitialObservationOverflow):  # a call for a seat
-        raise EvertError("This agent called a seat, but there are none. Call the policy instead.")
+        raise EvertError("This agent called a seat, but there are no seats. Call the policy.")
     metrics = {k: value for k, value in end.metrics.items() if not k.startswith(REPORT)}
     logs = {key: value for key, value in end.logs.items() if key != NO_CALL}
     truncated = f"{STOP_METRIC_PREFIX}{TRUNCATED}" in end.metrics
@@ -50,5 +50,5 @@ class _Elsewhere(ChatAgentEnv):
 
     async def _begin(self) -> tuple[Episode, Inbox[Any]]:
         episode, inbox = await super()._begin()
-        episode.routes.instead = self.answer  # before any call: nothing has been awaited since
+        episode.routes.instead = self.answer  # before the agent can make a call
         return episode, inbox

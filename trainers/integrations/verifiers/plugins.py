@@ -1,13 +1,13 @@
 """``AgentTaskset`` and ``AgentHarness``: an agent and its tasks as plugins of verifiers.
 
-verifiers finds its plugins by the name of a module, so write a module that exports them:
+verifiers finds plugins by module name, so write a module that exports them:
 
     from evert.verifiers import AgentHarness, AgentTaskset
 
     __all__ = ["AgentHarness", "AgentTaskset"]
 
-verifiers gives each rollout an endpoint and a key, and records the calls there, with token ids if
-prime-rl trains. The agent calls that endpoint (``answered_outside.py``); the trace has its reward.
+verifiers gives each rollout an endpoint and a key, and records the calls to it, with token ids if
+prime-rl trains. The agent calls this endpoint (``answered_outside.py``); the trace has its reward.
 """
 
 # pyright: reportMissingImports=false
@@ -26,7 +26,7 @@ from evert.trainers.integrations.verifiers.answered_outside import play_at
 
 
 class AgentTaskData(vf.TaskData):  # type: ignore[misc]
-    """One task of the agent; JSON must be able to hold it."""
+    """One task of the agent; JSON must be able to represent it."""
 
     task: Any
 
@@ -55,8 +55,8 @@ class AgentHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
 
     Attributes:
         agent: The agent's import path, 'package.module:name'.
-        policy_names: The model names by which it calls the policy, as in ``ChatAgentEnv``.
-        agent_timeout: Seconds it may take between two calls; None: no limit.
+        policy_names: The model names with which the agent calls the policy, as in ``ChatAgentEnv``.
+        agent_timeout: Maximum seconds between two calls of the agent; None: no limit.
     """
 
     agent: str = ""
@@ -84,11 +84,11 @@ class AgentHarness(vf.Harness[AgentHarnessConfig]):  # type: ignore[misc]
 
         Raises:
             AgentError, AgentTimeoutError, RewardError: The agent failed.
-            InvalidAgentError: There is no such agent, or the task brings tool servers.
+            InvalidAgentError: There is no such agent, or the task has tool servers.
         """
         if mcp_urls:
             raise InvalidAgentError(
-                f"This task brings tool servers ({', '.join(mcp_urls)}), but an evert agent "
+                f"This task has tool servers ({', '.join(mcp_urls)}), but an evert agent "
                 "has its own tools. Use a verifiers harness for this task."
             )
         config = self.config

@@ -2,12 +2,12 @@
 
 ``evert.verl`` has the public names. In the order in which an episode uses the files:
 
-    agent_loop.py   ``EvertAgentLoop``: an episode of any agent, as a verl agent loop
-    settings.py     the loop's YAML: the agent, an Env's options, where the task is
-    servers.py      verl's sampling servers as the Cookbook's token completer
-    outputs.py      a trajectory as verl's outputs, one per lineage
+    agent_loop.py   ``EvertAgentLoop``: plays an episode of any agent, as a verl agent loop
+    settings.py     the loop's YAML: the agent, an Env's options, the task's place in a row
+    servers.py      a token completer of the Cookbook that samples from verl's servers
+    outputs.py      converts a trajectory to verl's outputs, one per lineage
 
-Beside them:
+In addition:
 
-    dataset.py      tasks as the Parquet file that verl reads, and a row's task
+    dataset.py      writes tasks to a Parquet file for verl, and reads a row's task
 """

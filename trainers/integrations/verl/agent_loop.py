@@ -1,6 +1,6 @@
-"""``EvertAgentLoop``: an episode of any agent, as a verl agent loop.
+"""``EvertAgentLoop``: a verl agent loop that plays an episode of any agent.
 
-verl's rollout workers make a loop for each episode, from the YAML file that
+verl's rollout workers create a loop for each episode, from the YAML file that
 ``actor_rollout_ref.rollout.agent.agent_loop_config_path`` names (``settings.py``).
 """
 
@@ -35,18 +35,18 @@ logger = logging.getLogger(__name__)
 class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
     """An evert agent as a verl agent loop.
 
-    An agent that raises fails its episode: verl's V1 trainers log that and train on the others
-    (``on_agent_error: -1.0`` scores such episodes instead).
+    If an agent raises an error, its episode fails: verl's V1 trainers log the error, and train on
+    the other episodes (``on_agent_error: -1.0`` scores such episodes instead).
 
     Args:
         *args: verl's arguments.
         agent: Import path of the agent, 'package.module:function'.
-        renderer_name: The Cookbook's renderer; None: the one for the model's name.
+        renderer_name: The Cookbook renderer; None: the renderer that fits the model's name.
         branches: How to train an episode with several token sequences. "all": each is an output;
             "last": only the last is, and the others are counted (``lineages_left_out``). None:
             "all" if the trainer supports it, else "last".
-        task: Where a row of the dataset has the task: names joined by dots, or "row" for the whole
-            row. None: where ``write_dataset`` puts it; if it is not there, the agent gets no task.
+        task: Path of the task in a row of the dataset: names joined by dots, or "row" for the whole
+            row. None: the path of ``write_dataset``; if a row lacks it, the agent gets no task.
         name: The loop's name in the YAML.
         tools: verl's tools; unused, since an agent has its own.
         **settings: verl's arguments, and the episode settings of ``evert train``, such as
@@ -73,7 +73,7 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
         if self.rollout_config.enable_rollout_routing_replay:
             raise UsageError(
                 "rollout.enable_rollout_routing_replay is on, but evert's agent loop does not "
-                "carry a router's choices from the servers to the trainer. Leave it off, or use "
+                "pass the experts' routing from the servers to the trainer. Turn it off, or use "
                 "rollout_correction."
             )
         self._room = Room.of(self.rollout_config)
@@ -85,7 +85,7 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
             branches=branches,
             task=task,
             room=self._room,
-            # Only verl's V1 trainers have a TransferQueue, which takes several outputs.
+            # Only verl's V1 trainers have a TransferQueue, which accepts several outputs.
             takes_lists=bool(self.config.transfer_queue.enable),
         )
 
@@ -95,14 +95,14 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """Play the episode of a dataset's row, with verl's sampling parameters.
 
         Returns:
-            One output; with ``branches`` "all" a list with an output per lineage.
+            One output; with ``branches`` "all", a list with an output per lineage.
 
         Raises:
             EvertError: As for ``ChatAgentEnv.step`` and ``ServerPolicy``.
         """
         settings = self._settings
         task = task_of(row, settings.task)
-        fixed = self.rollout_config.full_determinism  # verl's own loops use the same request ids
+        fixed = self.rollout_config.full_determinism  # use the request ids of verl's own loops
         name = f"det-{int(row.get('priority', 0))}" if fixed else uuid4().hex
         policy = ServerPolicy(
             self.server_manager, name, sampling_params, self._room, self.tokenizer
@@ -120,7 +120,7 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
             generate_sequences=policy.seconds, num_preempted=policy.preempted
         )
         first, last = policy.versions
-        if env.turns == 0:  # the weights that would have sampled
+        if env.turns == 0:  # report the weights that would have sampled
             first = last = int(row.get("global_steps", 1)) - 1
         fields = {"min_global_steps": first, "max_global_steps": last}
         blank = self.tokenizer.eos_token_id or 0

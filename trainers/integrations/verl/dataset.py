@@ -1,8 +1,8 @@
 """Writes tasks to the Parquet file that verl reads, and reads a row's task back.
 
-A row has its task as JSON (``extra_info.task_json``), so that it comes back unchanged: Parquet
-itself would give all tasks the same keys, and all values the same type. Other datasets work, too:
-``task: extra_info.question`` in the loop's YAML says where a row has the task.
+A row has its task as JSON (``extra_info.task_json``), so that the agent gets the task unchanged:
+Parquet itself would give all tasks the same keys, and all values of a key the same type. For other
+datasets, the loop's YAML has the task's path in a row, such as ``task: extra_info.question``.
 """
 
 # pyright: reportMissingImports=false
@@ -17,10 +17,10 @@ from evert.bridge.errors import InvalidDatasetError, repr_of
 from evert.bridge.groups.tasks import load_tasks
 
 TASK_PATH = "extra_info.task_json"
-"""Where ``write_dataset`` puts a task."""
+"""The path in a row at which ``write_dataset`` writes a task."""
 
 WHOLE_ROW = "row"
-"""Used in place of a path: the task is the whole row as a dict."""
+"""Used instead of a path if the task is the whole row, as a dict."""
 
 
 def write_dataset(
@@ -36,11 +36,11 @@ def write_dataset(
         path: The file, ``*.parquet``.
         tasks: A sequence, or its import path 'package.module:name'. Each task must be JSON:
             numbers, strings, lists and dicts of them.
-        agent_name: The ``name`` in the YAML of the agent loop that plays the tasks.
-        data_source: The name under which verl reports their validation.
+        agent_name: The ``name``, in the YAML, of the agent loop that plays the tasks.
+        data_source: The name under which verl reports validation on these tasks.
 
     Raises:
-        InvalidDatasetError: There is no task, or JSON cannot represent one.
+        InvalidDatasetError: There are no tasks, or JSON cannot represent one of them.
     """
     import datasets
 
@@ -61,7 +61,7 @@ def write_dataset(
 
 
 def task_of(row: Mapping[str, Any], path: str | None) -> Any:
-    """Return a row's task at a path, or the whole row; None: ``write_dataset``'s, or NO_TASK.
+    """Return a row's task at a path; by default at that of ``write_dataset``, or else NO_TASK.
 
     Raises:
         InvalidDatasetError: The row has nothing at ``path``.
@@ -75,8 +75,8 @@ def task_of(row: Mapping[str, Any], path: str | None) -> Any:
                 return NO_TASK
             raise InvalidDatasetError(
                 f"A row of the dataset has no {path!r}; it has {_paths(row)}. In the agent loop's "
-                "YAML, say where the task is (task: extra_info.question, or task: row for the "
-                "whole row), or leave that out and make the dataset with evert.verl.write_dataset."
+                "YAML, set the path of the task (task: extra_info.question, or task: row for the "
+                "whole row), or omit it and create the dataset with evert.verl.write_dataset."
             )
         value = value[name]
     return json.loads(value) if path is None else value
@@ -87,12 +87,12 @@ def _as_json(task: Any, index: int) -> str:
         text = json.dumps(task)
         if json.loads(text) == task:
             return text
-        reason = "is not the same after a round trip through JSON"
+        reason = "changes in a round trip through JSON"
     except (TypeError, ValueError) as error:
         reason = f"cannot be written as JSON ({error})"
     raise InvalidDatasetError(
         f"Task {index}, {repr_of(task)}, {reason}; expected numbers, strings, lists and dicts with "
-        "string keys. Write its number or name, and let the agent look it up."
+        "string keys. Write the task's number or name, and let the agent look up the task."
     )
 
 

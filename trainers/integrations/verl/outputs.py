@@ -1,4 +1,4 @@
-"""A trajectory as verl's outputs: one per lineage, or only the last."""
+"""Converts a trajectory to verl's outputs: one per lineage, or only for the last lineage."""
 
 # pyright: reportMissingImports=false
 
@@ -26,8 +26,8 @@ def outputs(
     """Return the outputs of an episode, each with the reward of the whole episode.
 
     verl takes an episode's advantage from its last output, so an output with sampled tokens comes
-    last. An episode without a model call is one output without sampled tokens: its reward counts
-    in its group, as it does with the Cookbook.
+    last. An episode without a model call becomes one output without sampled tokens, so that its
+    reward counts in its group, as with the Cookbook.
     """
     lineages = sequences(trajectory) or [TokenSequence([blank], [blank], [0], [0.0])]
     lineages.sort(key=lambda sequence: any(sequence.response_mask))

@@ -1,4 +1,4 @@
-"""verl's sampling servers as the Cookbook's token completer."""
+"""A token completer of the Cookbook that samples from verl's servers."""
 
 import time
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ class ServerReplyError(EvertError, RuntimeError):
 
 
 class ServerPolicy(TokenCompleter):
-    """The policy of one episode: all its turns go to the same server, which caches them."""
+    """The policy of one episode; the same server samples all turns, so that its cache is used."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ServerPolicy(TokenCompleter):
         self._turns = 0
         self.seconds = 0.0
         self.preempted = -1
-        """How often the servers preempted a reply; -1: unknown."""
+        """How many times the servers preempted a reply; -1: unknown."""
         self.versions: tuple[int | None, int | None] = (None, None)
         """Versions of the weights that sampled the first and the last turn; None: unknown."""
 
@@ -51,7 +51,7 @@ class ServerPolicy(TokenCompleter):
         Raises:
             UnsupportedPromptError: The prompt has images.
             UsageError: The first prompt is too long.
-            ServerReplyError: The reply was aborted, or lacks log-probabilities.
+            ServerReplyError: The reply was aborted, or lacks some log-probabilities.
         """
         prompt = self._prompt(model_input)
         room = self._room.context - len(prompt)
@@ -76,14 +76,14 @@ class ServerPolicy(TokenCompleter):
         except ValueError as error:
             raise UnsupportedPromptError(
                 "A prompt has more than token ids (an image?), but evert's agent loop sends only "
-                "token ids to verl. Leave images out, or train with the Cookbook's loop."
+                "token ids to verl. Remove images, or train with the Cookbook's loop."
             ) from error
         if self._turns == 0 and len(prompt) > self._room.prompt:
             raise too_long(f"it has {len(prompt)} tokens", self._room)
         return prompt
 
     def _stops(self, stop: StopCondition) -> dict[str, Any]:
-        """Return the stops for a server; control tokens as ids, since its text lacks them."""
+        """Return stops for a server; control tokens as ids, since the server's text lacks them."""
         control = self._tokenizer.get_added_vocab()
         ids = [mark if isinstance(mark, int) else control.get(mark) for mark in stop]
         texts = [mark for mark in stop if isinstance(mark, str) and mark not in control]

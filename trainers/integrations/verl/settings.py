@@ -3,9 +3,9 @@
 - name: evert                              # a row's agent_name, or verl's default_agent_loop
   _target_: evert.verl.EvertAgentLoop
   agent: my.module:agent
-  renderer_name: qwen3                     # the Cookbook's; left out: the one that fits the model
+  renderer_name: qwen3                     # a Cookbook renderer; default: fits the model
   branches: all                            # or last
-  task: extra_info.question                # left out: where write_dataset puts it
+  task: extra_info.question                # default: the path of write_dataset
   policy_names: [gpt-4o]                   # and any other episode setting of `evert train`
   limits: {max_turns: 10, max_turn_tokens: 512}
 """
@@ -42,7 +42,7 @@ class Room:
     prompt: int
     response: int
     context: int
-    """A prompt and its reply together; never more than the sum."""
+    """Maximum tokens of a prompt and its reply together, at most ``prompt`` + ``response``."""
 
     @staticmethod
     def of(rollout: Any) -> "Room":
@@ -63,7 +63,7 @@ class LoopSettings:
     branches: str
     """ALL: each lineage is an output; LAST: only the last lineage is."""
     task: str | None
-    """Where a row has its task; None: where ``write_dataset`` puts it."""
+    """Path of the task in a row; None: the path of ``write_dataset``."""
     options: EnvOptions
 
 
@@ -98,7 +98,7 @@ def read_loop_settings(
         if isinstance(model, TinkerModel):
             raise UsageError(
                 f"models.{name} names weights, but verl's workers have no engine for them. Serve "
-                f"them (evert serve, vLLM), and give the URL: models: {{{name}: "
+                f"the weights (evert serve, vLLM), and give the URL: models: {{{name}: "
                 "'http://host/v1#model'}."
             )
     loaded_agent = load_agent(agent)
@@ -114,8 +114,8 @@ def _branches(branches: str | None, takes_lists: bool) -> str:
         raise UsageError(f"branches is {branches!r}; expected 'all', 'last', or nothing.")
     if branches == ALL and not takes_lists:
         raise UsageError(
-            "branches: all, but this trainer of verl takes one output per episode; only its V1 "
+            "branches: all, but this verl trainer takes one output per episode; only verl's V1 "
             "trainers take several (trainer.use_v1=True, the default of main_ppo). Use branches: "
-            "last, which trains the last lineage and counts the others as lineages_left_out."
+            "last, which trains on the last lineage and counts the others as lineages_left_out."
         )
     return branches or (ALL if takes_lists else LAST)

@@ -1,6 +1,6 @@
-"""Bar charts: success of models with its 95 % interval, and where the time of runs went.
+"""Bar charts: models' success with its 95 % interval, and where runs' time went.
 
-Bars are horizontal, so that long names can be read; shares, intervals and numbers are beside them.
+Bars are horizontal, so that long names are readable; shares, intervals and counts are beside them.
 """
 
 import itertools
@@ -16,19 +16,19 @@ from evert.trainers.reporting.figures.style import INK, SMALL, SOFT, Axes, plain
 
 SPLITS = {"train": "seen in training", "test": "held out"}
 PARTS = (("#22405c", "#ffffff"), ("#5b86a8", "#ffffff"), ("#a5c0d6", INK), ("#dbe4ec", INK))
-"""Colours of the parts of the time, and of the numbers on them."""
+"""Colours of the parts of the time, and of the numbers on these parts."""
 LONGEST = 28
 """Maximum characters of a bar's name."""
 
 
 def draw_splits(title: str, scores: Sequence[Score]) -> Figure:
-    """Draw a group of bars per model, a bar per split."""
+    """Draw a group of bars per model, with a bar per split."""
     splits = [SPLITS.get(score.split, score.split) for score in scores]
     return _draw_shares(title, scores, [_name(score.model) for score in scores], splits)
 
 
 def draw_categories(title: str, scores: Sequence[Score]) -> Figure:
-    """Draw a group of bars per category, a bar per model; both splits together."""
+    """Draw a group of bars per category, with a bar per model; both splits count together."""
     models = [_name(score.model) for score in scores]
     return _draw_shares(title, scores, [score.category for score in scores], models)
 
@@ -73,7 +73,7 @@ def _draw_share(axes: Axes, place: float, score: Score, colour: str) -> None:
 
 
 def draw_time(labels: Sequence[str], spent: Sequence[Mapping[str, float] | None]) -> Figure:
-    """Draw a bar per run of its seconds by part; None: not recorded, so no bar."""
+    """Draw a bar per run with its seconds by part; runs with None (not recorded) have no bar."""
     pairs = zip(style.short_names(labels), spent, strict=True)
     rows = [(plain(name, LONGEST), parts) for name, parts in pairs if parts]
     totals = [sum(parts.values()) or 1.0 for _, parts in rows]
@@ -96,7 +96,7 @@ def draw_time(labels: Sequence[str], spent: Sequence[Mapping[str, float] | None]
 
 
 def _lay(axes: Axes, ticks: Mapping[float, str], bottom: float) -> None:
-    """Label horizontal bars, from the top down."""
+    """Label horizontal bars, from top to bottom."""
     axes.set_yticks(list(ticks), list(ticks.values()))
     axes.set_ylim(bottom, -0.6)
     axes.grid(visible=False, axis="y")

@@ -1,6 +1,6 @@
-"""Line charts: a metric by step or by time, of several runs or of one.
+"""Line charts: a metric by step or by time, of one or several runs.
 
-Many points are drawn raw as a faint line, and smoothed as a bold one; few points have markers.
+Many points are drawn as a faint raw line and a bold smoothed line; few points have markers.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from evert.trainers.reporting.figures.metrics import Curve, thinned
 from evert.trainers.reporting.figures.style import DASHES, Axes, head, new_figure
 
 Line: TypeAlias = tuple[str, Curve, str, str]
-"""A line to draw: its name, its points, its colour and its dashes."""
+"""A line to draw: its name, points, colour and dashes."""
 
 REWARD = "mean reward of an episode, temperature 1"
 REWARDS = (("in training", COLOURS[5]), ("held out", COLOURS[1]))
@@ -24,7 +24,7 @@ FEW = 10
 FLAT = 10
 """Lines whose range is at most a tenth of their largest value are flat."""
 LEAST = {"nats per token": 0.01}
-"""Unit -> the least difference that matters."""
+"""Unit -> the smallest difference that matters."""
 
 
 def draw_panel(
@@ -37,8 +37,8 @@ def draw_panel(
 ) -> Figure:
     """Draw a metric of each run; a single run is not named.
 
-    A curve without points has no line, and no other gets its colour. ``smooth`` is the weight of
-    the past in the bold lines.
+    A curve without points has no line, but keeps its colour. ``smooth`` is the weight of earlier
+    values in the bold lines.
     """
     figure, (axes,) = new_figure(4.8, 3.1)
     names = style.short_names([name for name, _ in lines])
@@ -96,9 +96,9 @@ def _draw(
 
 
 def _settle(axes: Axes, unit: str, lines: Sequence[Line]) -> None:
-    """Set an axis's limits, so that shares show all of 0 to 1, and flat lines show 0.
+    """Set the limits of the y axis, so that shares show 0 to 1, and flat lines show 0.
 
-    Intervals extend the axis to at most three times its length, and are cut off there.
+    Intervals make the axis at most three times as long, and are cut off beyond that.
     """
     scores = [score for _, curve, *_ in lines for score in curve.scores]
     if not scores:
@@ -117,7 +117,7 @@ def _settle(axes: Axes, unit: str, lines: Sequence[Line]) -> None:
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """Return the exponential moving average up to each value; ``weight`` is that of the past."""
+    """Return the exponential moving average at each value; ``weight`` is that of earlier values."""
     average, total_weight, out = 0.0, 0.0, []
     for value in values:
         average = weight * average + (1 - weight) * value
@@ -127,7 +127,7 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
 
 
 def mean(runs: Sequence[Curve]) -> Curve:
-    """Return the mean at the steps that every run has."""
+    """Return the runs' mean at the steps that all of them have."""
     scores = [dict(zip(run.steps, run.scores, strict=True)) for run in runs]
     steps = sorted(set.intersection(*map(set, scores))) if scores else []
     means = [sum(curve[step] for curve in scores) / len(scores) for step in steps]

@@ -1,7 +1,7 @@
-"""A run's metrics by step: ``read_curve`` reads one from its rows, ``curves`` the two rewards.
+"""A run's metrics by step: ``read_curve`` reads one metric from rows, ``curves`` the two rewards.
 
-A row holds the Cookbook's metrics of a step. ``clock`` returns the time at each step,
-``time_spent`` the time by part. ``rundir/metrics.py`` makes the rows from ``metrics.jsonl``.
+A row has the Cookbook's metrics of a step. ``clock`` returns the time at each step, ``time_spent``
+the time by part. ``rundir/metrics.py`` makes the rows from ``metrics.jsonl``.
 """
 
 import math
@@ -20,24 +20,24 @@ TIME_PARTS = {
 }
 """Part of a step's time -> the Cookbook's metric; the remaining time is "the rest"."""
 MOST_POINTS = 200
-"""Maximum points of the raw line; more are averaged: they would fall on the same pixels."""
+"""Maximum points of a line; neighbours are averaged, since they share pixels."""
 
 
 @dataclass
 class Curve:
-    """Scores in time order; all lists have equal length."""
+    """Scores in order of time; all lists have equal length."""
 
     steps: list[int] = field(default_factory=list)
-    """Counted from 1; a held-out score is taken after its step, or at 0."""
+    """Counted from 1; held-out scores are measured after their step, or at 0 before training."""
     seconds: list[float] = field(default_factory=list)
     """Training time so far."""
     scores: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
-    """Half the 95 % interval of each score, NaN if unknown; empty: no intervals."""
+    """Half the 95 % interval of each score, NaN if unknown; empty if there are no intervals."""
 
 
 def curves(rows: Sequence[Mapping[str, Any]], after: float | None = None) -> tuple[Curve, Curve]:
-    """Return training and held-out reward; ``after``, of the final weights, is the last point."""
+    """Return training and held-out reward; ``after`` is the held-out reward of final weights."""
     train = read_curve(rows, TRAIN_REWARD)
     held_out = read_curve(rows, HELD_OUT_REWARD, before_step=True)
     if after is not None and rows:
@@ -48,7 +48,7 @@ def curves(rows: Sequence[Mapping[str, Any]], after: float | None = None) -> tup
 
 
 def read_curve(rows: Sequence[Mapping[str, Any]], key: str, *, before_step: bool = False) -> Curve:
-    """Return a metric's curve, without rows in which it is missing or not a finite number."""
+    """Return a metric's curve, without rows in which the metric is missing or not finite."""
     offset = 0 if before_step else 1
     times = clock(rows)[offset:]
     values = [(row["step"] + offset, t, row.get(key)) for row, t in zip(rows, times, strict=False)]
@@ -57,15 +57,15 @@ def read_curve(rows: Sequence[Mapping[str, Any]], key: str, *, before_step: bool
 
 
 def is_number(value: object) -> bool:
-    """Whether a value can be drawn: it is a finite number."""
+    """Return whether a value is a finite number, and so can be drawn."""
     try:
         return isinstance(value, int | float) and math.isfinite(value)
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer too large for a float
         return False
 
 
 def clock(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return the seconds of training before each step, and at the end: one more than rows."""
+    """Return the seconds of training before each step, and at the end; one value more than rows."""
     times = [0.0]
     for row in rows:
         times.append(times[-1] + row.get("time/total", 0.0))
@@ -73,7 +73,7 @@ def clock(rows: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def time_spent(rows: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
-    """Return seconds by part, with "the rest"; None: sampling or training was not recorded."""
+    """Return seconds by part, with "the rest"; None if sampling or training is not recorded."""
     parts = {name: sum(row.get(key, 0.0) for row in rows) for name, key in TIME_PARTS.items()}
     if not (parts["sampling"] and parts["training"]):
         return None
@@ -81,7 +81,7 @@ def time_spent(rows: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
 
 
 def thinned(values: Sequence[float], limit: int = MOST_POINTS) -> list[float]:
-    """Return means of neighbours, at most ``limit`` of them."""
+    """Return at most ``limit`` values, each the mean of neighbours."""
     size = -(-len(values) // limit)
     chunks = [values[start : start + size] for start in range(0, len(values), max(1, size))]
     return [sum(chunk) / len(chunk) for chunk in chunks]

@@ -1,7 +1,7 @@
-"""The figure of a sweep: parallel coordinates, a line per run through its values to its objective.
+"""The figure of a sweep: parallel coordinates, with a line per run through values and objective.
 
-The values of a list are evenly spaced; a range has a scale, linear or logarithmic. The colour shows
-the objective; the best runs are drawn last, and the best one is bold. (Optuna's figure of this kind
+The values of a list are evenly spaced; a range has a linear or logarithmic scale. Colours show the
+objective; the best runs are drawn last, and the best run is bold. (Optuna's version of this figure
 is experimental, uses ``pyplot``, and draws lines across its labels.)
 """
 
@@ -20,11 +20,11 @@ from evert.trainers.reporting.figures.style import INK, PAPER, SMALL, Axes, head
 
 @dataclass(frozen=True)
 class Scale:
-    """One vertical axis: a list, or a range from ``low`` to ``high``."""
+    """A vertical axis for a list of values, or for a range from ``low`` to ``high``."""
 
     title: str
     choices: Sequence[Any] = ()
-    """The list, lowest first; empty for a range."""
+    """The list's values, lowest first; empty for a range."""
     low: float = 0.0
     high: float = 1.0
     log: bool = False
@@ -38,7 +38,7 @@ class Scale:
         return float((value - self.low) / (self.high - self.low))
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return heights and labels: the list, or the ends and the round numbers that fit."""
+        """Return heights and labels of a list's values, or of a range's ends and round numbers."""
         if self.choices:
             return [(self.place(value), show(value)) for value in self.choices]
         round_numbers = LogLocator() if self.log else MaxNLocator(5)
@@ -53,7 +53,7 @@ def draw_sweep(
     runs: Sequence[tuple[Mapping[str, Any], float]],
     objective: str,
 ) -> Figure:
-    """Draw the completed runs of a sweep: values by the titles of the scales, and objectives."""
+    """Draw the completed runs of a sweep; a run has values by scale title, and an objective."""
     by_score = sorted(runs, key=lambda run: run[1])
     low, high = by_score[0][1], by_score[-1][1]
     last = Scale(objective, low=low, high=high) if low < high else Scale(objective, [low])
@@ -65,7 +65,7 @@ def draw_sweep(
         colour = colormaps["viridis_r"](0.1 + 0.9 * last.place(score))
         axes.plot(range(len(columns)), places, color=colour, **look)
     _rule(axes, columns)
-    head(axes, title, f"{len(by_score)} runs, a line each; the bold one is the best")
+    head(axes, title, f"{len(by_score)} runs, a line each; the bold line is the best")
     return figure
 
 

@@ -1,4 +1,4 @@
-"""The agent, played without a model: a scripted policy replies."""
+"""Plays the agent without a model: a scripted policy replies."""
 
 import asyncio
 

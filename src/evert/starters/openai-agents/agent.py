@@ -3,7 +3,7 @@
 from agents import Agent, OpenAIResponsesModel, Runner, set_tracing_disabled
 from tasks import prompt, reward
 
-set_tracing_disabled(True)  # else it sends traces to OpenAI if there is an OPENAI_API_KEY
+set_tracing_disabled(True)  # else it sends traces to OpenAI if OPENAI_API_KEY is set
 
 
 async def agent(client, task):

@@ -115,7 +115,7 @@ def test_a_wrong_optimizer_step_is_refused_and_keeps_the_gradient(training: Any)
     assert training.optim_step(ADAM).result().metrics["optim/grad_norm"] > 0
 
 
-PEFT = "A LoRA adapter of PEFT's is first merged into its base: peft's merge_and_unload"
+PEFT = "First merge a PEFT adapter into its base: peft's merge_and_unload"
 HOSTED = "tinker://0-1-2:train:0/sampler_weights/final"
 OF_THE_SERVICE = "is a checkpoint of the hosted Tinker service"
 

@@ -35,5 +35,5 @@ def test_gpt_2_does_not_support_adapters_and_the_error_says_what_to_do() -> None
     model = GPT2LMHeadModel(GPT2Config(**sizes))  # type: ignore[no-untyped-call]
     with pytest.raises(ModelNotFoundError, match="no linear layer to adapt") as raised:
         attach_lora(model, 4, seed=0)
-    assert "Train all its parameters: full_parameter=True" in str(raised.value)
+    assert "Train all its parameters (full_parameter=True)" in str(raised.value)
     assert "Models like GPT-2 have Conv1D layers" in str(raised.value)

@@ -111,7 +111,7 @@ def test_an_export_computes_what_the_run_does_and_prints_how_to_use_it(
     shown = cli(f"model export {run} out={out} format={form}")
 
     assert_equal_weights(shown)
-    [(same, total)] = re.findall(r"\((\d+) of (\d+) tokens as in the run\)", shown)
+    [(same, total)] = re.findall(r"\((\d+) of (\d+) tokens match the run\)", shown)
     assert same == total != "0"
     assert "the exported template renders the run's prompts" in shown
     assert ("vllm serve" if form != "gguf" else "ollama create") in shown
@@ -197,8 +197,8 @@ def test_a_wrong_export_is_refused_before_torch_is_imported(
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine").write_text("mine")
     lines = {
-        f"{run} out=full": "full exists already, and is not empty",
-        f"{run} out=full/mine": "mine exists already",
+        f"{run} out=full": "full already exists and is not empty",
+        f"{run} out=full/mine": "mine already exists",
         f"{run} out=x format=onnx": "expected one of merged, adapter, gguf",
         f"{run} out=x dtype=f16": "expected one of float32, bfloat16, float16",
         f"{run} out=x format=gguf dtype=q4": "expected one of f32, f16, bf16, q8_0",

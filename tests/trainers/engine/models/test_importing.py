@@ -75,7 +75,7 @@ def test_an_imported_model_is_checked(imported: Path, tmp_path: Path, cli: Cli) 
     assert summary == ("template", True, False)
     shown = cli("model import", str(out), f"out={tmp_path / 'again'}")
     assert f"written: {tmp_path / 'again'}" in shown
-    assert "decodes to the text it encoded" in shown
+    assert "restores the text that it encoded" in shown
     shown = cli("model import", str(imported), f"out={tmp_path / 'bare'}")
     assert "no chat template: pass renderer_name=" in shown
 
