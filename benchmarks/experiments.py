@@ -75,8 +75,8 @@ EXPERIMENTS = {
     ),
     "wordle": Experiment(
         agent_of("wordle"),
-        f"{SMOLLM2} demonstrations=wordle:demonstrations warm_up_steps=16 warm_up_batch=16 "
-        "steps=8 batch_size=8 group_size=8 learning_rate=2e-4 max_tokens=12",
+        f"{SMOLLM2} demonstrations=wordle:demonstrations warm_up_steps=48 warm_up_batch=16 "
+        "steps=20 batch_size=8 group_size=8 learning_rate=2e-4 max_tokens=12",
         "prime-rl: Qwen3-1.7B, 0.2 to 1.5 (0 to 60 % won), SFT and 100 steps of 1,024, two GPUs",
     ),
     "multiply": Experiment(
@@ -84,6 +84,7 @@ EXPERIMENTS = {
         "model_name=../.models/qwen-coder threads=1 steps=8 batch_size=4 group_size=8 "
         "learning_rate=1e-4 max_tokens=48",
         "TRL's issue 5366: Qwen3-0.6B, no figure, one GPU",
+        (0.9, 1.0),
     ),
     "countdown": Experiment(
         "tasks=reasoning_gym:countdown tasks.min_numbers=2 tasks.max_numbers=3 tasks.min_value=1 "
