@@ -302,7 +302,7 @@ async def test_an_environment_is_closed_at_the_end_of_its_episode(named: str) ->
 
 
 @pytest.mark.parametrize("off_loop", [False, True])
-async def test_it_is_closed_when_its_episode_is_given_up(named: str, off_loop: bool) -> None:
+async def test_a_game_is_closed_when_its_episode_is_given_up(named: str, off_loop: bool) -> None:
     env = await start(GymAgent(named, off_loop=off_loop), 7)
     assert not Named.closed
     await env.close()
