@@ -32,9 +32,7 @@ fix_bug = evert.agents.claude_code(
 
 
 @every_program
-def test_a_ready_agent_pickles_and_works_with_or_without_a_task(
-    ready: Callable[..., ProcessAgent],
-) -> None:
+def test_a_ready_agent_pickles_with_and_without_a_task(ready: Callable[..., ProcessAgent]) -> None:
     ChatAgentEnv(ready(), "a task")
     ChatAgentEnv(ready("Fix it."))
     options: dict[str, Any] = {"setup": ["git", "init"], "env": {"A": "b"}}

@@ -297,9 +297,7 @@ class OwnTokens(Env):
         ),
     ],
 )
-async def test_environments_that_need_more_than_messages_are_refused(
-    make: Any, message: str
-) -> None:
+async def test_an_env_that_needs_more_than_messages_is_refused(make: Any, message: str) -> None:
     with pytest.raises(AgentError, match=message):
         await play(CookbookAgent(make), "yes")
 

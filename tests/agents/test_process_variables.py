@@ -116,9 +116,7 @@ def test_a_proxy_is_passed_on_unless_it_has_a_login() -> None:
     assert "HTTP_PROXY" not in variables
 
 
-def test_programs_that_look_in_the_home_find_their_installation(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_programs_that_look_in_the_home_still_work(tmp_path: Path, monkeypatch: Patch) -> None:
     rust, volta = tmp_path / ".rustup", tmp_path / "elsewhere"
     rust.mkdir()
     volta.mkdir()

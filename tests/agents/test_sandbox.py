@@ -85,9 +85,7 @@ def test_a_command_does_not_leave_its_sandbox(name: str, ended: dict[bool, dict[
 
 
 @pytest.mark.parametrize("name", escapes.ANYWHERE)
-def test_without_a_sandbox_the_attempt_succeeds(
-    name: str, ended: dict[bool, dict[str, str]]
-) -> None:
+def test_without_a_sandbox_it_can_leave(name: str, ended: dict[bool, dict[str, str]]) -> None:
     assert ended[False][name] == "succeeds"
 
 
@@ -145,9 +143,7 @@ print(sorted({*os.environ} - {"PWD"}), oct(os.umask(0)))
     assert inside["reward_stdout"] == "do it\n"
 
 
-async def test_a_path_that_is_too_long_for_a_socket_works(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+async def test_a_path_too_long_for_a_socket_works(tmp_path: Path, monkeypatch: Patch) -> None:
     long = tmp_path / ("x" * 120)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
@@ -268,9 +264,7 @@ os.mkdir(sys.prefix + "/lib/evil")
     assert (tmp_path / "made").read_text() == "x"
 
 
-async def test_files_written_to_a_kept_folder_follow_no_link_of_an_earlier_command(
-    tmp_path: Path,
-) -> None:
+async def test_files_in_a_kept_folder_follow_no_link_of_an_earlier_command(tmp_path: Path) -> None:
     project, outside, tree = [tmp_path / name for name in ("project", "outside", "tree")]
     for folder in (project, outside, tree / "deep"):
         folder.mkdir(parents=True)
@@ -305,9 +299,7 @@ async def test_an_agent_cannot_overwrite_its_judge_in_its_folder(tmp_path: Path)
     assert (tmp_path / "made").exists()
 
 
-async def test_links_of_an_earlier_command_do_not_make_their_targets_visible(
-    tmp_path: Path,
-) -> None:
+async def test_links_of_an_earlier_command_do_not_show_their_targets(tmp_path: Path) -> None:
     project, secret = tmp_path / "project", tmp_path / "home/secret"
     project.mkdir()
     secret.mkdir(parents=True)

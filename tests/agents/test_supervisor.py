@@ -228,9 +228,7 @@ def mounted(*arguments: str | Path) -> Iterator[None]:
 
 
 @linux
-async def test_a_full_disk_is_an_error_only_in_the_command(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+async def test_a_full_disk_fails_only_the_command(tmp_path: Path, monkeypatch: Patch) -> None:
     code = """
 import sys
 ask("x")

@@ -286,9 +286,7 @@ async def test_an_unread_reply_is_not_checked_for_parse_errors() -> None:
 
 
 @pytest.mark.parametrize("again", [LONG, SHORT])
-async def test_a_conversation_that_continues_without_a_given_up_call_stays_one_datum(
-    again: str,
-) -> None:
+async def test_a_conversation_without_its_given_up_call_stays_one_datum(again: str) -> None:
     replies = iter(["one", "unread", "two", "three"])
 
     async def agent(client: AgentClient) -> float:
@@ -403,9 +401,7 @@ async def test_a_record_with_a_given_up_call_can_be_replayed_and_branched(tmp_pa
     assert replies == ["end", "end", "new"]
 
 
-async def test_waiting_for_a_given_up_reply_is_a_difference_in_a_replay(
-    tmp_path: Path,
-) -> None:
+async def test_waiting_for_a_given_up_reply_is_a_difference_in_a_replay(tmp_path: Path) -> None:
     story = Story()
     asyncio.get_running_loop().call_later(0.4, story.is_given_up.set)
     record = await recorded(gives_up_after_a_while([]), story, tmp_path)

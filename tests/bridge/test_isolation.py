@@ -69,9 +69,7 @@ async def test_an_isolate_keeps_its_state_between_calls_and_shares_none() -> Non
     ],
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux refuses these")
-async def test_a_forbidden_action_in_an_isolate_is_an_error_of_its_call(
-    code: str, message: str
-) -> None:
+async def test_a_forbidden_action_is_an_error_of_its_call(code: str, message: str) -> None:
     async with isolate(*EVAL) as call:
         with pytest.raises(IsolateError, match=message):
             await call(code.replace("TRAINER", str(os.getpid())))
@@ -103,9 +101,7 @@ async def test_a_call_beyond_the_limits_ends_only_its_isolate(code: str) -> None
     assert stall.longest < stalls.LONGEST
 
 
-async def test_an_isolate_has_no_environment_variable_that_may_be_a_secret(
-    monkeypatch: Patch,
-) -> None:
+async def test_an_isolate_has_no_variable_that_may_be_a_secret(monkeypatch: Patch) -> None:
     end_server()
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-trainer")
     async with isolate(*EVAL) as call:

@@ -265,9 +265,7 @@ NOTING: dict[str, Callable[[AgentClient, str], Awaitable[str]]] = {
 
 @pytest.mark.parametrize("asking", NOTING.values(), ids=NOTING)
 @pytest.mark.parametrize("backwards", [False, True])
-async def test_rewards_metrics_and_logs_belong_to_their_own_call(
-    asking: Any, backwards: bool
-) -> None:
+async def test_rewards_metrics_and_logs_belong_to_their_call(asking: Any, backwards: bool) -> None:
     async def sub(client: AgentClient, number: int) -> None:
         await asking(client, f"Number {WORDS[number]}?")
         client.reward(float(number))

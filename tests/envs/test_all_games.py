@@ -204,9 +204,7 @@ def test_guess_numbers_split_is_the_cookbooks() -> None:
 @pytest.mark.parametrize(
     ("hint", "guess", "reward"), [("A", "sun", 1.0), ("A", "sea", 0.0), ("Sunny", "sun", 0.0)]
 )
-async def test_both_seats_earn_for_a_hint_without_the_word(
-    hint: str, guess: str, reward: float
-) -> None:
+async def test_seats_earn_for_a_hint_without_the_word(hint: str, guess: str, reward: float) -> None:
     policy = ScriptedPolicy(lambda prompt: hint if "Hint?" in prompt else guess)
     seats = ("hinter", "guesser")
     group = await play_group(hints.seated_hints_agent, 1, policy, task="sun", seats=seats)

@@ -65,9 +65,7 @@ def ending(trajectory: Trajectory) -> str:
 
 
 @pytest.mark.parametrize("id", TOY_TEXT + MINIGRID)
-def test_equal_actions_earn_equal_rewards_in_the_agent_and_in_gymnasium(
-    id: str, register: Callable[..., EnvSpec]
-) -> None:
+def test_actions_earn_as_in_gymnasium(id: str, register: Callable[..., EnvSpec]) -> None:
     register("there/AndBack-v0", GymAgent(id, max_episode_steps=LONGEST), tasks=[3, 11])
     back, there = gymnasium.make("there/AndBack-v0"), gymnasium.make(id, max_episode_steps=LONGEST)
     actions = GymAgent(id).actions(there)
@@ -274,9 +272,7 @@ def one_word(reply: str) -> int:
     ("illegal", "turns", "reward", "end"),
     [("explain", 3, 0.0, "truncated"), ("end", 1, 0.0, "completed"), (-2.5, 1, -2.5, "completed")],
 )
-def test_the_illegal_setting_decides_what_illegal_replies_do(
-    illegal: Any, turns: int, reward: float, end: str
-) -> None:
+def test_illegal_replies_have_a_setting(illegal: Any, turns: int, reward: float, end: str) -> None:
     trajectory = rollout(GymAgent("Blackjack-v1", illegal=illegal, prompt=""), ["double"] * 3)
     last = trajectory.transitions[-1]
     messages = dialogue(trajectory, prompt_renderer(default_renderer()).renderer.tokenizer)
@@ -306,9 +302,7 @@ async def test_an_environment_is_closed_at_the_end_of_its_episode(named: str) ->
 
 
 @pytest.mark.parametrize("off_loop", [False, True])
-async def test_an_environment_is_closed_when_its_episode_is_given_up(
-    named: str, off_loop: bool
-) -> None:
+async def test_a_game_is_closed_when_its_episode_is_given_up(named: str, off_loop: bool) -> None:
     env = await start(GymAgent(named, off_loop=off_loop), 7)
     assert not Named.closed
     await env.close()

@@ -98,9 +98,7 @@ def test_a_game_is_found_by_any_spelling_of_its_modules_name(write: Write) -> No
         ("def", "a_game cannot be imported: SyntaxError: "),
     ],
 )
-def test_a_module_without_a_valid_game_is_an_error_with_the_reason(
-    write: Write, text: str, message: str
-) -> None:
+def test_a_module_without_a_game_is_explained(write: Write, text: str, message: str) -> None:
     with pytest.raises(GameError, match=message) as caught:
         find_game(write("a_game", text))
     assert ("cannot be imported" in message) == (caught.value.__cause__ is not None)

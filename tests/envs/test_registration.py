@@ -93,9 +93,7 @@ def test_a_users_agent_becomes_an_environment_with_its_docstring(register: Regis
     ],
     ids=["function", "instance", "lambda", "partial"],
 )
-def test_any_kind_of_agent_runs_and_so_does_its_copy(
-    register: Register, agent: Any, reward: float
-) -> None:
+def test_any_kind_of_agent_and_its_copy_run(register: Register, agent: Any, reward: float) -> None:
     env = gymnasium.make(register("test/Any-v0", agent))
     env_itself = env.unwrapped
     assert isinstance(env_itself, AgentGymEnv)

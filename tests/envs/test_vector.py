@@ -61,9 +61,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("limit", [None, 3])
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_a_vector_environment_equals_gymnasiums_own_at_every_step(
-    mode: AutoresetMode, limit: int | None
-) -> None:
+def test_vector_steps_equal_gymnasiums_own(mode: AutoresetMode, limit: int | None) -> None:
     options: Any = {"agent": wandering_agent, "tasks": [7, 8, 9], "max_turns": 4}
 
     def make() -> gymnasium.Env[Any, Any]:

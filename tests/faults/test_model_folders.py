@@ -68,9 +68,7 @@ def test_trusted_code_is_run_logged_and_recorded(folder: Path, caplog: Logs) -> 
     assert not (folder / RAN).exists()
 
 
-def test_a_command_ignores_the_trust_variable_of_the_shell(
-    folder: Path, monkeypatch: Patch
-) -> None:
+def test_a_command_ignores_the_shells_trust_variable(folder: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv(pretrained.TRUST, "1")
     saw = result_of(
         Row("a tokenizer of its own", OWN_TOKENIZER, to_evert_evaluate, TOKENIZER), folder

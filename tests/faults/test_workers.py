@@ -92,9 +92,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 @pytest.mark.parametrize("deed", DEEDS, ids=str)
-def test_a_worker_that_an_agent_breaks_is_reported_and_its_group_is_retried(
-    deed: Deed, once: Seen
-) -> None:
+def test_a_broken_worker_is_reported_and_its_group_is_retried(deed: Deed, once: Seen) -> None:
     seen = once.lines[DEEDS.index(deed)]
     messages = [message for message in once.told if f"task '{deed.name}'" in message]
 

@@ -139,9 +139,7 @@ async def test_a_program_fixes_a_file(
     assert (trajectory.transitions[0].ob.length < short) is lean
 
 
-def test_an_episode_of_a_program_is_one_datum_instead_of_eight(
-    tmp_path: Path,
-) -> None:
+def test_an_episode_of_a_program_is_one_datum_instead_of_eight(tmp_path: Path) -> None:
     names = ["claude", "codex", "slime2288", "slime2288-kept"]
     for one in ("claude", "codex"):
         program(f"programs/node_modules/.bin/{one}")

@@ -241,8 +241,6 @@ async def test_a_frozen_chat_model_answers_without_a_transition(player: ModuleTy
     )
 
 
-async def test_a_chat_model_that_answers_in_the_wrong_format_is_an_error(
-    player: ModuleType,
-) -> None:
+async def test_an_answer_in_the_wrong_format_is_an_error(player: ModuleType) -> None:
     with pytest.raises(AgentError, match="validation error for Said"):
         await judged(player, Judge("No."), ["Is it a bird?"])

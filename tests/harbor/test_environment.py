@@ -108,9 +108,7 @@ def copied(task: Path, more: str) -> Path:
     return task
 
 
-async def test_a_program_without_a_network_still_reaches_the_model(
-    tmp_path: Path,
-) -> None:
+async def test_a_program_without_a_network_still_reaches_the_model(tmp_path: Path) -> None:
     task = copied(tmp_path / "offline", '[environment]\nnetwork_mode = "no-network"\n')
     agent = HarborAgent("tests.harbor.agents:Program", environment="bubblewrap")
     played = await play(agent, solution(TASK), task=str(task))

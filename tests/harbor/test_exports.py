@@ -48,9 +48,7 @@ def test_harbor_reads_the_trajectories_and_their_tokens(tmp_path: Path) -> None:
             assert step.metrics.prompt_token_ids == record.prompts[turn]
 
 
-def test_a_trajectory_of_harbors_own_agent_is_read_as_a_record_without_tokens(
-    tmp_path: Path,
-) -> None:
+def test_a_trajectory_of_harbors_own_agent_is_a_record_without_tokens(tmp_path: Path) -> None:
     [task] = [path for path in TASKS.iterdir() if path.name == "count-lines"]
     agent = HarborAgent("terminus-2", "bubblewrap", trials_dir=tmp_path)
     played = asyncio.run(play(agent, solver, task=str(task)))

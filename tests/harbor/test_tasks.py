@@ -85,9 +85,7 @@ def test_the_command_lines_of_the_harbor_page_are_valid() -> None:
         ({"agent": {"name": "aider", "env": 3}}, "env: Input should be a valid dictionary"),
     ],
 )
-def test_unknown_options_and_agents_of_harbor_are_refused(
-    given: dict[str, Any], message: str
-) -> None:
+def test_unknown_agents_and_options_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidAgentError, match=message):
         HarborAgent(**given)
 

@@ -129,9 +129,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-async def test_an_agents_time_limit_is_harbors_and_its_work_is_still_verified(
-    tmp_path: Path,
-) -> None:
+async def test_an_agents_time_limit_is_harbors_and_its_work_is_verified(tmp_path: Path) -> None:
     slow = json.loads(turn(*solution(TASKS / "sum-csv").splitlines(), "sleep 60"))
     slow["commands"][-1]["duration"] = 60
     agent = HarborAgent(

@@ -280,9 +280,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("given", "message"), REFUSED_V0 if IS_V0 else REFUSED_V1)
-def test_an_environment_that_cannot_be_played_is_refused(
-    given: dict[str, Any], message: str, written: None
-) -> None:
+def test_an_unplayable_env_is_refused(given: dict[str, Any], message: str, written: None) -> None:
     with pytest.raises(GameError, match=message):
         task_game(given)
 

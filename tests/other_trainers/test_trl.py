@@ -345,9 +345,7 @@ def test_ctrl_c_closes_every_env(tmp_path: Path, closed: list[ChatAgentEnv]) -> 
 # -- settings ------------------------------------------------------------------------------------
 
 
-def test_trl_passes_each_prompt_once_per_rollout(
-    tmp_path: Path,
-) -> None:
+def test_trl_passes_each_prompt_once_per_rollout(tmp_path: Path) -> None:
     """TRL's docstring says otherwise; if it became true, groups would be mixed."""
     rollouts = game("identity", limits=RolloutLimits(max_turn_tokens=3))
     trained(rollouts, tmp_path)
@@ -410,9 +408,7 @@ def test_the_models_context_limits_every_prompt_and_another_dataset_is_refused(
         rollouts(["What is 2 + 2?"], run)
 
 
-def test_with_another_temperature_log_probabilities_are_left_out(
-    tmp_path: Path,
-) -> None:
+def test_with_another_temperature_log_probabilities_are_left_out(tmp_path: Path) -> None:
     """The engine reports them at temperature 1, but TRL trains the sampling distribution."""
     rollouts = game("identity")
     (step,) = trained(rollouts, tmp_path, temperature=1e-4)

@@ -260,9 +260,7 @@ async def test_all_turns_of_an_episode_go_to_the_same_server(servers: Made) -> N
     assert len(set(asked)) == 2
 
 
-async def test_an_output_has_the_oldest_and_newest_weights_of_its_episode(
-    servers: Made,
-) -> None:
+async def test_an_output_has_the_oldest_and_newest_weights_of_its_episode(servers: Made) -> None:
     given = servers("two_talks")
     generate = given.generate
 

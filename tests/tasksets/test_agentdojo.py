@@ -97,9 +97,7 @@ async def test_every_user_task_earns_the_reward_of_the_packages_own_runner(name:
 
 @pytest.mark.parametrize("attack", ["important_instructions", "dos"])
 @pytest.mark.parametrize("name", SUITES)
-async def test_pairs_with_an_injection_earn_the_reward_of_the_packages_own_runner(
-    name: str, attack: str
-) -> None:
+async def test_pairs_with_an_injection_earn_the_runners_reward(name: str, attack: str) -> None:
     agent, suite = AgentDojo(name, attack), SUITES[name]
     tasks = [*agent.train_tasks[:: len(agent.train_tasks) // 8 + 1], *agent.test_tasks[:2]]
     plays = [(task, script(suite, task, WAYS[n % len(WAYS)])) for n, task in enumerate(tasks)]
@@ -183,9 +181,7 @@ async def test_an_episode_that_is_given_up_ends_its_thread() -> None:
         ),
     ],
 )
-def test_unknown_suites_attacks_and_defenses_are_refused(
-    given: dict[str, Any], message: str
-) -> None:
+def test_unknown_suites_and_attacks_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(GameError, match=message):
         task_game(given)
 

@@ -129,9 +129,7 @@ def test_an_invalid_command_is_explained(said: str) -> None:
         command(said)
 
 
-def test_an_unknown_page_or_a_missing_browser_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unknown_page_or_a_missing_browser_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [miniwob(name).id for name in OFFLINE] == [f"miniwob/{name}" for name in OFFLINE]
     with pytest.raises(GameError, match=r"no page 'click-tets'\. Did you mean click-test\?"):
         miniwob("click-tets")

@@ -128,9 +128,7 @@ async def test_a_game_prints_nothing_but_other_output_is_kept(
     [("TicTacToe-v0", {}, 2), ("Snake-v0", {}, 2), ("Snake-v0", {"players": 3, "width": 7}, 3),
      ("GuessTheNumber-v0", {"max_turns": 4}, 1)],
 )  # fmt: skip
-def test_a_game_has_the_right_number_of_players_and_seats(
-    name: str, given: dict[str, int], players: int
-) -> None:
+def test_a_game_has_its_number_of_seats(name: str, given: dict[str, int], players: int) -> None:
     game = textarena(name, **given)
     agent = resolve(game.agent, "agent", GameError)
     assert agent.players == players
@@ -150,9 +148,7 @@ def test_a_game_has_the_right_number_of_players_and_seats(
         ("UsedCar-v0-balanced", {}, "cannot start .* some of this version do not run"),
     ],
 )
-def test_a_textarena_game_that_cannot_be_played_is_refused(
-    name: str, given: dict[str, int], message: str
-) -> None:
+def test_an_unplayable_game_is_refused(name: str, given: dict[str, int], message: str) -> None:
     with pytest.raises(GameError, match=message):
         textarena(name, **given)
 

@@ -402,9 +402,7 @@ def test_a_prompt_that_is_too_long_gets_the_error_on_which_agents_compact() -> N
 
 
 @as_agent()
-async def test_client_chat_completions_refuses_unknown_fields_and_says_how_to_stream(
-    client: Any,
-) -> None:
+async def test_the_native_handle_refuses_unknown_fields_and_streams(client: Any) -> None:
     rows: list[tuple[str, Any, str]] = [
         ("temprature", 1, "Unknown field 'temprature'. The fields that evert knows are listed"),
         ("stream", True, "use client.openai"),

@@ -41,9 +41,7 @@ PATTERNS = [
 
 
 @pytest.mark.parametrize(("pattern", "good", "bad"), PATTERNS)
-def test_a_pattern_may_match_anywhere_in_texts_and_property_names(
-    pattern: Any, good: Any, bad: Any
-) -> None:
+def test_a_pattern_matches_anywhere_in_texts_and_names(pattern: Any, good: Any, bad: Any) -> None:
     assert (fits({"pattern": pattern}, good), fits({"pattern": pattern}, bad)) == (True, False)
     assert fits({"pattern": pattern}, 5)
     closed = {"patternProperties": {pattern: {"type": "integer"}}, "additionalProperties": False}

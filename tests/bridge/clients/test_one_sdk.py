@@ -40,9 +40,7 @@ def tokens_of(response: types.GenerateContentResponse) -> list[tuple[Any, Any]]:
 
 
 @as_agent(LONG, LONG)
-async def test_google_log_probabilities_are_those_of_the_sampled_tokens(
-    client: AgentClient,
-) -> None:
+async def test_googles_log_probabilities_are_of_the_sampled_tokens(client: AgentClient) -> None:
     tokens = tokens_of(await genai_whole(client, response_logprobs=True))
     *earlier, last = await genai_events(client, response_logprobs=True)
     assert tokens[-1] == ("<|im_end|>", -1.0)

@@ -354,9 +354,7 @@ async def test_a_prompt_that_is_too_long_raises_the_error_on_which_agents_compac
 
 
 @pytest.mark.parametrize("api", ALL)
-async def test_an_agent_that_does_not_handle_a_long_prompt_ends_with_a_context_overflow(
-    api: Any,
-) -> None:
+async def test_an_unhandled_long_prompt_ends_with_a_context_overflow(api: Any) -> None:
 
     async def agent(client: AgentClient, api: str = api) -> float:
         await whole(client, api)

@@ -372,9 +372,7 @@ async def test_an_unserved_path_is_a_404_with_a_list(path: str, elsewhere: Elsew
 
 
 @as_agent()
-def test_an_async_call_without_an_asyncio_loop_is_a_400(
-    client: BlockingAgentClient,
-) -> None:
+def test_an_async_call_without_an_asyncio_loop_is_a_400(client: BlockingAgentClient) -> None:
     call = AgentClient(client._endpoint).chat.completions.create(messages=messages("Hi"))
     with pytest.raises(openai.BadRequestError, match="evert answers only asyncio's"):
         call.send(None)  # as trio would

@@ -73,9 +73,7 @@ def takes_a_model(sdk: str) -> bool:
     return has_model and not (sdk.startswith("lm15") and sdk.endswith("stream"))
 
 
-async def test_an_unreachable_model_is_a_400_without_a_retry_in_every_sdk(
-    no_network: list[str],
-) -> None:
+async def test_an_unreachable_model_is_a_400_without_retry(no_network: list[str]) -> None:
     def is_told(sdk: str, error: Exception) -> None:
         assert CAUSE in str(error), sdk
         assert "cannot be reached from here." in str(error), sdk

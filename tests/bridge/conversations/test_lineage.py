@@ -153,9 +153,7 @@ CUT = ["I wonder", "hm</think>Well, ", 'So <tool_call>\n{"name": "a']
 
 
 @pytest.mark.parametrize("name", KEEP_HISTORY)
-def test_replies_that_are_sent_back_keep_their_tokens(
-    name: str, make_renderer: MakeRenderer
-) -> None:
+def test_replies_sent_back_keep_their_tokens(name: str, make_renderer: MakeRenderer) -> None:
     renderer, shape = make_renderer(name), KEEP_HISTORY[name]
     tools = None if name == "llama3" else [ADD]  # it has none
     outcomes = {}
@@ -204,9 +202,7 @@ def test_a_thought_that_the_template_hides_counts_as_retokenised(
     assert (counted, talk.book.lineages) == ([0, 1, 2], 1)
 
 
-def test_messages_injected_after_an_odd_tokenisation_are_not_drift(
-    make_renderer: MakeRenderer,
-) -> None:
+def test_messages_injected_after_odd_tokens_are_not_drift(make_renderer: MakeRenderer) -> None:
     talk = Talk(make_renderer("qwen3"))
     talk.take(talk.ask([user("Hi")]), talk.spell("Hello") + talk.end)
     conversation = talk.ask([user("Hi"), assistant("Hello"), user("Bye")])
@@ -393,9 +389,7 @@ def test_a_conversation_continues_after_template_drift() -> None:
     assert talk.met == (4, {Drift.TEMPLATE: 3})
 
 
-def test_replies_keep_their_thinking_when_history_or_tools_change(
-    make_renderer: MakeRenderer,
-) -> None:
+def test_replies_keep_thinking_when_history_or_tools_change(make_renderer: MakeRenderer) -> None:
     renderer = make_renderer("glm5_3_low_reasoning")
     talk, messages = Talk(renderer), [user("Hi")]
     talk.turn(messages, "hm</think>Fine.", tools=[ADD])
@@ -532,9 +526,7 @@ def test_a_branch_after_a_completed_call_shares_the_sampled_tokens() -> None:
     assert talk.met == (2, {Drift.COMPLETED_ARGUMENTS: 1})
 
 
-def test_drift_of_a_completed_call_after_stripped_thinking_is_template_drift(
-    make_renderer: MakeRenderer,
-) -> None:
+def test_a_completed_call_without_thinking_is_template_drift(make_renderer: MakeRenderer) -> None:
     talk, messages = Talk(make_renderer("qwen3"), keeps_completed=True), [user("Edit!")]
     talk.turn(messages, f"<think>\nhm\n</think>\n\n{edit()}", tools=[EDIT])
     messages[1] = with_arguments(messages[1], ADDED)
@@ -543,9 +535,7 @@ def test_drift_of_a_completed_call_after_stripped_thinking_is_template_drift(
 
 
 @pytest.mark.parametrize("name", ["qwen3_instruct", "deepseekv4_1_disable_thinking"])
-def test_a_hundred_branches_share_the_tokens_of_their_beginning(
-    name: str, make_renderer: MakeRenderer
-) -> None:
+def test_a_hundred_branches_share_their_tokens(name: str, make_renderer: MakeRenderer) -> None:
     for ends in ([""] * 100, [str(number) for number in range(100)]):
         talk = Talk(make_renderer(name))
         first = talk.ask([user("Hi")])

@@ -295,9 +295,7 @@ async def swallows_every_cancellation(client: AgentClient) -> float:
         (swallows_every_cancellation, 1, ""),
     ],
 )
-def test_rule_5_an_agent_that_leaves_something_behind_is_found(
-    agent: Any, at: int, left: str
-) -> None:
+def test_rule_5_what_an_agent_leaves_behind_is_found(agent: Any, at: int, left: str) -> None:
     freed.clear()
     try:
         message = broken(ChatAgentEnv(agent, close_timeout=0.02))

@@ -63,9 +63,7 @@ async def test_a_text_over_the_token_cap_is_cut_with_stop_reason_length() -> Non
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-async def test_a_scripted_text_ends_with_its_renderers_end_token(
-    name: str, make_renderer: Any
-) -> None:
+async def test_a_text_has_its_renderers_end_token(name: str, make_renderer: Any) -> None:
     renderer = make_renderer(name)
     ends = prompt_renderer(renderer).end_tokens[:1]
     action = await ScriptedPolicy(["One."], renderer)(prompt("a"), [])

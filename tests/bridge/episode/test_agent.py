@@ -211,9 +211,7 @@ REFUSED: list[tuple[Any, object, list[str]]] = [
 
 
 @pytest.mark.parametrize(("agent", "task", "said"), REFUSED, ids=range(len(REFUSED)))
-def test_an_invalid_agent_is_refused_with_a_description(
-    agent: Any, task: object, said: list[str]
-) -> None:
+def test_an_invalid_agent_is_described(agent: Any, task: object, said: list[str]) -> None:
     with pytest.raises(InvalidAgentError) as caught:
         inspect_agent(agent, task)
     assert [text for text in said if text not in str(caught.value)] == []

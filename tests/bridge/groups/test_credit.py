@@ -230,9 +230,7 @@ async def test_each_token_is_trained_on_once_with_its_advantage(how: Any) -> Non
 
 
 @pytest.mark.parametrize("early", [True, False])
-async def test_the_cookbooks_advantage_does_not_depend_on_which_turn_was_rewarded(
-    early: bool,
-) -> None:
+async def test_the_cookbooks_advantage_ignores_which_turn_was_rewarded(early: bool) -> None:
     async def two_turns(client: Any, task: str) -> float:
         earned = float(await ask(client, "Which?") == "yes")
         client.reward(earned if early else 0.0)

@@ -194,9 +194,7 @@ def test_the_shares_of_retried_and_new_tasks_are_of_all_groups() -> None:
 
 
 @given(seed=st.integers(0, 9), data=st.data())
-def test_the_order_in_which_groups_end_does_not_change_the_choice(
-    seed: int, data: st.DataObject
-) -> None:
+def test_the_order_in_which_groups_end_does_not_matter(seed: int, data: st.DataObject) -> None:
     first, second = Curriculum(30, 8, seed), Curriculum(30, 8, seed)
     for step in range(4):
         batch = first.next(step)

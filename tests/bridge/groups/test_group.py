@@ -180,9 +180,7 @@ def transition(number: int) -> Transition:
 
 
 @given(lineages=st.lists(st.integers(0, 3), max_size=8), not_kept=st.lists(st.just(4), max_size=2))
-def test_transitions_are_sorted_by_lineage_then_by_end(
-    lineages: list[int], not_kept: list[int]
-) -> None:
+def test_the_sort_is_by_lineage_and_by_end(lineages: list[int], not_kept: list[int]) -> None:
     turns = [transition(number) for number in range(len(lineages))]
     trajectory = Trajectory(turns, tinker.ModelInput.empty())
     order = sort_by_lineage(trajectory, [*lineages, *not_kept])  # the runner may keep fewer

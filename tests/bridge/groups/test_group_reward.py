@@ -213,9 +213,7 @@ async def test_a_reply_without_a_ranking_is_retried() -> None:
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
-async def test_without_a_ranking_all_rewards_are_equal_and_the_failure_is_counted(
-    retries: int,
-) -> None:
+async def test_without_a_ranking_rewards_are_equal_and_it_is_counted(retries: int) -> None:
     judge = Judge(*["Both are fine."] * (retries + 1))
     assert await rank(judge, "ab", retries=retries) == ([0.5, 0.5], [1.0, 1.0])
     assert judge.replies == [], "all were asked for"

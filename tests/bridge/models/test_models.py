@@ -122,9 +122,7 @@ def models(elsewhere: Elsewhere, monkeypatch: Patch) -> dict[str, Any]:
     return {"judge": RemoteModel("gpt-judge", elsewhere.url, "JUDGE_KEY")}
 
 
-async def test_a_remote_models_log_probabilities_are_the_endpoints(
-    elsewhere: Elsewhere, models: Any
-) -> None:
+async def test_log_probabilities_are_the_endpoints(elsewhere: Elsewhere, models: Any) -> None:
     tokens = [("A", [65]), ("bytes:\\xf0\\x9f", [0xF0, 0x9F]), ("<|im_end|>", None)]
     logprobs = [
         {"token": text, "bytes": raw, "logprob": -0.5, "top_logprobs": []} for text, raw in tokens
@@ -154,9 +152,7 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-async def test_an_endpoint_gets_the_fields_that_affect_its_reply(
-    elsewhere: Elsewhere, models: Any
-) -> None:
+async def test_an_endpoint_gets_the_relevant_fields(elsewhere: Elsewhere, models: Any) -> None:
     async def agent(client: AgentClient) -> float:
         for fields, expected in FIELDS:
             completion = await hello(client, **fields)
@@ -186,9 +182,7 @@ async def test_calls_in_a_remote_models_text_are_parsed_if_tools_were_offered(
     await play_without_a_call(agent, models=models)
 
 
-async def test_a_remote_models_calls_and_reasoning_are_kept(
-    elsewhere: Elsewhere, models: Any
-) -> None:
+async def test_remote_calls_and_reasoning_are_kept(elsewhere: Elsewhere, models: Any) -> None:
     made = {"id": "c7", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     said = {"role": "assistant", "content": None, "tool_calls": [made], "reasoning_content": "Hm."}
     elsewhere.choice["message"] = said

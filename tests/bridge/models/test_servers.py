@@ -124,9 +124,7 @@ def sampled_ids(client: tinker.SamplingClient) -> list[str]:
     return [sequence.sequence_id for sequence in response.sequences]
 
 
-def test_a_server_that_sends_no_sequence_ids_is_sampled_after_complete_client(
-    server: StandIn,
-) -> None:
+def test_a_server_without_sequence_ids_is_sampled_once_completed(server: StandIn) -> None:
     client = client_of(server)
     complete_client(SOMEBODY_ELSES)
     with pytest.raises(AssertionError, match="sample_sequence_ids"):

@@ -172,9 +172,7 @@ async def test_a_prefill_and_a_hooks_message_are_in_the_conversation(tmp_path: P
     assert prompt.to_ints() == record.prompts[0]
 
 
-async def test_a_given_up_call_is_left_out_of_chats_and_marked_in_trajectories(
-    tmp_path: Path,
-) -> None:
+async def test_a_given_up_call_is_in_no_chat_but_marked_in_trajectories(tmp_path: Path) -> None:
     async def agent(client: Any) -> float:
         reply = await ask(client, "One?")
         await ask(client, user("One?"), assistant(reply), user("Two?"))

@@ -71,9 +71,7 @@ async def compacts(client: Any) -> float:
     return 0.0
 
 
-async def test_a_record_has_the_cookbooks_summary_and_each_conversation_once(
-    tmp_path: Path,
-) -> None:
+async def test_a_row_has_the_cookbooks_summary_and_each_conversation_once(tmp_path: Path) -> None:
     record, trajectory = await play_recorded(tmp_path, chat, *THREE, task={"a": 1})
     group = TrajectoryGroup([trajectory], [0.0], [{}])
     [summary] = serialize_rollout_summaries(
@@ -176,9 +174,7 @@ async def test_missing_data_of_a_record_is_an_error(tmp_path: Path) -> None:
     assert (record.turns, record.text, record.reward) == (0, "", 1.0)
 
 
-async def test_a_torn_last_line_is_skipped_and_the_next_line_is_intact(
-    tmp_path: Path, caplog: Logs
-) -> None:
+async def test_a_torn_last_line_spoils_no_other_line(tmp_path: Path, caplog: Logs) -> None:
     file = tmp_path / "rollouts.jsonl"
     await play_recorded(tmp_path, chat, *THREE, task={"a": 1})
     content = file.read_bytes()

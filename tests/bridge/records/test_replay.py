@@ -88,9 +88,7 @@ async def draws(client: Any) -> float:
         (partial(chat, task={"a": 1}), ["one", "two", "three"]),
     ],
 )
-async def test_a_replay_equals_the_recorded_trajectory(
-    tmp_path: Path, agent: Any, replies: list[str]
-) -> None:
+async def test_a_replay_equals_its_record(tmp_path: Path, agent: Any, replies: list[str]) -> None:
     record, trajectory = await play_recorded(tmp_path, agent, *replies)
 
     assert facts(await replay(record, agent)) == facts(trajectory) == facts(record.trajectory())
@@ -165,9 +163,7 @@ class Meets:
             messages += [assistant(reply), user(f"I am {name}!")]
 
 
-async def test_parallel_calls_are_replayed_as_recorded_or_the_difference_is_named(
-    tmp_path: Path,
-) -> None:
+async def test_parallel_calls_replay_or_their_difference_is_named(tmp_path: Path) -> None:
     record, trajectory = await play_together(tmp_path, agent := Meets("A", "B", "C"), LaterFirst())
     replayed = await replay(record, agent)
 
@@ -219,9 +215,7 @@ class Counts(ScriptedPolicy):
         return await super().__call__(*args, **options)
 
 
-async def test_calls_that_wait_at_the_start_of_a_branch_are_sampled_together(
-    tmp_path: Path,
-) -> None:
+async def test_calls_that_wait_as_a_branch_starts_are_sampled_together(tmp_path: Path) -> None:
     record, _ = await play_together(tmp_path, agent := Meets("A", "B", "C"), LaterFirst())
 
     for turn in (0, 1, 2):

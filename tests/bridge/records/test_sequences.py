@@ -83,9 +83,7 @@ def of_datum(datum: tinker.Datum) -> dict[str, Any]:
         (branching, "one two three", 2),
     ],
 )
-async def test_sequences_equal_the_cookbooks_data_token_by_token(
-    agent: Any, texts: str, count: int
-) -> None:
+async def test_sequences_equal_the_cookbooks_data(agent: Any, texts: str, count: int) -> None:
     env = ChatAgentEnv(agent)
     trajectory = await do_single_rollout(Numbered(texts.split()), env)
     alternating = sequences(trajectory)  # without the order of the group
@@ -241,9 +239,7 @@ async def test_an_invalid_evert_field_is_refused() -> None:
     assert reward(await play(agent)) == 1.0
 
 
-async def test_an_unknown_field_beside_the_evert_field_passes(
-    caplog: Logs, monkeypatch: Patch
-) -> None:
+async def test_an_unknown_field_beside_evert_passes(caplog: Logs, monkeypatch: Patch) -> None:
     monkeypatch.setattr("evert.bridge.chat.fields._warned_names", set())
 
     async def agent(client: AgentClient) -> float:

@@ -253,9 +253,7 @@ async def test_frozen_models_get_images_by_the_same_rules() -> None:
 
 
 @as_agent(renderer=vision())
-async def test_counting_tokens_reads_image_data_and_fetches_nothing(
-    client: AgentClient,
-) -> None:
+async def test_counting_tokens_reads_image_data_and_fetches_nothing(client: AgentClient) -> None:
     async def count(client: AgentClient, url: str) -> int:
         content: Any = [{"type": "image", "source": {"type": "url", "url": url}}]
         counted = await client.anthropic.messages.count_tokens(

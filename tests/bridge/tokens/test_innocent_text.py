@@ -99,9 +99,7 @@ def pieces(draw: st.DrawFn, name: str) -> str:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(data=st.data())
-def test_a_random_text_is_tokenised_as_by_the_renderer_or_without_control_tokens(
-    name: str, data: st.DataObject
-) -> None:
+def test_a_random_text_becomes_no_control_token(name: str, data: st.DataObject) -> None:
     dialect, shape = data.draw(st.sampled_from(ONCE))
     body = SHAPES[dialect][shape]
     every = slots(body)

@@ -62,9 +62,7 @@ def test_pairs_keep_what_follows_the_first_equals_sign_and_the_last_of_a_key() -
         ({"inner.wide": "1"}, "no setting 'inner.wide' in inner. Did you mean 'inner.width'?"),
     ],
 )
-def test_a_wrong_value_is_refused_with_what_its_setting_takes(
-    given: Mapping[str, Any], said: str
-) -> None:
+def test_a_wrong_value_shows_what_its_setting_takes(given: Mapping[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as refused:
         read_settings(Settings, given)
     assert said in str(refused.value)
@@ -295,9 +293,7 @@ async def test_an_interrupted_notebook_waits_for_the_clean_up() -> None:
     assert cleaned == [True]
 
 
-def test_a_file_in_the_current_folder_hides_no_module_but_can_be_imported(
-    tmp_path: Path,
-) -> None:
+def test_a_file_in_the_current_folder_hides_no_module_but_can_be_imported(tmp_path: Path) -> None:
     (tmp_path / "http.py").write_text("raise SystemExit('ran')")
     (tmp_path / "who.py").write_text("")
     code = """

@@ -128,9 +128,7 @@ def interrupt_after(episodes: int, log: Path) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_an_interrupted_and_resumed_evaluation_gives_the_same_table(
-    tmp_path: Path, capsys: Shown
-) -> None:
+def test_a_resumed_evaluation_gives_the_same_table(tmp_path: Path, capsys: Shown) -> None:
     arguments = [*IDENTITY, "split=test", "max_tasks=24", "seeds=8"]
     part, whole = tmp_path / "part", tmp_path / "whole"
     waiting = threading.Thread(target=interrupt_after, args=(20, part / EPISODES), daemon=True)
@@ -226,9 +224,7 @@ def test_a_users_agent_is_evaluated_and_its_failures_are_counted_and_shown(
     assert "1 of 1 episodes failed" in capsys.readouterr().out
 
 
-def test_equal_weights_are_evaluated_once(
-    finished: RunFolder, tmp_path: Path, capsys: Shown
-) -> None:
+def test_equal_weights_are_played_once(finished: RunFolder, tmp_path: Path, capsys: Shown) -> None:
     models = f"models={finished.path},{finished.path}@3"
     arguments = ["env=guess_number", models, "split=test", "max_tasks=2", "seeds=1"]
     assert run(*arguments, f"out={tmp_path}/e") == 0
@@ -242,9 +238,7 @@ def test_equal_weights_are_evaluated_once(
     assert first == second
 
 
-def test_a_run_that_was_trained_further_is_evaluated_again(
-    copied: RunFolder, tmp_path: Path
-) -> None:
+def test_a_run_that_was_trained_further_is_played_again(copied: RunFolder, tmp_path: Path) -> None:
     arguments = ["env=identity", f"models={copied.path}", "split=test", "seeds=1", "max_tasks=6"]
     assert run(*arguments, f"out={tmp_path}/e") == 0
     first = episodes(tmp_path / "e")
@@ -298,9 +292,7 @@ async def agent(client, task):
 """
 
 
-def test_a_string_as_tasks_gives_a_warning(
-    tmp_path: Path, monkeypatch: Patch, capsys: Shown
-) -> None:
+def test_a_string_as_tasks_is_warned_of(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
     (tmp_path / "texts.py").write_text(TEXT_AS_TASKS)
     monkeypatch.syspath_prepend(tmp_path)
     agent = ["agent=texts:agent", "test_tasks=texts:TASKS", "max_tasks=1", "seeds=1"]

@@ -40,9 +40,7 @@ def test_a_student_learns_from_a_run(tmp_path: Path, monkeypatch: Patch) -> None
     assert divergences[-1] < 0.7 * divergences[0]
 
 
-def test_the_commands_of_close_the_loop_raise_the_reward(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_the_closed_loop_raises_the_reward(tmp_path: Path, monkeypatch: Patch) -> None:
     page = (ROOT / "docs/use.md").read_text().partition("## Close the loop")[2]
     commands = page.replace("\\\n", " ").splitlines()
     lines = [shlex.split(line)[1:] for line in commands if line.startswith("evert ")]

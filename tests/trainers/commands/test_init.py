@@ -54,9 +54,7 @@ def test_the_commands_of_a_new_folders_readme_work(tmp_path: Path, capsys: Shown
         ("new --agent", "Did you mean agent=...?"),
     ],
 )
-def test_a_wrong_command_line_changes_nothing(
-    words: str, message: str, tmp_path: Path, cli: Cli
-) -> None:
+def test_a_wrong_line_changes_nothing(words: str, message: str, tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine").write_text("")
     assert message in cli(f"init {tmp_path}/{words}", status=1)

@@ -148,9 +148,7 @@ async def test_a_demonstration_has_the_agents_question_and_a_right_answer() -> N
         ({"id": "wrong:x"}, "The taskset wrong made a str from 'x'; expected"),
     ],
 )
-def test_an_unknown_taskset_or_argument_is_refused(
-    arguments: Any, message: str, monkeypatch: Patch
-) -> None:
+def test_a_wrong_taskset_is_refused(arguments: Any, message: str, monkeypatch: Patch) -> None:
     path = f"{reasoning_gym.__module__}:reasoning_gym"
     values = {"reasoning_gym": path, "broken": "builtins:int", "wrong": "builtins:str"}
     values["gone"] = "no_such:f"
@@ -203,9 +201,7 @@ def test_a_demonstration_with_tools_trains_on_the_models_own_call_format() -> No
 PAGE = (Path(__file__).parents[3] / "docs" / "add-a-game.md").read_text()
 
 
-def test_the_commands_of_add_a_game_run_its_game(
-    tmp_path: Path, monkeypatch: Patch, cli: Cli
-) -> None:
+def test_the_pages_commands_run_its_game(tmp_path: Path, monkeypatch: Patch, cli: Cli) -> None:
     [game] = re.findall(r"^```python\n(.*?GAME = .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "round_number.py").write_text(game)
     monkeypatch.chdir(tmp_path)

@@ -109,9 +109,7 @@ def screen(cli: Cli, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_the_output_says_what_a_template_does_and_loses(
-    kind: str, tmp_path: Path, cli: Cli
-) -> None:
+def test_the_output_says_what_templates_do_and_lose(kind: str, tmp_path: Path, cli: Cli) -> None:
     template, lines, absent = TEMPLATES[kind]
     shown = screen(cli, str(folder_with(template, tmp_path / "model")))
 

@@ -84,9 +84,7 @@ def test_a_runs_plan_is_that_of_its_base(tmp_path: Path, capsys: Shown) -> None:
     assert capsys.readouterr().out.startswith("evert-tiny: 853,376 parameters")
 
 
-def test_a_plan_that_does_not_fit_says_what_to_do(
-    qwen: str, monkeypatch: Patch, capsys: Shown
-) -> None:
+def test_a_plan_without_room_says_what_to_do(qwen: str, monkeypatch: Patch, capsys: Shown) -> None:
     free(monkeypatch, 24)
     assert plan.main(["plan", f"model={qwen}", "full_parameter=True", "device=cpu"]) == 1
     said = capsys.readouterr().out.splitlines()[-1]

@@ -122,9 +122,7 @@ def test_the_end_of_the_input_ends_the_episode_and_ctrl_c_ends_the_command(capsy
         assert rest.decode().endswith("\nInterrupted.\n")
 
 
-def test_an_endpoint_may_play_and_failures_show_their_cause(
-    monkeypatch: Patch, capsys: Shown
-) -> None:
+def test_an_endpoint_plays_and_failures_are_explained(monkeypatch: Patch, capsys: Shown) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "unused")
     with chat_endpoint(lambda body, key: {"role": "assistant", "content": "5" + EVIL}) as url:
         assert play(f"agent={HERE}:impatient", f"model={url}#gpt") == 1

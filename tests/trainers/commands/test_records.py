@@ -81,9 +81,7 @@ async def test_rescoring_shows_old_and_new_rewards(tmp_path: Path, cli: Cli) -> 
         assert message in error
 
 
-def test_rescoring_or_exporting_a_run_without_a_complete_rollout_is_refused(
-    tmp_path: Path, cli: Cli
-) -> None:
+def test_a_run_without_a_complete_rollout_is_refused(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "rollouts.jsonl").write_text('{"evert_sch')
     rescored = cli(f"rescore run={tmp_path} reward={HERE}:length", status=1)
     assert "has no complete rollout" in rescored
@@ -147,9 +145,7 @@ async def said(client: Any, task: int) -> float:
     return float(completion.choices[0].message.content == "Two.")
 
 
-async def test_pairs_are_the_best_and_the_worst_rollout_of_a_group(
-    tmp_path: Path, cli: Cli
-) -> None:
+async def test_pairs_are_the_best_and_worst_rollout_of_a_group(tmp_path: Path, cli: Cli) -> None:
     await record_groups(tmp_path)
     out = tmp_path / "pairs"
     shown = cli(f"export run={tmp_path} format=pairs out={out}")

@@ -276,9 +276,7 @@ def test_a_mistyped_name_is_refused_before_torch_is_imported(home: Path) -> None
 
 
 @pytest.mark.parametrize("command", sorted({line.split()[0] for line in OTHERS}))
-def test_a_user_error_is_one_line_and_leaves_no_file(
-    home: Path, command: str, capsys: Shown
-) -> None:
+def test_an_error_is_one_line_and_leaves_no_file(home: Path, command: str, capsys: Shown) -> None:
     for line, said in OTHERS.items():
         words = line.split()
         if words[0] == command:

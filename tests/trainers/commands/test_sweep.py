@@ -261,9 +261,7 @@ def test_a_sweep_that_is_stopped_while_its_runs_start_says_how_to_resume(tmp_pat
     assert {row["history"] for row in rows_of(tmp_path / "s").values()} == {"interrupted"}
 
 
-def test_a_failed_run_is_a_row_of_the_results(
-    tmp_path: Path, monkeypatch: Patch, capsys: Shown
-) -> None:
+def test_a_failed_run_is_in_the_results(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
     (tmp_path / "few.py").write_text(TASKS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -50,9 +50,7 @@ def endings(folder: Path) -> set[str]:
     return {text.rpartition("<|im_start|>assistant\n")[2] for text in texts}
 
 
-def test_a_resumed_run_keeps_its_template_variable_and_refuses_another_value(
-    copied: Path, cli: Cli
-) -> None:
+def test_a_resumed_run_keeps_its_variable_and_refuses_another(copied: Path, cli: Cli) -> None:
     run_json = json.loads((copied / "run.json").read_text())
     assert run_json["settings"]["chat_template"] == {"mood": "glad"}
     assert endings(copied) == {"I am glad. "}
@@ -72,9 +70,7 @@ def test_workers_use_the_variable(copied: Path) -> None:
     assert endings(copied) == {"I am glad. "}
 
 
-def test_evaluations_and_judges_use_the_runs_variable(
-    trained: Path, tmp_path: Path, cli: Cli
-) -> None:
+def test_evaluations_and_judges_use_the_variable(trained: Path, tmp_path: Path, cli: Cli) -> None:
     def evaluated(name: str, *more: str) -> set[str]:
         words = "evaluate env=identity seeds=1 max_tasks=2 record=True device=cpu"
         cli(words, f"models={trained}", f"out={tmp_path / name}", *more)

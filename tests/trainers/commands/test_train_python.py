@@ -100,9 +100,7 @@ def test_training_does_not_change_the_callers_random_numbers(tmp_path: Path) -> 
     assert drawn("t") == first  # an agent's own numbers are the run's
 
 
-def test_a_run_of_a_function_is_resumed_by_calling_evert_train_again(
-    tmp_path: Path, capsys: Shown
-) -> None:
+def test_a_run_of_a_function_is_resumed_by_another_call(tmp_path: Path, capsys: Shown) -> None:
     again = {"log_path": str(tmp_path / "run"), **SMALL}
     first = evert.train(make_agent("e"), TASKS, steps=1, **again)
     assert first.before is first.after is None
@@ -202,9 +200,7 @@ def test_an_agent_with_images_is_warmed_up_and_trained(seeing: str, tmp_path: Pa
     assert run.after is not None
 
 
-def test_a_gymnasium_env_has_images_in_its_messages_but_refuses_tokens(
-    seeing: str,
-) -> None:
+def test_a_gymnasium_env_has_images_in_its_messages_but_refuses_tokens(seeing: str) -> None:
     renderer = model_renderer(seeing, RENDERER)
     env: Any = AgentGymEnv(agent, range(4), renderer=renderer, render_mode="ansi")
     observation, info = env.reset(seed=1)

@@ -118,9 +118,7 @@ def test_each_engine_refuses_models_that_only_the_other_has(run: Path, tiny_mode
             check_frozen(frozen_models({"judge": named}), embedded=False)
 
 
-def test_the_hosts_of_endpoints_stay_reachable_and_only_weights_need_an_engine(
-    tmp_path: Path,
-) -> None:
+def test_hosts_of_endpoints_stay_reachable_and_weights_need_an_engine(tmp_path: Path) -> None:
     named = {"critic": "https://critic.invalid:8000/v1#m", "other": "openai:m"}
     settings = read_train_settings({"env": "identity", "device": "cpu", "models": named}, {})
     models = frozen_models(settings.models)
@@ -362,9 +360,7 @@ def played(folder: str) -> list[EpisodeResult]:
     return [*EpisodeLog(Path(folder)).by_key.values()]
 
 
-def test_an_agent_with_hard_coded_model_names_is_trained_with_a_frozen_model(
-    named: RunFolder,
-) -> None:
+def test_an_agent_that_names_its_models_is_trained_with_a_frozen_one(named: RunFolder) -> None:
     steps = named.steps()
     assert len(steps) == 2
     assert {step["env/all/turns_per_episode"] for step in steps} == {
@@ -381,9 +377,7 @@ def test_an_agent_with_hard_coded_model_names_is_trained_with_a_frozen_model(
     assert (options["context_length"], config(named)["limits"]["max_turns"]) == (8192, 9)
 
 
-def test_an_evaluation_gives_the_scores_of_the_training_run(
-    named: RunFolder, capsys: Shown
-) -> None:
+def test_an_evaluation_gives_the_scores_of_training(named: RunFolder, capsys: Shown) -> None:
     arguments = [*NAMED, "models=runs/named", "split=test", "device=cpu"]
     assert evaluate.main([*arguments, "out=warm", "seeds=2"]) == 0
     assert evaluate.main([*arguments, "out=cold", "seeds=1", "temperature=0"]) == 0
@@ -422,9 +416,7 @@ def test_a_sweep_takes_the_same_settings_and_searches_frozen_models(home: Path) 
 DEBATE = ["agent=whole_agents:debate", "test_tasks=whole_agents:HELD_OUT", "seats=pro,con"]
 
 
-def test_two_seats_are_trained_and_evaluated_with_a_frozen_run(
-    named: RunFolder, capsys: Shown
-) -> None:
+def test_two_seats_are_trained_with_a_frozen_run(named: RunFolder, capsys: Shown) -> None:
     words = [*DEBATE, "models.judge=runs/named", "models.judge.temperature=0"]
     words += ["models.judge.max_tokens=4"]
 

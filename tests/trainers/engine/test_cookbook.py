@@ -84,9 +84,7 @@ def test_rl_train_main_trains_off_policy_while_it_samples(tiny_model: str, tmp_p
     assert steps == [0, 1]
 
 
-def test_kl_penalties_are_computed_and_a_seed_determines_the_run(
-    tiny_model: str, tmp_path: Path
-) -> None:
+def test_kl_penalties_are_computed_and_seeds_fix_the_run(tiny_model: str, tmp_path: Path) -> None:
     def run(name: str) -> list[dict[str, Any]]:
         reference = rl_train.KLReferenceConfig(base_model=tiny_model)
         penalty = {"kl_penalty_coef": 0.1, "kl_reference_config": reference}

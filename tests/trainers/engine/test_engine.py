@@ -153,9 +153,7 @@ async def test_a_sampling_client_may_be_awaited(training: Any, tiny_model: str) 
         assert sequences(made)
 
 
-async def test_a_client_loads_even_after_a_wait_for_it_timed_out(
-    engine: Engine, tiny_model: str
-) -> None:
+async def test_a_client_loads_after_a_wait_timed_out(engine: Engine, tiny_model: str) -> None:
     busy = threading.Event()
     engine.loader.submit(busy.wait, 60)
     client = sampler_of(tiny_model)
@@ -296,9 +294,7 @@ def test_large_models_train_an_adapter(engine: Engine, tiny_model: str, monkeypa
     assert (info.is_lora, info.lora_rank) == (True, 2)
 
 
-def test_an_unsupported_request_is_refused_with_the_reason(
-    engine: Engine, tiny_model: str, tmp_path: Path
-) -> None:
+def test_an_unsupported_request_is_refused(engine: Engine, tiny_model: str, tmp_path: Path) -> None:
     client, training = sampler_of(tiny_model), trainer_of(tiny_model)
     with pytest.raises(SamplingRequestError, match="neither model_path nor base_model"):
         tinker.ServiceClient().create_sampling_client()

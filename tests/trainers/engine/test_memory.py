@@ -190,9 +190,7 @@ def test_passes_run_in_parallel_if_they_and_their_gradients_fit() -> None:
     assert [part.parallel for part in budgets] == [2, 1]
 
 
-def test_the_free_memory_of_a_container_respects_its_limit(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_the_free_memory_of_a_container_has_its_limit(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "memory.max").write_text(f"{10**9}\n")
     (tmp_path / "memory.stat").write_text("anon 400000000\nfile 500000000\nslab_unreclaimable 1\n")
     monkeypatch.setattr(machine, "_CGROUP", tmp_path)
@@ -209,9 +207,7 @@ def test_the_free_memory_of_a_gpu_includes_unused_reserved_memory() -> None:
 
 
 @pytest.mark.parametrize(("recommended", "expected"), [(9000, 5200), (4000, 3900), (50, 0)])
-def test_the_free_memory_of_mps_respects_metals_recommendation(
-    recommended: int, expected: int, monkeypatch: Patch
-) -> None:
+def test_mps_has_what_metal_recommends(recommended: int, expected: int, monkeypatch: Patch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 5000)
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: recommended)
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 300)
@@ -219,9 +215,7 @@ def test_the_free_memory_of_mps_respects_metals_recommendation(
     assert free_bytes(MPS) == expected
 
 
-def test_a_pass_that_does_not_fit_is_run_in_smaller_parts(
-    trainer: Trainer, monkeypatch: Patch
-) -> None:
+def test_a_pass_that_does_not_fit_runs_in_parts(trainer: Trainer, monkeypatch: Patch) -> None:
     passes = spied(monkeypatch, Passes, "logprobs")
     first, both = [datum(30, 9)], (datum(30, 9), *DATA)
     expected = gradient(trainer, both)

@@ -153,9 +153,7 @@ def test_a_child_process_looks_up_no_host_and_gets_an_error_with_what_to_do(
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_gets_an_error_that_the_engine_is_gone(
-    tmp_path: Path, tiny_model: str
-) -> None:
+def test_a_forked_child_learns_that_the_engine_is_gone(tmp_path: Path, tiny_model: str) -> None:
     with embedded_engine(tmp_path, device="cpu", threads=1) as engine:
         training = trainer_of(tiny_model)
         sampling = snapshot(training)

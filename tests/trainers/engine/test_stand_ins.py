@@ -60,9 +60,7 @@ def test_only_inside_the_block_look_ups_by_name_find_the_stand_in(tmp_path: Path
     assert vars(AutoTokenizer)["from_pretrained"] is method
 
 
-def test_a_chat_format_whose_tokens_are_missing_becomes_the_stand_ins(
-    tmp_path: Path, caplog: Logs
-) -> None:
+def test_a_chat_format_without_tokens_becomes_the_stand_ins(tmp_path: Path, caplog: Logs) -> None:
     with embedded_engine(tmp_path, device="cpu", stand_ins={"*/*": "evert-tiny"}):
         tokenizer = tokenizer_utils.get_tokenizer("meta-llama/Llama-3.1-8B-Instruct")
         made = [renderers.get_renderer("llama3", tokenizer) for _ in range(2)]
@@ -76,9 +74,7 @@ def test_a_chat_format_whose_tokens_are_missing_becomes_the_stand_ins(
             renderer.get_stop_sequences()
 
 
-def test_the_stand_in_keeps_the_cookbooks_attributes_of_the_name(
-    tiny_model: str, tmp_path: Path
-) -> None:
+def test_a_stand_in_keeps_the_attributes_of_the_name(tiny_model: str, tmp_path: Path) -> None:
     with embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": "evert-tiny"}):
         attributes = model_info.get_model_attributes("Qwen/Qwen3.5-4B")
         assert (attributes.size_str, attributes.is_vl) == ("4B", False)

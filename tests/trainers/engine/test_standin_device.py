@@ -390,9 +390,7 @@ def test_a_gpu_computes_what_the_cpu_computes(name: str, tmp_path: Path) -> None
 
 
 @standin_only
-def test_the_host_waits_once_per_step_for_any_number_of_rows(
-    tiny_model: str, tmp_path: Path
-) -> None:
+def test_the_host_waits_once_per_step_for_all_rows(tiny_model: str, tmp_path: Path) -> None:
     shape = how(temperature=0.7, top_k=9)
     with stand_in() as device, embedded_engine(tmp_path, device=str(CUDA)):
         client = sampler_of(tiny_model)
@@ -420,9 +418,7 @@ def test_a_gpu_does_not_run_the_last_token_of_a_reply() -> None:
 
 
 @standin_only
-def test_the_gpu_benchmark_reports_that_it_ran_on_the_stand_in(
-    tmp_path: Path, capsys: Shown
-) -> None:
+def test_the_gpu_benchmark_names_the_stand_in(tmp_path: Path, capsys: Shown) -> None:
     threads = torch.get_num_threads()
     try:
         assert gpu.main(["--quick", f"--out={tmp_path}/gpu.json"]) == 0

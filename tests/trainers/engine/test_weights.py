@@ -56,9 +56,7 @@ async def saved(name: str) -> str:
     return str((await (await client.save_weights_for_sampler_async("kept"))).path)
 
 
-async def test_saved_weights_are_a_frozen_model_by_path_or_folder(
-    engine: Engine, tmp_path: Path
-) -> None:
+async def test_saved_weights_answer_by_path_or_folder(engine: Engine, tmp_path: Path) -> None:
     base, by_path, by_folder = Asking(), Asking(), Asking()
     path = await saved("evert-tiny")
     folder = engine.store.folder(path)
@@ -96,9 +94,7 @@ async def test_a_frozen_model_may_have_another_chat_format_than_the_policy(engin
     assert plain.texts == other.texts != worse.texts
 
 
-async def test_a_model_without_a_chat_template_needs_a_renderer_name(
-    engine: Engine, tiny_model: str
-) -> None:
+async def test_without_a_template_a_renderer_is_needed(engine: Engine, tiny_model: str) -> None:
     with pytest.raises(RendererMismatchError, match="has no chat template"):
         await open_weights(TinkerModel(tiny_model))
     with pytest.raises(InvalidModelError, match="names no renderer for the model 'nobody/knows'"):
@@ -109,9 +105,7 @@ async def test_a_model_without_a_chat_template_needs_a_renderer_name(
     assert weights.renderer.renderer.tokenizer.vocab_size < 300
 
 
-async def test_a_frozen_models_reply_ends_at_the_tightest_limit(
-    engine: Engine, tiny_model: str
-) -> None:
+async def test_a_reply_ends_at_the_tightest_limit(engine: Engine, tiny_model: str) -> None:
     agent = Asking(max_tokens=10_000)
     await play(agent, TinkerModel(tiny_model, renderer_name="qwen3", max_tokens=5000))
     assert agent.replies[0].usage.total_tokens <= 512

@@ -127,9 +127,7 @@ def test_the_path_of_a_run_may_have_an_at_sign(run: Path) -> None:
         {"renderer_name": "role_colon"}, {"frozen": {"judge": "evert-tiny"}},
     ],
 )  # fmt: skip
-def test_a_digest_includes_every_setting_that_affects_replies(
-    run: Path, other: dict[str, Any]
-) -> None:
+def test_settings_that_affect_replies_are_in_the_digest(run: Path, other: dict[str, Any]) -> None:
     for name in (str(run), "evert-tiny"):
         assert found(name, **other).digest != found(name).digest
         assert found(name, agent_timeout=9.0, close_timeout=1.0).digest == found(name).digest

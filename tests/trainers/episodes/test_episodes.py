@@ -141,9 +141,7 @@ async def test_an_agents_exception_fails_only_its_own_episode(error: BaseExcepti
 
 
 @pytest.mark.parametrize("seats", [(), ("a", "b")])
-async def test_an_unreachable_endpoint_of_the_policy_ends_the_evaluation(
-    seats: tuple[str, ...],
-) -> None:
+async def test_a_policys_dead_endpoint_ends_the_evaluation(seats: tuple[str, ...]) -> None:
     async def agent(client: Any, task: str) -> float:
         await ask(client.seat("a") if seats else client, task)  # the other seat waits meanwhile
         return 1.0

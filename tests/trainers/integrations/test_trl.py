@@ -121,9 +121,7 @@ def test_an_error_of_vllm_is_raised_and_every_env_is_closed(
     assert len({*closed}) == len(NUMBERS)
 
 
-def test_unsupported_settings_of_trl_are_refused_with_what_to_change(
-    trainer: SimpleNamespace,
-) -> None:
+def test_unsupported_trl_settings_are_refused_with_what_to_change(trainer: SimpleNamespace) -> None:
     for kind in ("FSDP", "DEEPSPEED"):
         trainer.accelerator.distributed_type = f"DistributedType.{kind}"
         with pytest.raises(UsageError, match=f"{kind}.*Set use_vllm=True, vllm_mode='server'"):

@@ -376,9 +376,7 @@ def test_a_cost_needs_a_price_and_a_count() -> None:
         assert cost(of, prices) == dollars_in_all
 
 
-def test_a_page_includes_the_worst_best_and_first_episodes_of_three_steps(
-    made: MadeUp,
-) -> None:
+def test_a_page_includes_the_worst_best_and_first_episodes_of_three_steps(made: MadeUp) -> None:
     path = made.write()
     for step in range(5):
         rewards = [0.5] * 20 + [0.0, 0.5, 1.0]
@@ -547,9 +545,7 @@ def test_the_page_has_the_runs_settings_and_scores(made: MadeUp) -> None:
         assert struct.unpack(">II", png[16:24]) >= (600, 300)
 
 
-def test_recorded_metrics_have_figures_prices_and_descriptions(
-    made: MadeUp, monkeypatch: Patch
-) -> None:
+def test_metrics_have_figures_prices_and_texts(made: MadeUp, monkeypatch: Patch) -> None:
     odd = Game("my/Odd-v0", "odd:agent", "odd:TASKS", metrics={"odd": Metric("Oddness", "odds")})
     monkeypatch.setattr(panels, "games", lambda: {**games(), "odd": odd})
     noted = "success", "drift", "drift/history", "lineages", "tools/calls", "tools/calls_unparsed"

@@ -334,9 +334,7 @@ def test_looking_for_a_tokenizer_survives_any_name(tmp_path: Path) -> None:
         assert tokenizer_file(name, tmp_path) is None, name
 
 
-async def test_requests_without_the_links_token_are_refused(
-    finished: RunFolder, tmp_path: Path
-) -> None:
+async def test_requests_without_the_token_are_refused(finished: RunFolder, tmp_path: Path) -> None:
     viewer = Viewer(Index([finished.path], tmp_path / "index"))
     allowed = f"Bearer {viewer.token}"
     async with TestClient(TestServer(viewer.app())) as client:
@@ -530,9 +528,7 @@ async def test_an_open_page_shows_new_episodes_of_a_run(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_an_episode_can_be_compared_with_the_first_and_last_of_its_task(
-    tmp_path: Path,
-) -> None:
+def test_an_episode_can_be_compared_with_the_first_and_last_of_its_task(tmp_path: Path) -> None:
     rows = [row(1) | {"iteration": step} for step in range(300)]
     (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     with indexed(tmp_path, database=tmp_path / "index") as index:

@@ -203,9 +203,7 @@ def test_no_other_server_of_this_machine_gets_the_links_token(browser: Browser, 
     assert all(token not in each and "Cookie" not in each for each in got)
 
 
-def test_the_shown_token_sequences_are_those_that_are_trained_on(
-    browser: Browser, link: str
-) -> None:
+def test_the_shown_token_sequences_are_the_trained_ones(browser: Browser, link: str) -> None:
     show(browser, link)
     turns = [  # the tokens after which a prompt goes on, its new ones, what was sampled, by whom
         (None, [1, 2], [3], "a"),

@@ -170,9 +170,7 @@ def test_a_broken_line_is_removed_and_kept_in_a_copy(tmp_path: Path) -> None:
     assert drop_broken_lines(file) == drop_broken_lines(tmp_path / "missing.jsonl") == 0
 
 
-def test_a_file_is_written_completely_or_stays_unchanged(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_file_is_written_whole_or_stays_unchanged(tmp_path: Path, monkeypatch: Patch) -> None:
     file = tmp_path / "before.json"
     write_whole(file, b"old")
 

@@ -122,9 +122,7 @@ def test_every_sdk_lists_the_models_in_its_own_format(served: Any) -> None:
         assert [model.name for model in gemini.models.list()] == ["models/tiny"]
 
 
-async def test_a_single_model_answers_to_any_name_with_its_fixed_settings(
-    client: Any, service: PolicyService
-) -> None:
+async def test_one_model_answers_to_any_name_as_fixed(client: Any, service: PolicyService) -> None:
     service.chat({"tiny": chat_model(service, client, sampling={"temperature": 0})})
     async with openai.AsyncOpenAI(base_url=service.url, api_key=service.key) as sdk:
         asking: Any = {"model": "gpt-4o", "messages": SAY, "temperature": 2}
@@ -175,9 +173,7 @@ async def test_an_unreadable_request_leaves_only_an_empty_conversation_book(
     assert model.kept_tokens == sum(book.tokens for book in model._books.values())
 
 
-async def test_hidden_fields_of_messages_count_towards_the_limit(
-    client: Any, service: PolicyService
-) -> None:
+async def test_hidden_fields_count_towards_the_limit(client: Any, service: PolicyService) -> None:
     service.chat({"tiny": chat_model(service, client, keep=2**14)})
     assert service._chat is not None
     padding = "x" * (BYTES * 2**12)

@@ -30,9 +30,7 @@ def user(parts: list[Any]) -> dict[str, Any]:
     return {"role": "user", "content": parts}
 
 
-def test_all_apis_render_an_image_alike(
-    engine: Engine, service: PolicyService, tmp_path: Path
-) -> None:
+def test_all_apis_show_the_image(engine: Engine, service: PolicyService, tmp_path: Path) -> None:
     folder = str(tmp_path / "seeing")
     main(SeeingConfig(out=folder))
     client = sampler_of(folder)

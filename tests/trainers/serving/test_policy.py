@@ -122,9 +122,7 @@ async def test_llama_cpp_is_refused_if_its_tokenize_route_returns_no_ids(tokeniz
             await ServedPolicy(str(server.make_url("/v1")), "m")(prompt(), [])
 
 
-async def test_an_unknown_model_or_unreachable_server_is_named(
-    client: Any, service: PolicyService
-) -> None:
+async def test_a_missing_model_or_server_is_named(client: Any, service: PolicyService) -> None:
     service.offer(client, "mine")
     with pytest.raises(NotServedError, match="has no model 'yours'; it has 'mine'"):
         await ServedPolicy(service.url, "yours", api_key=service.key)(prompt(), [])

@@ -152,9 +152,7 @@ def test_the_rest_of_an_idle_conversation_is_a_separate_record(client: Any, tmp_
         assert len(serving.recorded()) == 3
 
 
-def test_a_share_is_recorded_and_feedback_on_the_rest_is_not_an_error(
-    client: Any, tmp_path: Path
-) -> None:
+def test_a_share_is_recorded_and_all_feedback_is_accepted(client: Any, tmp_path: Path) -> None:
     with Serving(client, tmp_path, share=0.5) as serving:
         replies = [serving.ask([{"role": "user", "content": f"Say {n}."}]) for n in range(6)]
         answers = [serving.feedback(id=reply.id, reward=1) for reply in replies]

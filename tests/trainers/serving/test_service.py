@@ -54,9 +54,7 @@ async def test_served_samples_equal_those_in_process(client: Any, service: Polic
         assert logprobs == pytest.approx(expected[1], abs=1e-5)
 
 
-async def test_served_scores_equal_those_in_process_and_change_no_sample(
-    client: Any, service: PolicyService
-) -> None:
+async def test_served_scores_change_no_sample(client: Any, service: PolicyService) -> None:
     served, hot = service.offer(client), tinker.SamplingParams(max_tokens=8, temperature=5)
     scored = await served.compute_logprobs_async(prompt())
     there = await served.sample_async(prompt(), 1, hot)
@@ -67,9 +65,7 @@ async def test_served_scores_equal_those_in_process_and_change_no_sample(
     assert there.sequences[0].tokens == first.sequences[0].tokens != second.sequences[0].tokens
 
 
-def test_a_served_client_works_in_any_loop_or_without_one(
-    client: Any, service: PolicyService
-) -> None:
+def test_a_served_client_works_in_any_loop_or_none(client: Any, service: PolicyService) -> None:
     served = pickle.loads(pickle.dumps(service.offer(client)))
     replies = served.sample(prompt(), 3, how(1)).result().sequences
     for index in range(3):
@@ -113,9 +109,7 @@ async def test_models_can_be_listed_while_others_are_offered(
     assert [model["id"] for model in await served.models()] == [served.model]
 
 
-async def test_the_engines_refusals_keep_their_messages(
-    client: Any, service: Any, engine: Engine
-) -> None:
+async def test_the_engines_errors_are_unchanged(client: Any, service: Any, engine: Engine) -> None:
     served = service.offer(client)
     options: dict[str, Any]
     for options in ({"max_tokens": 10**6}, {"temperature": math.nan}, {"top_p": -1}, {"top_k": 0}):
@@ -143,9 +137,7 @@ async def test_closing_a_service_ends_its_callers_requests(client: Any) -> None:
         await served.sample_async(prompt(), 1, how(0))
 
 
-async def test_a_caller_that_disconnects_cancels_its_request(
-    client: Any, service: PolicyService
-) -> None:
+async def test_a_caller_that_leaves_cancels_its_call(client: Any, service: PolicyService) -> None:
     served = service.offer(client)
     task = asyncio.create_task(served.sample_async(prompt(), 1, LONG))
     await until(lambda: client.sampler.scheduler._runs)

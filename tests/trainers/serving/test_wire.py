@@ -155,9 +155,7 @@ UNFIT: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("content", "text"), UNFIT)
-def test_an_answer_without_a_needed_field_is_an_error_with_what_to_change(
-    content: bytes, text: str
-) -> None:
+def test_an_answer_without_a_needed_field_says_what_to_change(content: bytes, text: str) -> None:
     with pytest.raises(UnfitServerError, match=text) as error:
         read_answer(content, ASKED)
     remedy = "Expected vLLM 0.10.2 or newer, llama.cpp's server, or `evert serve`"

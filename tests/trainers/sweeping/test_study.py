@@ -141,9 +141,7 @@ def test_a_grid_has_every_point_once_even_if_the_sweep_is_interrupted(tmp_path: 
     assert [len(run.attempts) for run in last.runs] == [1, 2, 1, 3, 3, *[1] * 7]
 
 
-def test_a_torn_journal_line_is_skipped_and_an_invalid_journal_is_named(
-    tmp_path: Path,
-) -> None:
+def test_a_torn_journal_line_is_skipped_and_an_invalid_journal_is_named(tmp_path: Path) -> None:
     do(Record(GRID, tmp_path), "completed", "failed")
     with (tmp_path / "journal.log").open("a") as journal:
         journal.write('{"op_code": 4, "worker')

@@ -67,9 +67,7 @@ def test_the_first_two_steps_warn_of_truncated_replies_and_equal_rewards(
     assert all(map(re.match, patterns, texts))
 
 
-def test_a_warning_is_shown_and_logged_once_even_if_the_run_is_resumed(
-    tmp_path: Path,
-) -> None:
+def test_a_warning_is_shown_and_logged_once_even_if_the_run_is_resumed(tmp_path: Path) -> None:
     async def agent(client: Any, task: str) -> float:
         await ask(client, f"Let's play a game. Say you are {task}.")
         return 1.0

@@ -145,9 +145,7 @@ def test_a_run_killed_before_its_final_checkpoint_gets_it_on_resuming(
     assert saved(copied) == saved(finished)
 
 
-def test_a_run_with_a_damaged_checkpoint_resumes_from_an_earlier_one(
-    copied: RunFolder, finished: RunFolder, cli: Cli
-) -> None:
+def test_a_damaged_checkpoint_falls_back(copied: RunFolder, finished: RunFolder, cli: Cli) -> None:
     for file in copied.path.glob("checkpoints/*/weights/final/*.safetensors"):
         part = file.read_bytes()[:1000]
         file.unlink()
@@ -223,9 +221,7 @@ def can_mount() -> bool:
         pytest.param("16m", "No space left on device", marks=pytest.mark.nightly),  # a checkpoint
     ],
 )
-def test_a_full_disk_is_a_clear_error_and_the_run_can_be_resumed(
-    tmp_path: Path, size: str, text: str
-) -> None:
+def test_a_full_disk_is_one_error_and_the_run_resumes(tmp_path: Path, size: str, text: str) -> None:
     (disk := tmp_path / "disk").mkdir()
     arguments = [size, str(disk), sys.executable, SETTINGS, str(tmp_path)]
     subprocess.run(["unshare", "-rm", "sh", "-c", SCRIPT, "sh", *arguments], check=True)

@@ -391,9 +391,7 @@ async def test_a_batch_is_recorded_when_its_last_group_has_been_played(tmp_path:
     assert read_batches(tmp_path)[0].kinds == {"agent_error": 1}
 
 
-async def test_a_trained_context_overflow_is_reported_and_does_not_end_the_run(
-    tmp_path: Path,
-) -> None:
+async def test_a_trained_overflow_is_reported_and_does_not_end_the_run(tmp_path: Path) -> None:
     report, grown = Report(tmp_path), await trajectory_of(rambles, limits=LIMITS)
     for _ in range(5):
         report.batch([], [grown])
@@ -426,9 +424,7 @@ async def test_a_batch_of_masked_replies_is_skipped_even_without_failures(tmp_pa
     assert read_batches(tmp_path)[1] == 1
 
 
-async def test_consecutive_steps_in_which_nearly_all_episodes_fail_end_a_run(
-    tmp_path: Path,
-) -> None:
+async def test_consecutive_steps_of_nearly_only_failures_end_a_run(tmp_path: Path) -> None:
     good = [await trajectory_of(kit.asks)]
     scored = [await trajectory_of(raises, on_agent_error=0.0)]
     bad: Any = ([TABLE], [])

@@ -123,9 +123,7 @@ def test_a_wandb_run_has_its_name_tags_configuration_and_final_scores(tracked: R
             assert summary[f"held_out/{when}/{how}"] == scores[how]["reward"]
 
 
-def test_a_resumed_wandb_run_has_each_steps_metrics_once(
-    first: RunFolder, tracked: RunFolder
-) -> None:
+def test_a_resumed_run_logs_each_step_once(first: RunFolder, tracked: RunFolder) -> None:
     history, rows = wandb_history(first), first.steps()
     assert len(rows) == 2
     for row, logged in zip(rows, history[:2], strict=True):  # 0.6 adds what is of no step
@@ -201,9 +199,7 @@ def scalars(folder: Path, name: str) -> dict[int, float]:
     return dict(points)
 
 
-def test_tensorboards_event_files_have_every_number_and_setting(
-    first: RunFolder, tracked: RunFolder
-) -> None:
+def test_event_files_have_every_number_and_setting(first: RunFolder, tracked: RunFolder) -> None:
     rows, logged = tracked.steps(), events(tracked.path)
     assert [row["step"] for row in rows] == [0, 1, 2]
     for name in (TRAIN_REWARD, "time/total", "optim/lr"):

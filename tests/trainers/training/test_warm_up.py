@@ -103,9 +103,7 @@ async def test_a_warm_up_is_done_once_and_learns_its_demonstrations(tmp_path: Pa
     assert nll[-1] < nll[0] - 0.5
 
 
-async def test_a_resumed_warm_up_ends_like_an_uninterrupted_one(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+async def test_a_resumed_warm_up_ends_as_a_whole_one(tmp_path: Path, monkeypatch: Patch) -> None:
     """The Cookbook submits a batch ahead, so the checkpoint has seen more than its record says."""
     done, stopped = tmp_path / "done", tmp_path / "stopped"
     console, batches = Console(quiet=True), list[int]()

@@ -68,9 +68,7 @@ async def test_lambdas_work_as_agent_and_group_reward_in_a_pool(pool: PoolRollou
     assert int(first) not in (0, os.getpid())
 
 
-async def test_the_task_sampler_in_this_process_gets_the_rewards_of_groups_in_workers(
-    pool: PoolRollouts,
-) -> None:
+async def test_the_task_sampler_gets_the_rewards_of_groups_in_workers(pool: PoolRollouts) -> None:
     def fails(task: float) -> None:
         raise ValueError("This agent fails.")
 
@@ -85,9 +83,7 @@ async def test_the_task_sampler_in_this_process_gets_the_rewards_of_groups_in_wo
     assert reports == [[3.0, 3.0], []]
 
 
-async def test_a_judges_weights_are_sampled_in_this_process(
-    pool: PoolRollouts, engine: Engine
-) -> None:
+async def test_a_judges_weights_stay_in_this_process(pool: PoolRollouts, engine: Engine) -> None:
     """A worker has no engine. The tiny judge gives no ranking, so the failure is counted."""
     judge = judge_group(TinkerModel("evert-tiny", max_tokens=4), "The longest.")
 
@@ -119,9 +115,7 @@ async def test_an_agent_with_seats_plays_in_a_worker(pool: PoolRollouts) -> None
     assert {turn.metrics["process"] for (turn,) in turns}.isdisjoint({os.getpid()})
 
 
-async def test_a_workers_records_are_written_in_this_process(
-    pool: PoolRollouts, tmp_path: Path
-) -> None:
+async def test_a_workers_records_are_written_here(pool: PoolRollouts, tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     agent = says_task()
     groups = [await play(pool, agent, task, record=recorder) for task in (1.0, 2.0)]
@@ -161,9 +155,7 @@ async def test_an_agents_error_comes_back_unchanged_with_its_cause(pool: PoolRol
     assert ", in fails" in note
 
 
-async def test_a_groups_log_messages_appear_in_this_process(
-    pool: PoolRollouts, caplog: Any
-) -> None:
+async def test_a_groups_logs_appear_in_this_process(pool: PoolRollouts, caplog: Any) -> None:
     def logs(task: float) -> float:
         for name in ("mine", "quiet"):
             logging.getLogger(name).debug("task %d", 5)
@@ -183,9 +175,7 @@ async def test_a_groups_log_messages_appear_in_this_process(
     ]
 
 
-async def test_an_agent_that_cannot_be_pickled_is_refused_with_the_reason(
-    pool: PoolRollouts,
-) -> None:
+async def test_an_agent_that_does_not_pickle_is_refused(pool: PoolRollouts) -> None:
     lock = asyncio.get_running_loop()
     with pytest.raises(WorkerError, match=r"cannot pickle .* create locks, clients, files"):
         await play(pool, after_a_call(lambda task: float(bool(lock))))
@@ -229,9 +219,7 @@ TEMPLATE = (
 )
 
 
-def test_a_template_renderer_is_sent_to_a_worker_and_prepared_once(
-    tiny_model: str, tmp_path: Path
-) -> None:
+def test_a_template_is_sent_to_workers_and_prepared_once(tiny_model: str, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     renderer = model_renderer(str(folder), "template(mood='calm')")
@@ -361,9 +349,7 @@ def greeted() -> Callable[..., Any]:
     return agent
 
 
-async def test_groups_in_workers_have_the_samples_and_rewards_of_this_process(
-    pool: PoolRollouts, engine: Engine
-) -> None:
+async def test_groups_in_workers_play_as_groups_here(pool: PoolRollouts, engine: Engine) -> None:
     there, here = [
         [await play(executor, says_task(), task, client=base_client()) for task in (0.0, 3.0)]
         for executor in (pool, None)

@@ -70,9 +70,7 @@ def check_the_loop(make: Callable[[int, int], Any], folder: Path) -> None:
     assert not [*dying.iterdir()]
 
 
-def test_the_cookbooks_loop_gives_the_same_run_in_a_pool_even_if_workers_die(
-    tmp_path: Path,
-) -> None:
+def test_the_cookbooks_loop_gives_the_same_run_in_a_pool(tmp_path: Path) -> None:
     check_the_loop(PoolRollouts, tmp_path)
 
 
@@ -100,9 +98,7 @@ def sometimes_fails() -> Callable[..., Any]:
     return agent
 
 
-def test_a_run_counts_failures_as_without_workers_and_can_be_resumed_without_them(
-    tmp_path: Path,
-) -> None:
+def test_a_run_with_workers_counts_failures_as_without_them(tmp_path: Path) -> None:
     here, _ = run(tmp_path / "here", agent=sometimes_fails())
     workers = {"rollouts": "pool", "rollout_workers": 2, "groups_per_worker": 2}
     there, shown = run(tmp_path / "there", agent=sometimes_fails(), steps=1, **workers)

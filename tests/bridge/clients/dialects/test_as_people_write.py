@@ -255,9 +255,7 @@ async def test_tool_ids_repeated_in_each_reply_are_not_drift(spaced: bool) -> No
 
 
 @pytest.mark.parametrize("deferred", [True, False])
-async def test_a_function_found_by_tool_search_is_called_in_its_own_namespace(
-    deferred: bool,
-) -> None:
+async def test_a_function_found_by_search_is_called_in_its_own_namespace(deferred: bool) -> None:
     """OpenAI's Agents SDK finds no tool for the call otherwise."""
     lookup = {**FLAT_TOOL, "defer_loading": True} if deferred else FLAT_TOOL
     tools: Any = [lookup, {"type": "tool_search"}]

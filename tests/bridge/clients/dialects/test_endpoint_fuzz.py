@@ -292,18 +292,14 @@ def test_random_bytes_are_a_call_or_a_400(endpoint: Endpoint, path: str, content
 @pytest.mark.parametrize("path", COUNTS)
 @examples(300)
 @given(data=st.data())
-def test_a_mutated_token_count_is_answered_or_a_400(
-    endpoint: Endpoint, path: str, data: st.DataObject
-) -> None:
+def test_tokens_are_counted_or_a_400(endpoint: Endpoint, path: str, data: st.DataObject) -> None:
     check(endpoint, path, dumped(data.draw(mutated(COUNTS[path]) | subset(COUNTS[path]))))
 
 
 @every_api
 @pytest.mark.parametrize("kind", ["lists", "objects"])
 @pytest.mark.parametrize("depth", [90, 100, 110, 200, 500, *range(900, 1000, 9), 5000, 100_000])
-def test_a_nested_body_is_a_call_or_a_400(
-    endpoint: Endpoint, path: str, depth: int, kind: str
-) -> None:
+def test_nesting_is_a_call_or_a_400(endpoint: Endpoint, path: str, depth: int, kind: str) -> None:
     check(endpoint, path, deep(kind, depth).encode())
     for name in BODIES[path]:
         body = dumped({**BODIES[path], name: "deep"}).decode()
@@ -311,9 +307,7 @@ def test_a_nested_body_is_a_call_or_a_400(
 
 
 @every_api
-def test_a_body_that_is_nested_too_deeply_gets_an_error_with_the_limit(
-    endpoint: Endpoint, path: str
-) -> None:
+def test_a_body_nested_too_deeply_is_an_error_with_the_limit(endpoint: Endpoint, path: str) -> None:
     fine = {**BODIES[path], "metadata": json.loads(deep("objects", MAX_DEPTH - 1))}
     deeper = {**BODIES[path], "metadata": json.loads(deep("objects", MAX_DEPTH))}
 
@@ -326,9 +320,7 @@ def test_a_body_that_is_nested_too_deeply_gets_an_error_with_the_limit(
 @every_api
 @examples(600)
 @given(reply=REPLIES, stream=st.booleans())
-def test_any_reply_becomes_an_answer(
-    endpoint: Endpoint, path: str, reply: Reply, stream: bool
-) -> None:
+def test_any_reply_is_answered(endpoint: Endpoint, path: str, reply: Reply, stream: bool) -> None:
     place = path if stream else WHOLE.get(path, path)
     check(endpoint, place, dumped({**BODIES[path], "stream": stream}), reply)
 
@@ -385,9 +377,7 @@ def requests(draw: st.DrawFn) -> tuple[str, bytes]:
     | st.sampled_from(['{"x": 1}', "[" * 3000, "<tool_call>\n{}\n</tool_call>", "<tool_call>"])
     | st.just('<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'),
 )
-def test_a_call_that_passes_is_sampled_or_refused(
-    sent: list[tuple[str, bytes]], reply: str
-) -> None:
+def test_a_valid_call_is_sampled_or_refused(sent: list[tuple[str, bytes]], reply: str) -> None:
     asyncio.run(play(sent, reply))
 
 

@@ -115,9 +115,7 @@ async def test_many_rollouts_share_a_server_and_get_their_own_replies() -> None:
     assert all(trajectory.transitions[-1].metrics["lineages"] == 1 for trajectory in trajectories)
 
 
-async def test_the_server_listens_on_loopback_by_default_and_advises_tls_elsewhere(
-    caplog: Logs,
-) -> None:
+async def test_the_server_listens_on_loopback_and_advises_tls_elsewhere(caplog: Logs) -> None:
     async def agent(client: AgentClient) -> float:
         port = int(client.base_url.rpartition(":")[2].partition("/")[0])
         listening = [c for c in psutil.Process().net_connections() if c.status == "LISTEN"]

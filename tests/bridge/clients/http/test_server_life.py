@@ -186,9 +186,7 @@ def test_all_episodes_of_a_loop_share_a_named_port() -> None:
         ("trainer:80", ("trainer", 80)),
     ],
 )
-def test_an_interface_may_be_given_with_or_without_a_port(
-    host: str, named: tuple[str, int]
-) -> None:
+def test_an_interface_is_given_with_or_without_a_port(host: str, named: tuple[str, int]) -> None:
     assert server.interface_and_port(host) == named
 
 

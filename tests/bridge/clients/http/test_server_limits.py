@@ -207,9 +207,7 @@ crowded = pytest.mark.filterwarnings(  # asyncio's own
 
 
 @crowded
-async def test_600_idle_connections_do_not_block_a_rollout(
-    opened: Opened, monkeypatch: Patch
-) -> None:
+async def test_600_idle_connections_block_no_rollout(opened: Opened, monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "YOUNG", 0.1)
     async with serving() as address:
         idle = opened(address, 600)
@@ -223,9 +221,7 @@ async def test_600_idle_connections_do_not_block_a_rollout(
 
 
 @crowded
-async def test_unauthenticated_connections_never_replace_a_known_client(
-    opened: Opened, monkeypatch: Patch
-) -> None:
+async def test_strangers_never_replace_a_known_client(opened: Opened, monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "YOUNG", 0)
     async with serving() as address:
         pair = await connect(address)
@@ -237,9 +233,7 @@ async def test_unauthenticated_connections_never_replace_a_known_client(
 
 
 @crowded
-async def test_a_new_client_has_time_to_send_its_request(
-    opened: Opened, monkeypatch: Patch
-) -> None:
+async def test_a_new_client_has_time_for_its_request(opened: Opened, monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "YOUNG", 600)
     async with serving() as address:
         pair = await connect(address)

@@ -60,9 +60,7 @@ REFUSED: list[tuple[list[types.Datum], str, Any, str]] = [
 ]
 
 
-async def test_a_wrong_request_is_refused_without_side_effects(
-    training: Any, tiny_model: str
-) -> None:
+async def test_a_wrong_request_has_no_side_effect(training: Any, tiny_model: str) -> None:
     before = training.forward_backward([GOOD], CE)
     for data, loss_fn, config, text in REFUSED:
         for call in (training.forward, training.forward_backward):

@@ -61,9 +61,7 @@ def test_top_k_prompt_log_probabilities_are_the_models(client: Any, model: Any) 
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_target_prompt_log_probabilities_are_the_models(
-    client: Any, model: Any, sparse: bool
-) -> None:
+def test_target_log_probabilities_are_the_models(client: Any, model: Any, sparse: bool) -> None:
     ids = torch.full((7, 5), -1, dtype=torch.int64)
     ids[2, 0], ids[2, 4], ids[5, 1] = 17, 0, 200
     dense = types.TensorData.from_torch(ids)
@@ -104,9 +102,7 @@ def test_an_unknown_token_fails_only_its_request(client: Any) -> None:
     assert good.result().target_prompt_logprobs.to_torch().all()
 
 
-async def test_every_kind_of_client_gives_prompt_log_probabilities(
-    client: Any, tiny_model: str
-) -> None:
+async def test_every_client_gives_prompt_log_probabilities(client: Any, tiny_model: str) -> None:
     training = trainer_of(tiny_model)
     others = [snapshot(training) for _ in range(2)]
     tokens = prompt(*TOKENS)

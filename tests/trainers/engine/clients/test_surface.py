@@ -122,9 +122,7 @@ def files_of(rest: Any, path: str) -> list[Path]:
     return [Path(url.removeprefix("file://")) for url in urls.values()]
 
 
-def test_runs_and_checkpoints_are_listed(
-    engine: Engine, rest: Any, training: Any, tiny_model: str
-) -> None:
+def test_runs_are_listed(engine: Engine, rest: Any, training: Any, tiny_model: str) -> None:
     other = trainer_of(tiny_model, user_metadata={"who": "b"})
     state = training.save_state("s", ttl_seconds=7200, user_metadata={"k": "v"}).result().path
     weights = training.save_weights_for_sampler("w").result().path
@@ -217,9 +215,7 @@ NOT_ONE = pytest.mark.skipif(
 
 
 @NOT_ONE
-async def test_the_future_of_a_training_client_acts_as_the_client(
-    engine: Engine, tiny_model: str
-) -> None:
+async def test_the_future_of_a_client_acts_as_the_client(engine: Engine, tiny_model: str) -> None:
     future: Any = tinker.ServiceClient().create_lora_training_client(tiny_model)
     assert isinstance(future, tinker.APIFuture)
     assert isinstance(future, tinker.TrainingClient)

@@ -40,9 +40,7 @@ def test_threads_with_different_options_share_a_tokenizer(tokenizer: Any, tmp_pa
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_copies_of_a_tokenizer_encode_alike_with_their_own_locks(
-    tokenizer: Any, again: Any
-) -> None:
+def test_copies_of_a_tokenizer_encode_alike_with_own_locks(tokenizer: Any, again: Any) -> None:
     mine = make_thread_safe(make_thread_safe(tokenizer))
     theirs = again(mine)
     assert theirs.encode(TEXT) == mine.encode(TEXT)

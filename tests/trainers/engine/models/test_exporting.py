@@ -141,9 +141,7 @@ def assert_equal_weights(shown: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_gguf_that_is_imported_again_is_the_same_model(
-    kind: str, base: Path, tmp_path: Path
-) -> None:
+def test_a_reimported_gguf_is_the_same_model(kind: str, base: Path, tmp_path: Path) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(base)
     made = drawn(KINDS[kind][0](**sizes(kind)))
     ids = torch.tensor([tokenizer.encode("Say 1234, or naïve 漢字.")])
@@ -191,9 +189,7 @@ def test_an_exported_template_contains_its_variables_values(base: Path) -> None:
     assert tokenizer.apply_chat_template(messages, tokenize=False) == text == "True!Hi"
 
 
-def test_a_wrong_export_is_refused_before_torch_is_imported(
-    run: Path, base: Path, tmp_path: Path
-) -> None:
+def test_a_wrong_export_is_refused_without_torch(run: Path, base: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine").write_text("mine")
     lines = {

@@ -48,9 +48,7 @@ def imported(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
-def test_a_gguf_file_becomes_the_model_that_it_was_made_from(
-    original: Path, imported: Path
-) -> None:
+def test_a_gguf_file_becomes_the_model_it_was_made_from(original: Path, imported: Path) -> None:
     base, tokenizer = base_tokenizer(), load_tokenizer(str(imported))
     ids = torch.tensor([base.encode(TEXTS[-1])])
     assert [tokenizer.encode(text) for text in TEXTS] == [base.encode(text) for text in TEXTS]

@@ -63,9 +63,7 @@ def grey(*shades: int) -> types.ModelInput:
     return prompt(text(5, 6, 512), *(chunk for pair in parts for chunk in pair), text(7))
 
 
-def test_an_image_has_one_id_per_token_that_depends_on_its_pixels(
-    seeing: str, tmp_path: Path
-) -> None:
+def test_an_image_has_an_id_per_token_made_of_its_pixels(seeing: str, tmp_path: Path) -> None:
     uncounted = image(size=(48, 32)).model_copy(update={"expected_tokens": None})
     row = PictureReader(seeing).read(prompt(text(1), uncounted, text(2, 3)))
     [picture] = row.pictures
@@ -217,9 +215,7 @@ def answered(question: types.ModelInput, tokens: Sequence[int]) -> types.ModelIn
     return prompt(*question.chunks, text(*tokens))
 
 
-def test_rows_with_images_are_sampled_and_scored_as_by_the_model(
-    engine: Engine, seeing: str
-) -> None:
+def test_rows_with_images_are_scored_as_by_the_model(engine: Engine, seeing: str) -> None:
     client = sampler_of(seeing)
     padded = prompt(text(5, IMAGE_PAD), image(), text(IMAGE_PAD, 7))
     prompts = [grey(10), grey(11, 12), prompt(text(5, 6, 7)), grey(11), grey(10, 13, 14), padded]
@@ -262,9 +258,7 @@ def datum(question: types.ModelInput, reply: list[int]) -> types.Datum:
 
 
 @pytest.mark.parametrize("full_parameter", [True, False])
-def test_the_trainer_learns_from_samples_with_images(
-    full_parameter: bool, seeing: str, tmp_path: Path
-) -> None:
+def test_the_trainer_learns_from_images(full_parameter: bool, seeing: str, tmp_path: Path) -> None:
     with embedded_engine(tmp_path, device="cpu", full_parameter=full_parameter):
         service = tinker.ServiceClient()
         training = trainer_of(seeing, rank=4)

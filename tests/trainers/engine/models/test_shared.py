@@ -100,9 +100,7 @@ def test_all_users_of_a_base_share_its_memory(adapting: Engine, folder: str) -> 
     assert 0.98 * base < taken < 1.6 * base
 
 
-def test_adapters_train_concurrently_without_affecting_each_other(
-    adapting: Engine, folder: str
-) -> None:
+def test_adapters_train_without_affecting_each_other(adapting: Engine, folder: str) -> None:
     first, second = (trainer_of(folder, rank=4) for _ in "ab")
     train(first, 1)
     still = [snapshot(first), sampler_of(folder)]

@@ -139,9 +139,7 @@ def test_a_stream_key_depends_on_every_part_and_its_boundaries() -> None:
         ("end", {7}, ("end",)), (["a", "b"], {7}, ("a", "b")),
     ],
 )  # fmt: skip
-def test_every_form_of_the_sdks_stop_is_read(
-    stop: Any, tokens: set[int], texts: tuple[str, ...]
-) -> None:
+def test_every_form_of_stop_is_read(stop: Any, tokens: set[int], texts: tuple[str, ...]) -> None:
     stops = make_stops(stop, {7})
     assert (stops.tokens, stops.texts) == (frozenset(tokens), texts)
     assert stops.hit([3, 7], lambda _: "") is (7 in tokens)

@@ -108,9 +108,7 @@ def test_shared_prefixes_come_level_by_level_if_a_pass_is_worth_it() -> None:
 
 
 @KINDS
-def test_many_prompts_with_a_shared_prefix_cost_their_distinct_tokens(
-    make: Make, kind: Any
-) -> None:
+def test_prompts_with_a_shared_prefix_cost_their_distinct_tokens(make: Make, kind: Any) -> None:
     sampler, prompts = make(kind), family(445, [40] * 64)
     replies = ask(sampler, prompts, samples=4)
     assert sampler.stats.prompt_tokens <= 1.1 * (445 + 64 * 40)
@@ -122,9 +120,7 @@ def test_many_prompts_with_a_shared_prefix_cost_their_distinct_tokens(
 
 
 @KINDS
-def test_turns_and_branches_of_a_conversation_compute_only_new_tokens(
-    make: Make, kind: Any
-) -> None:
+def test_turns_and_branches_compute_only_new_tokens(make: Make, kind: Any) -> None:
     sampler, conversation = make(kind), tokens(120, 0)
     for turn in range(5):
         before = sampler.stats.prompt_tokens
@@ -151,9 +147,7 @@ def test_a_prompt_reuses_the_prefix_of_a_running_one(make: Make, kind: Any) -> N
 
 
 @KINDS
-def test_rows_with_a_shared_prefix_are_scored_in_their_distinct_tokens(
-    kind: Any, model: Any
-) -> None:
+def test_rows_with_a_shared_prefix_are_scored_by_distinct_tokens(kind: Any, model: Any) -> None:
     rows = [*family(200, [30, 12, 1, 30]), tokens(9, 50)]
     scorings = [Scoring(np.array(row)) for row in [*rows, rows[0]]]
     with torch.inference_mode():
@@ -206,9 +200,7 @@ def test_a_shared_prefix_of_many_rows_is_held_once(model: Any) -> None:
         assert batch._stem is None
 
 
-def test_staggered_requests_take_as_many_passes_on_the_generic_as_on_the_lean_path(
-    make: Make,
-) -> None:
+def test_staggered_requests_take_as_many_passes_as_on_the_lean_path(make: Make) -> None:
     others = [make_model(name) for name in ("learned positions", "a sliding window")]
     samplers = [make(), *(make(FrozenGeneric, other) for other in others)]
     for sampler in samplers:

@@ -88,9 +88,7 @@ def test_a_special_token_may_be_named_as_text(make: Make) -> None:
     assert any(s.stop_reason == "stop" for s in by_id)
 
 
-def test_request_counts_are_bounded_and_no_sample_is_drawn_twice(
-    make: Make, monkeypatch: Any
-) -> None:
+def test_counts_are_bounded_and_no_sample_is_drawn_twice(make: Make, monkeypatch: Any) -> None:
     monkeypatch.setattr(sampler_module, "_COUNTED_PROMPTS", 2)
     sampler, (first, *others) = make(), prompts(10, 11, 12, 13)
     drawn = {tuple(one(sampler.sample(first, 1, params())).tokens) for _ in range(3)}
@@ -197,9 +195,7 @@ def test_samplers_of_one_base_share_passes(models: list[Any], sampler_of: Make) 
     assert stats.forward_passes < 200  # alone: 400 and more
 
 
-def test_models_without_a_shared_base_have_separate_batches(
-    tiny_model: str, sampler_of: Make
-) -> None:
+def test_models_without_a_shared_base_share_no_batch(tiny_model: str, sampler_of: Make) -> None:
     model = load_model(tiny_model, torch.device("cpu"), torch.float32)
     assert sampler_of(model).scheduler is not sampler_of(model).scheduler
 

@@ -65,9 +65,7 @@ def test_a_path_of_another_form_is_refused(path: str, store: CheckpointStore) ->
         store.folder(path)
 
 
-def test_a_failed_write_does_not_affect_earlier_checkpoints(
-    store: CheckpointStore, run_id: str
-) -> None:
+def test_a_failed_write_keeps_earlier_checkpoints(store: CheckpointStore, run_id: str) -> None:
     path = save(store, run_id, "same")
 
     def write(folder: Path) -> None:
@@ -105,9 +103,7 @@ def test_a_root_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
         CheckpointStore(tmp_path / "file").new_run(RunInfo("base", None, {}, 1.0))
 
 
-def test_a_checkpoint_is_replaced_unless_overwrite_is_false(
-    store: CheckpointStore, run_id: str
-) -> None:
+def test_a_checkpoint_is_replaced_unless_forbidden(store: CheckpointStore, run_id: str) -> None:
     save(store, run_id, "final", "first")
     path = save(store, run_id, "final", "second")
     with pytest.raises(CheckpointError, match="The checkpoint .* exists already.*overwrite=True"):

@@ -39,9 +39,7 @@ def distinct_tokens(rows: Rows) -> int:
 
 
 @given(rows_of_few_tokens)
-def test_every_row_is_in_one_family_with_a_shared_prefix_and_is_restored_exactly(
-    rows: Rows,
-) -> None:
+def test_every_row_is_in_one_family_and_is_restored_exactly(rows: Rows) -> None:
     folded = fold(rows)
     tokens = np.concatenate([*folded.stems, *folded.tails])[folded.places]
     assert tokens.tolist() == np.concatenate(rows).tolist()

@@ -102,9 +102,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("attempt", "text"), REFUSED)
-def test_inputs_and_settings_that_no_loss_reads_are_refused_by_name(
-    attempt: Callable[[], object], text: str
-) -> None:
+def test_inputs_that_no_loss_reads_are_refused(attempt: Callable[[], object], text: str) -> None:
     with pytest.raises(LossInputError, match=text):
         attempt()
 

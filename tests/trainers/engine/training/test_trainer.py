@@ -280,9 +280,7 @@ def test_a_step_is_torchs_adamw(trainer: Trainer, model: Any, tiny_model: str) -
     assert same(weights(model), weights(twin), 1e-5)
 
 
-def test_clipping_reports_the_norm_before_clipping(
-    trainer: Trainer, model: Any, monkeypatch: Any
-) -> None:
+def test_clipping_reports_the_full_norm(trainer: Trainer, model: Any, monkeypatch: Any) -> None:
     trainer.forward_backward(trainer.read([datum(20)], "cross_entropy"))
     norm = norm_of(gradients(model))
     clipped = spied(monkeypatch, torch.optim.AdamW, "step", lambda _: norm_of(gradients(model)))
