@@ -138,7 +138,7 @@ def test_a_malformed_or_duplicate_id_is_an_error_that_says_what_to_do(register: 
         with pytest.raises(gymnasium.error.RegistrationError, match="like 'my/Env-v0'"):
             register(id, blocking_agent)
     register("test/Twice-v0", echo_agent, ["a"])
-    message = r"'test/Twice-v0' is taken, by .*echo_agent.*test/Twice-v1.*replace=True"
+    message = r"'test/Twice-v0' is taken by .*echo_agent.*test/Twice-v1.*replace=True"
     with pytest.raises(gymnasium.error.RegistrationError, match=message):
         register("test/Twice-v0", blocking_agent)
     with pytest.raises(gymnasium.error.RegistrationError, match="CartPoleEnv.*CartPole-v2"):

@@ -217,12 +217,12 @@ BROKEN_ENVS: dict[str, tuple[Callable[[], ChatAgentEnv], list[str]]] = {
     "foreign": (
         lambda: ChatAgentEnv(asks, renderer=ForeignTokens(TOKENIZER)),
         [
-            "Rule 2: the observation of turn 0 has token 150000, but the tokenizer has "
+            "Rule 2: the observation of turn 0 has token 150000, but the tokenizer's size is "
             f"{len(TOKENIZER)}. The renderer and the tokenizer do not match."
         ],
     ),
     "forgetful": (lambda: ChatAgentEnv(talker(3), renderer=Forgetful(TOKENIZER)), [RULE_3,
-        "Forgetful renders a message differently once others follow"]),
+        "Forgetful renders a message differently if more messages follow"]),
     "tireless": (lambda: Tireless(asks),
         ["Rule 4: a step after the end of the episode was accepted."]),
 }  # fmt: skip

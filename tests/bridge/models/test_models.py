@@ -218,7 +218,7 @@ async def test_a_model_with_an_unreadable_reply_is_named(elsewhere: Elsewhere, m
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{bad"}}
     broken = {"message": {"role": "assistant", "content": None, "tool_calls": [call]}}
     rows: list[tuple[str, dict[str, Any], str]] = [
-        ("judge", {}, "The model 'judge' returned no choice: .*'total_tokens': 11"),
+        ("judge", {}, "The model 'judge' returned no choices: .*'total_tokens': 11"),
         ("judge", {**elsewhere.choice, **broken}, "The model 'judge' returned an unreadable rep"),
         ("none", {}, "returned None; expected the reply's text"),
     ]

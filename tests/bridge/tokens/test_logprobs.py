@@ -159,7 +159,10 @@ async def test_a_model_without_log_probabilities_refuses_them_with_a_400() -> No
 
     async def agent(client: AgentClient) -> float:
         check((await call(client, model="judge", logprobs=True)).choices[0].logprobs.content)
-        for model, why in (("talker", "'talker' is a MessageCompleter"), ("policy", "without any")):
+        for model, why in (
+            ("talker", "'talker' is a MessageCompleter"),
+            ("policy", "without log-probabilities"),
+        ):
             with pytest.raises(openai.BadRequestError, match=why) as caught:
                 await call(client, model=model, logprobs=True)
             assert (caught.value.code, caught.value.param) == ("logprobs_unavailable", "logprobs")

@@ -111,7 +111,7 @@ async def test_conversations_that_are_not_only_text_are_left_out(tmp_path: Path,
     await record(tmp_path, with_few_shot_calls)
     out = tmp_path / "sft.jsonl"
     shown = cli(f"export run={tmp_path} out={out}", status=1)
-    assert "No conversation of 6 rollouts can be written" in shown
+    assert "No conversation from 6 rollouts can be written" in shown
     await record(tmp_path)
     assert "left out: 6. The first: The conversation of turn 0 cannot be written" in cli(
         f"export run={tmp_path} out={out} unique=False"

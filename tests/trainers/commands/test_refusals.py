@@ -133,7 +133,7 @@ LIGHT = {
     "evaluate env=identity modles=evert-tiny": "Did you mean 'models'?",
     "evaluate env=identity models=oracle": "identity has no player 'oracle', unlike twenty_q",
     "evaluate env=identity models=some-model": "the model 'some-model', and it is neither",
-    "evaluate env=identity models=evert-tiny opponent=evert-tiny": "plays the other seats",
+    "evaluate env=identity models=evert-tiny opponent=evert-tiny": "with the seats (none)",
     f"{TINY} seeds=0": "seeds must be at least 1, got 0",
     f"{TINY} temperature=-1": "temperature must be at least 0",
     f"{TINY} max_tasks=0": "max_tasks must be at least 1",

@@ -258,7 +258,7 @@ def test_a_trace_without_tokens_is_exported_as_text(tmp_path: Path, cli: Cli) ->
     assert first["agent"] == {k: v for k, v in FOREIGN["agent"].items() if k != "model_name"}
     assert first["steps"][2]["metrics"] == {"prompt_tokens": 7, "completion_tokens": 3}
     shown = cli(f"export run={file} format=training_trace out={out}.jsonl", status=1)
-    assert "No trace of 2 rollouts can be written. The record was read" in shown
+    assert "No trace from 2 rollouts can be written. The record was read" in shown
 
 
 def turn_with(**fields: Any) -> dict[str, Any]:

@@ -161,11 +161,11 @@ async def test_skipped_rows_and_replies_are_counted(tmp_path: Path) -> None:
     assert describe(rows) == (
         "6 conversations; 3 with nothing to learn, left out; 1 repeated; 1 with messages after the "
         "last learned reply; 1 with a call to a tool that is not among their tools; 1 with the "
-        "field 'id', not read"
+        "field 'id', ignored"
     )
     played = await records(tmp_path / "records", 0.5, 1.0)
     assert [len(read_demonstrations(played, least)) for least in (1.0, 0.5, None)] == [1, 2, 2]
-    with pytest.raises(DemonstrationsError, match="no rollout has warm_up_min_reward=2; the best "):
+    with pytest.raises(DemonstrationsError, match="no rollout reaches warm_up_min_reward=2; the best "):
         read_demonstrations(played, 2.0)
 
 

@@ -182,7 +182,7 @@ async def test_an_agent_that_does_not_pickle_is_refused(pool: PoolRollouts) -> N
 
 
 def test_a_pool_plays_only_the_cookbooks_groups(pool: PoolRollouts) -> None:
-    with pytest.raises(WorkerError, match="was given <built-in function print>; it plays"):
+    with pytest.raises(WorkerError, match="was given <built-in function print>; it only plays"):
         pool.submit(print, "Hi")
 
 

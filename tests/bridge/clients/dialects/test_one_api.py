@@ -87,7 +87,10 @@ def test_openais_built_in_tools_are_left_out_and_named() -> None:
         request = RESPONSES.read(tools=[{"type": kind}])
         assert (request.tools, request.left_out) == (None, (kind,))
     refusal = RESPONSES.refusal(tools=[{"type": "shell"}], tool_choice="required")
-    assert "no tools that OpenAI defines (shell): offer functions." in refusal.message
+    assert (
+        "evert does not show the policy tools that OpenAI defines (shell): offer functions."
+        in refusal.message
+    )
 
 
 def test_tool_choice_may_force_a_custom_tool_or_any_tool() -> None:

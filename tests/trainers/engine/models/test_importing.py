@@ -134,7 +134,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "a link to a device": (links_to("/dev/zero"), "extra is a link; expected files"),
     "a link outside": (links_to("../secret"), "extra is a link; expected files"),
     "a named pipe": (lambda folder: os.mkfifo(folder / "extra"), "extra is a pipe"),
-    "shards elsewhere": (shards_elsewhere, "names ../secret, not in"),
+    "shards elsewhere": (shards_elsewhere, "names ../secret, missing from"),
     "weights as pickles": (
         lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
         "no file named model.safetensors",
