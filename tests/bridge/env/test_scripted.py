@@ -42,7 +42,7 @@ async def test_scripted_texts_are_played_in_order_and_prompts_are_kept() -> None
 async def test_replies_that_are_not_texts_are_refused() -> None:
     with pytest.raises(InvalidModelError, match=r"one string, 'yes'; expected a list of strings"):
         ScriptedPolicy("yes")
-    with pytest.raises(InvalidModelError, match=r"The reply is 5 \(int\); expected a text"):
+    with pytest.raises(InvalidModelError, match=r"The reply is 5 \(int\); expected"):
         await ScriptedPolicy(lambda _: 5)(prompt("a"), [])  # type: ignore[arg-type, return-value]
 
 
