@@ -32,8 +32,8 @@ def write_card(
         model: The base.
         commands: The commands that made it, in order.
         losses: Mean losses over the last steps, by kind of batch.
-        text: The card, with placeholders ``{name}`` for ``facts`` and for the other arguments.
-        digits: Decimals of a loss.
+        text: The card, with ``{name}`` for facts, parameters, vocabulary, commands and losses.
+        digits: Decimal places of a loss.
         **facts: Values for this base's own placeholders.
     """
     filled = text.format(

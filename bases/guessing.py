@@ -78,7 +78,7 @@ def _place(
 
 
 def digit_probabilities(digits: str, low: int, high: int) -> NDArray[np.float32]:
-    """Return the eleven choices' probabilities after ``digits``, uniform in ``low..high``."""
+    """Return the choices' probabilities after ``digits`` of a number uniform in ``low..high``."""
     weights = np.zeros(CHOICES, np.float32)
     if digits and low <= int(digits) <= high:
         weights[STOP] = 1

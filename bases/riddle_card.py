@@ -30,7 +30,7 @@ class Recall:
 
     Attributes:
         fitting: Probability that a guess begins like a noun that fits all answers, by the number of
-            nouns that fit (at most ``MANY``).
+            nouns that fit; the key ``MANY`` is for that many or more.
         one_left: How many riddles with one noun left it guesses right, greedily; of how many.
     """
 

@@ -17,7 +17,7 @@ import tokenizers  # type: ignore[import-untyped]
 from transformers import PreTrainedTokenizerFast
 
 VOCAB_SIZE = 512
-"""Size of ``evert-tiny``'s: 256 bytes, merges, the nine of :data:`CONTROL` and :data:`MARKERS`."""
+"""Tokens of ``evert-tiny``: 256 bytes, merges, the nine of :data:`CONTROL` and :data:`MARKERS`."""
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Special tokens: text never becomes one of them under ``split_special_tokens=True``."""

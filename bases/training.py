@@ -44,7 +44,7 @@ class MakingConfig:
     bfloat16: bool = chz.field(default=False, doc="multiply in bfloat16: faster on newer CPUs")
     save_every: int = chz.field(default=100, doc="steps between two saves of the weights")
     measured_games: int = chz.field(default=200, doc="games, or riddles, for the model card")
-    matrix_lr: float = chz.field(default=0.02, doc="Muon's learning rate, for matrices")
+    matrix_lr: float = chz.field(default=0.02, doc="Muon's learning rate, for the layers' matrices")
     other_lr: float = chz.field(default=3e-3, doc="AdamW's, for everything else")
 
 
@@ -182,7 +182,7 @@ def _step(
 
 
 def _optimizers(model: Qwen3ForCausalLM, config: MakingConfig) -> list[Optimizer]:
-    """Return Muon for the layers' matrices (halves the steps), and AdamW for the rest."""
+    """Return Muon for the layers' matrices (half the steps of AdamW alone), AdamW for the rest."""
     embedding = model.get_input_embeddings().weight
     matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
     others = [p for p in model.parameters() if p.ndim != 2 or p is embedding]

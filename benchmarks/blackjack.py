@@ -1,4 +1,4 @@
-"""Does a policy learn Blackjack through ``GymAgent``, compared with basic strategy?
+"""How well does a policy learn Blackjack through ``GymAgent``, compared with basic strategy?
 
     python benchmarks/blackjack.py [--quick] [--seeds 0 1 2] [--hands 4000] [SETTING=VALUE ...]
 
@@ -93,7 +93,7 @@ def best(total: int, ace: bool, dealer: int) -> float:
 
 
 def best_return() -> float:
-    """Return basic strategy's mean return per game. Only a natural draws against a natural."""
+    """Return basic strategy's mean return per game. A natural draws only against a natural."""
     total = 0.0
     for first, p in CARDS.items():
         for second, q in CARDS.items():

@@ -49,9 +49,9 @@ class RewardError(EvertError, ValueError):
 
 
 class AgentError(EvertError, RuntimeError):
-    """The agent raised an exception, which is ``__cause__``.
+    """The agent raised an exception; ``__cause__`` is that exception, with its traceback.
 
-    The class has its name (``AgentError.KeyError``), since the Cookbook counts by class name.
+    The class is named after it (``AgentError.KeyError``): the Cookbook counts by class name.
     """
 
     cause_name: ClassVar[str] = ""

@@ -80,7 +80,7 @@ async def isolate(make: Make, *arguments: Any) -> AsyncIterator[Callable[..., Aw
 
 
 def import_function(path: str, *example: Any) -> Callable[..., Any]:
-    """Import a function, for ``make``, and call it once, so that it does its own imports now."""
+    """Import and return a function, for ``make``; call it once, so that it does its imports."""
     function: Callable[..., Any] = resolve_name(path)
     with suppress(Exception):
         function(*example)

@@ -54,7 +54,7 @@ LONE = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair: text that contains one cannot be written to a file."""
 
 LONGEST_KEY = 2**13
-"""Number of characters before the end that ``redacted_end`` keeps in which a secret may begin."""
+"""How many characters before the kept end of a text to redact too: a secret may begin there."""
 
 _registered: dict[str, str] = {}
 _marks: list[tuple[str, str]] = []  # each spelling of a secret with its mark, longest first

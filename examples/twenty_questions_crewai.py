@@ -4,7 +4,7 @@
                      router -> finish
 
 Player and answerer are crew agents. The player's model is the policy: evert takes over calls to its
-name. The answerer's model is the knowledge base (a ``BaseLLM``), or a chat model that is named:
+name. The answerer's model is the knowledge base (a ``BaseLLM``), or a named chat model:
 
     ChatAgentEnv(TwentyQuestionsFlow(answerer="judge"), task, models={"judge": ...})
 """

@@ -4,7 +4,7 @@
     ask -> answer -> ask       until the noun is found, or the questions are used up
            answer -> finish
 
-The player's model is the policy. The answerer is the knowledge base, or a chat model that is named:
+The player's model is the policy. The answerer is the knowledge base, or a named chat model:
 
     ChatAgentEnv(TwentyQuestionsGraph(answerer="judge"), task, models={"judge": ...})
 """

@@ -4,8 +4,8 @@
 
 It builds a copy of the files here that git does not ignore. It checks the description, the wheel's
 files, and four installs: the wheel with its requirements in an empty environment, from git,
-editable beside a script, and from a clone without symbolic links. Except for the first, an
-environment shares the requirements of ``.venv``.
+editable beside a script, and from a clone without symbolic links. Except in the first and with
+``uvx``, the environment shares the requirements of ``.venv``.
 """
 
 import os
@@ -61,7 +61,7 @@ def check_files(wheel: Path, checkout: Path) -> None:
 
 
 def check_empty(wheel: Path) -> None:
-    """Check the command, its version and an episode in an empty environment."""
+    """Check the wheel's command, version and an episode in an empty environment."""
     uv("venv", str(CHECKS / "empty"))
     python = str(CHECKS / "empty/bin/python")
     uv("pip", "install", "--python", python, "--constraint", "constraints.txt", str(wheel))
@@ -119,7 +119,7 @@ def checkout_of_this_tree() -> Path:
 
 
 def environment(name: str) -> str:
-    """Return the Python of a new environment with the requirements of this script's."""
+    """Return the Python of a new environment that shares the packages of this script's Python."""
     uv("venv", str(CHECKS / name))
     [packages] = (CHECKS / name).glob("lib/python*/site-packages")
     (packages / "requirements.pth").write_text(sysconfig.get_path("purelib"))

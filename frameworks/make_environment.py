@@ -72,7 +72,7 @@ def python_for(name: str) -> str:
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     by_name = shutil.which(f"python{version}")
     for found in filter(None, [by_name, *pyenv.glob(f"versions/{version}.*/bin/python")]):
-        # pyenv has a shim on the PATH for every version; it fails if that is not selected.
+        # pyenv has a shim on the PATH for every version; it fails if its version is not selected.
         if subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
             return str(found)
     sys.exit(

@@ -3,7 +3,7 @@
     python frameworks/play_examples.py [--only WORDS] [--out PATH]
 
 ``examples.toml`` says which examples: files of the packages' sources, and Python blocks of their
-READMEs and docstrings that call a model, except those that a script cannot play. It lists the
+READMEs and docstrings that call a model, except those that need more than a script. It lists the
 failures to expect, with their reasons; any other outcome ends this with an error. A block is played
 after the blocks of its page that define the names it uses. ``play_example.py`` plays one. Results
 go to ``PATH.json``, and the table of ``benchmarks/README.md`` to ``PATH.md``.

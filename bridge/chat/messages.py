@@ -147,7 +147,7 @@ def _read_tool_call(call: object, place: str) -> ToolCall:
     function = fields.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
-    if arguments is None or arguments == "":  # some servers write a call without arguments so
+    if arguments is None or arguments == "":  # some servers omit empty arguments
         arguments = "{}"
     call_id = fields.get("id")
     if (

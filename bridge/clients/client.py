@@ -51,12 +51,12 @@ class _Handle:
         self._endpoint.notes.add("reward", "", value)
 
     def log(self, **values: str | int | float) -> None:
-        """Record values to read in the transition's logs."""
+        """Record values in the transition's logs, for people to read."""
         for key, value in values.items():
             self._endpoint.notes.add("log", key, value)
 
     def metric(self, key: str, value: float) -> None:
-        """Record a number to plot in the transition's metrics.
+        """Record a number in the transition's metrics, for plots.
 
         Raises:
             RewardError: The value is not a finite number.
@@ -113,8 +113,8 @@ class _Handle:
         """Return this rollout's HTTP address on a host, for agents in other processes.
 
         Args:
-            host: Interface to listen on; add a port to fix it ("0.0.0.0:8443"). With any interface
-                but loopback, other machines can connect, over plain HTTP. An absolute path names a
+            host: Interface to listen on, with a free port or a fixed one ("0.0.0.0:8443"). Except
+                on loopback, other machines can connect, over plain HTTP. An absolute path names a
                 Unix socket to create; its clients connect to a relay on their loopback port 47113.
 
         Raises:

@@ -288,7 +288,7 @@ class Conversation:
 def _shown_length(prompt: FlatPrompt, log: FlatPrompt, renderer: PromptRenderer) -> int | None:
     """Return the length of the prefix of ``prompt`` that shows ``log``; None if it differs.
 
-    A cut reply may leave the thought open that the prompt opened. A template cannot show such a
+    A cut reply may leave open a thought that the prompt opened. A template cannot show such a
     thought; it shows the reply's text instead.
     """
     if prompt[: len(log)] == log:

@@ -56,7 +56,7 @@ def cause_of(
 
 
 def drift_of(history: FlatPrompt, sampled: list[int], renderer: PromptRenderer) -> Drift | None:
-    """Return the drift from a reply's sampled tokens to the tokens rendered as its history."""
+    """Return the drift between a reply's sampled tokens and its tokens in the rendered history."""
     if history == sampled:
         return None
     tokens = [token for token in history if isinstance(token, int)]

@@ -82,7 +82,7 @@ class Budget:
         return self.limits.max_turns is None or turns < self.limits.max_turns
 
     def cap(self, max_tokens: int | None, length: int, first: int | None) -> int | None:
-        """Return a reply's maximum length: the agent's cap, or less room; None: no cap.
+        """Return a reply's maximum length: the agent's cap, or the room left if less; None: no cap.
 
         Args:
             max_tokens: The agent's cap.

@@ -28,7 +28,7 @@ class ParallelRollouts(RolloutStrategy):
 
     The other strategy decides which failures it tolerates and what it retries. If an agent's calls
     never overlap, its rollouts are the same, token for token. An agent's rewards, metrics and logs
-    go to the call that was answered last in the same task or thread. Other Envs than evert's are
+    go to the call that was answered last in the same task or thread. Envs other than evert's are
     played as usual.
 
     Args:

@@ -41,7 +41,7 @@ class PolicyQueue(TokenCompleter):
         self.max_calls = max_calls
         self._is_timed = is_timed
         self._policy = policy
-        self._context = contextvars.copy_context()  # made outside agents, so not taken over
+        self._context = contextvars.copy_context()  # outside agents, whose calls are taken over
         self._samples: WeakValueDictionary[int, Sample] = WeakValueDictionary()
 
     def submit(

@@ -1,4 +1,4 @@
-"""Metrics and logs that transitions have on callers, drift and lost tool calls.
+"""The metrics and logs of transitions about callers, drift and lost tool calls.
 
 If a policy writes tool calls in a format that its renderer does not parse, all calls are lost. The
 reward alone does not show this, but the counts in the last transition's metrics do.

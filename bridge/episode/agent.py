@@ -149,7 +149,7 @@ def _inspect(agent: Agent, roles: tuple[str, ...]) -> AgentForm:
     is_async = inspect.iscoroutinefunction(function)
     try:
         signature = inspect.signature(agent)
-    except (TypeError, ValueError):  # a builtin has no signature; wrong arguments fail at the call
+    except (TypeError, ValueError):  # a builtin without a signature: bad arguments fail at the call
         return AgentForm(name, is_async, roles)
     form = AgentForm(name, is_async, *_arguments(agent, signature, roles))
     _check_arguments(form, signature, roles)

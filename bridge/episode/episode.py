@@ -110,7 +110,7 @@ class Episode:
     # -- life ------------------------------------------------------------------------------------
 
     def start(self, agent: Callable[[], Any], context: contextvars.Context) -> None:
-        """Start an async agent as a task in ``context``, and any other agent in a daemon thread."""
+        """Start the agent in ``context``: as a task if it is async, else in a daemon thread."""
         name = f"evert agent {self.form.name}"
 
         def on_done(task: "asyncio.Task[None]") -> None:

@@ -33,7 +33,7 @@ class ParkedCall:
     speaker: object
     _future: "asyncio.Future[Reply] | concurrent.futures.Future[Reply]"
     _loop: asyncio.AbstractEventLoop | None
-    """The caller's loop if the caller is a task on another loop than the episode's; else None."""
+    """The caller's loop if the caller is a task on a loop other than the episode's; else None."""
     has_reader: Callable[[], bool] = lambda: True
     """Whether a client has got the reply or can still get it: an HTTP client may disconnect."""
     refusal: BaseException | None = field(default=None, init=False)

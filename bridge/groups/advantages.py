@@ -181,7 +181,7 @@ def spread(values: Any, tokens: Any, label: str, letters: str) -> Any:
 
 
 def _levels(nested: Any) -> list[list[Any]]:
-    """Return the elements at each depth, down to the first depth that has more than lists."""
+    """Return the elements at each depth, down to the first depth with anything but lists."""
     levels = [[nested]]
     while levels[-1] and all(isinstance(element, list) for element in levels[-1]):
         levels.append([*chain.from_iterable(levels[-1])])

@@ -105,7 +105,7 @@ class Curriculum:
 
 
 def make_sampler(source: Any, tasks: int, batch_size: int, seed: int) -> Sampler | None:
-    """Return the sampler that an object, a function or an import path gives; None for None, ""."""
+    """Return the sampler that an object, function or import path gives; None for None and ""."""
     if source is None or source == "":
         return None
     sampler: Any = source

@@ -41,7 +41,7 @@ class PlayedGroup(list[Trajectory]):
 
     @cached_property
     def metrics(self) -> list[Metrics]:
-        """The metrics of each trajectory by name; if a name occurs again, its last value."""
+        """The metrics of each trajectory by name; a repeated name has its last value."""
         return [
             {name: value for turn in trajectory.transitions for name, value in turn.metrics.items()}
             for trajectory in self

@@ -166,7 +166,7 @@ async def _ask_for_message(
         )
     check_no_prefill(request, "a MessageCompleter")
     if request.logprobs:
-        raise unavailable(f"the model {request.model!r} is a MessageCompleter, without logprobs")
+        raise unavailable(f"the model {request.model!r} is a MessageCompleter, which returns none")
     messages = [read_message(m, index, {}) for index, m in enumerate(request.messages)]
     images = Images()
     try:

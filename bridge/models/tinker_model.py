@@ -139,7 +139,7 @@ async def open_weights(model: TinkerModel) -> OpenWeights:
 def register_client(
     model: TinkerModel, client: tinker.SamplingClient, context_length: int | None
 ) -> None:
-    """Sample a model with this client, which comes from another process, from now on.
+    """From now on, sample a model with this client, which comes from another process.
 
     A worker may outlive an engine, and the client of a closed engine cannot sample.
     """

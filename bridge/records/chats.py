@@ -92,7 +92,7 @@ def text_of(message: Mapping[str, Any]) -> str:
     parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
     if any(part.get("type") not in ("text", "thinking") for part in parts):
         raise RecordError(
-            f"A conversation has a message of the {message['role']} that is more than text: "
+            f"A conversation has a message of the {message['role']} with more than text: "
             f"{message!s:.200}."
         )
     return "".join(str(part.get("text", "")) for part in parts)

@@ -32,7 +32,7 @@ def explain(
     Args:
         trajectory: A trajectory from ``do_single_rollout`` or a group.
         renderer: The Env's renderer, used only to decode; None for the default renderer.
-        console: Where to print; None for standard output (coloured or, in a pipe, unwrapped).
+        console: Where to print; None: standard output (coloured on a terminal, else unwrapped).
 
     Every turn shows the task or thread that made the call, the lineage that the turn continues, the
     new part of the prompt, the action, and the reward. The first turn of a lineage shows which turn

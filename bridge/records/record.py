@@ -36,7 +36,7 @@ class RolloutRecord:
         row: The row of the file; also an attribute. ``docs/records.md`` lists its fields.
 
     Attributes:
-        has_tokens: Whether it has token ids; another program's trace may have only text.
+        has_tokens: Whether token ids were recorded; another program's trace may have only text.
 
     Raises:
         RecordError: The row does not have this version's schema, or a field is wrong.
@@ -150,7 +150,7 @@ class RolloutRecord:
         return messages
 
     def messages(self, turn: int = -1) -> list[Row]:
-        """Return the agent's conversation up to a turn's reply, or raise a RecordError."""
+        """Return the conversation up to a turn's reply; raise a RecordError if it was not kept."""
         turn = range(self.turns)[turn]
         return [*self.asked(turn), self._reply(turn)]
 

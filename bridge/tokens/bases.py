@@ -144,7 +144,7 @@ def renderer_name_of(base_model: str) -> str:
     """Return the name of a base model's renderer: the Cookbook's choice, else ``template``.
 
     Raises:
-        InvalidModelError: The Cookbook does not know the model, and it is no base and no folder.
+        InvalidModelError: The Cookbook does not know the model, and it is not a base or a folder.
     """
     from tinker_cookbook.exceptions import ConfigurationError
     from tinker_cookbook.model_info import get_recommended_renderer_name

@@ -82,7 +82,7 @@ def plain_pattern(tokens: Literal) -> str:
 
 @dataclass
 class Cursor:
-    """A position in a text; ``tools`` were offered, or are None if unknown."""
+    """A position in a text, with the schemas of the offered tools; None if they are unknown."""
 
     text: str
     tools: Schemas | None
@@ -244,7 +244,7 @@ class CallFormat:
         return tuple(non_space(self.before[: holes[0]] if holes else self.before))
 
     def _starts(self, text: str, schemas: Schemas | None) -> list[int]:
-        """Return where calls may begin: at the mark; if there is none, at the start or a tool."""
+        """Return where calls may begin: at the mark; without one, at the start or a tool name."""
         if self._mark:
             start = self.first_mark(text)
             return [] if start is None else [start]

@@ -43,7 +43,7 @@ _MOST_ENDS = 3
 class Objects(CallFormat):
     """Calls are JSON objects; ``keys`` has the keys of the name, the arguments and the id.
 
-    A key of None means that the name is the object's only key, or that calls have no id.
+    If the name's key is None, the name is the object's only key; if the id's is, there is no id.
     """
 
     keys: tuple[str | None, str, str | None] = ("name", "arguments", None)

@@ -81,7 +81,7 @@ def _content(url: str) -> bytes:
 
 
 def _data_url(content: bytes) -> str:
-    """Return an image's bytes as a ``data:`` URL, or raise a 400 if they are no whole image."""
+    """Return an image's bytes as a ``data:`` URL; raise a 400 if they are not a whole image."""
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             _check_pixels(image, "in a data: URL")

@@ -40,7 +40,7 @@ class LongTextError(Exception):
 
 
 def check_text(value: object, max_chars: int | None) -> None:
-    """Raise ``LongTextError`` if a value has more than ``max_chars`` characters."""
+    """Raise ``LongTextError`` if a value has more than ``max_chars`` characters; None: no limit."""
     if max_chars is None:
         return
     try:

@@ -243,7 +243,7 @@ class PromptRenderer:
         return [*stops, *strings]
 
     def missing_end(self, action: list[int]) -> list[int]:
-        """Return the end-of-turn token that an action lacks, if it lacks one."""
+        """Return the end-of-turn token that an action lacks; empty if present, or a string."""
         if action and action[-1] in self.end_tokens:
             return []
         return self.end_tokens[:1]

@@ -1,4 +1,4 @@
-"""``TokenLog`` stores a conversation's tokens; new tokens are appended, and prompts read them all.
+"""``TokenLog`` stores a conversation's tokens: it appends new tokens and returns whole prompts.
 
 Returning a prompt of n tokens must not take n steps, so the log keeps its tokens in chunks. New
 tokens are merged with the last chunks until the preceding chunk is at least twice as long. A log of

@@ -71,7 +71,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
 
     level="messages": ``Sequence(Dict(role: Text, content: Text))``, the conversation the agent asks
     the policy to continue, and at the end also the last reply. An image becomes "[image_url]".
-    level="tokens": ``Sequence(Discrete(vocabulary))``, the same conversation as a prompt.
+    level="tokens": ``Sequence(Discrete(vocabulary))``, the same conversation, as tokens.
 
     ## Starting State
 

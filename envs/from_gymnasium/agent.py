@@ -52,8 +52,8 @@ class GymAgent:
     How a reply is parsed: its last line has the name or number of one action, or a JSON list if
     actions are arrays; if actions are text, the whole reply counts. Names come from the environment
     (``get_action_meanings()``, an enumeration ``actions``) or its docstring. If ``info`` has an
-    ``action_mask``, the policy is told which actions are left; any other still goes to the
-    environment.
+    ``action_mask``, the policy is told which actions are left; other actions still go to
+    the environment.
 
     Args:
         id: Id for ``gymnasium.make``.

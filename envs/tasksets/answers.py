@@ -19,7 +19,7 @@ LONGEST = {
 """Maximum length of an answer, in characters; 2,000 for the others of the nine."""
 
 LITERALS = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
-"""Their answers are strings and lists; without "(", "*" and "for" these call nothing, fast."""
+"""Their answers are strings and lists, safe and fast to evaluate without "(", "*" and "for"."""
 
 SUMS = {"countdown", "puzzle24"}
 """Their answers have numbers and the four operators."""

@@ -178,7 +178,7 @@ def _rows(category: str) -> dict[str, dict[str, Any]]:
 
 
 def _tools(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return a row's first tools by name: its APIs' tools, except those added later."""
+    """Return a row's initial tools by name: its APIs' tools, except those added later."""
     missed = {name for names in row.get("missed_function", {}).values() for name in names}
     docs = _docs(row)
     first = {name: tool for name, tool in docs.items() if name not in missed}

@@ -91,7 +91,7 @@ def browser() -> tuple[str | None, str | None]:
 
 
 def page(observation: Mapping[str, Any], info: Mapping[str, Any], env: Any) -> str:
-    """Return the instruction, and a line for each element: number, tag, text, value and so on."""
+    """Return the instruction and a line for each element: number, tag, text, value, id, classes."""
     lines = [f"Task: {observation['utterance']}"]
     for element in observation["dom_elements"]:
         tag, text = element["tag"], " ".join(str(element["text"]).split())

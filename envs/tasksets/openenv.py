@@ -4,7 +4,7 @@
 
 An action is text (the reply), fields (one tool whose parameters are the action's schema) or a call
 to an MCP tool. Before a game is returned, an episode is started to see whether the server gives
-rewards, since its schema does not tell. This needs the extra ``openenv``.
+rewards, since its schema does not say. This needs the extra ``openenv``.
 """
 
 import asyncio

@@ -50,7 +50,7 @@ class KnowledgeAnswerer:
     """Answers from facts by parsing the question, deterministically and without a model.
 
     Args:
-        facts: The facts; None: the shipped ones, with particulars. About anything else, "n/a".
+        facts: The facts; None: the shipped ones, with particulars. Other attributes give "n/a".
     """
 
     def __init__(self, facts: Facts | None = None) -> None:
@@ -82,7 +82,7 @@ class KnowledgeAnswerer:
         return Answer(answer, brief_reason=", ".join(reasons))
 
     def _answer_part(self, noun: Noun, part: Attribute | Comparison | None) -> YesNo | None:
-        """Return the answer to one part of a question; None if the facts do not tell."""
+        """Return the answer to one part of a question; None if the facts do not say."""
         if isinstance(part, Comparison):
             measures = shipped_measures().get(noun.answer, {})
             if part.quantity not in measures:

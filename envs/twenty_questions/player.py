@@ -52,7 +52,7 @@ def with_rules(tasks: Iterable[Task], **rules: Any) -> list[Task]:
 TRAIN_TASKS = tasks_of(of_split(shipped_nouns(), "train"))
 TEST_TASKS = tasks_of(of_split(shipped_nouns(), "test"))
 SHOWN_TRAIN_TASKS = with_rules(TRAIN_TASKS, max_questions=6, guess_cost=0.1)
-"""With six questions and a cost for wrong guesses, it is no use to guess a category's ten nouns."""
+"""With six questions and a cost for wrong guesses, guessing a category's ten nouns does not pay."""
 
 HIDDEN = Rules(show_category=False)
 SHOWN = Rules(show_category=True)
@@ -216,7 +216,7 @@ def report(client: AgentClient | BlockingAgentClient, game: QuestionGame) -> flo
 
 
 def outcome_of(game: QuestionGame) -> Outcome:
-    """Return a finished game's reward (score minus cost of guesses), metrics and transcript."""
+    """Return a finished game's reward (score less wrong guesses' cost), metrics and transcript."""
     logs: dict[str, str | int | float] = {
         "target": game.noun.answer,
         "transcript": game.transcript(),

@@ -20,7 +20,7 @@ ASKS = "Please put me into seat {seat}. My confirmation number is {confirmation}
 
 
 async def agent(client, task):
-    """Play a message; return 1.0 if the seat was booked, else up to 0.2 by the reply."""
+    """Play a message; return 1.0 if the seat was booked, else up to 0.2 for the reply."""
     provider = OpenAIProvider(openai_client=client.openai)
     config = RunConfig(model_provider=provider, tracing_disabled=True)
     context = AirlineAgentContext()

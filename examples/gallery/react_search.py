@@ -67,7 +67,7 @@ os.environ.setdefault("OPENAI_API_KEY", "unused")
 
 
 async def agent(task):
-    """Play a question; return 1.0 if the reply has the answer, else up to 0.2 by closeness."""
+    """Play a question; return 1.0 if the reply has the answer, else up to 0.2 for closeness."""
     asked = {"messages": [("user", f"When was {task['about']} founded?")]}
     said = (await graph.ainvoke(asked, context=Context()))["messages"][-1].text
     return 1.0 if task["founded"] in said else 0.2 * closeness(said, task["founded"])

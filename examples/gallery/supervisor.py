@@ -58,7 +58,7 @@ os.environ.setdefault("OPENAI_API_KEY", "unused")
 
 
 async def agent(task):
-    """Play a question; return 1.0 for the right sum, else up to 0.2 by closeness."""
+    """Play a question; return 1.0 for the right sum, else up to 0.2 for closeness."""
     asked = f"How many people work for {' and '.join(task['firms'])} together?"
     state = await team(ChatOpenAI(model="gpt-4o")).ainvoke({"messages": [("user", asked)]})
     said = state["messages"][-1].text.replace(",", "")

@@ -70,7 +70,7 @@ LOST = (
     "AgentError.RewardError: … left no reward in EVERT_REWARD_FILE ({}); it ended with status 0.…"
 )
 NO_FILE = LOST.format("it is not a regular file")
-LINK = LOST.format("a link or its name leads out of the folder")
+LINK = LOST.format("a link or its name leads elsewhere")
 LONG = LOST.format("it is longer than 65536 bytes")
 NO_JSON = LOST.format("Expecting value: …")
 NO_NUMBER = "RewardError: The reward returned by the agent … is {}…; expected a finite number…"

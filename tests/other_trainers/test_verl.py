@@ -385,7 +385,7 @@ ROUTED = "actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
         ([], {"models": {"judge": "evert-tiny"}}, "verl's workers have no engine for"),
         ([], {"agent": "verl_agents:nobody"}, "No agent at 'verl_agents:nobody'"),
         ([], {"task": "extra_info.question"}, "has no 'extra_info.question'; it has .*task_json"),
-        ([ROUTED], {}, "does not pass the experts' routing"),
+        ([ROUTED], {}, "does not pass the expert routing"),
     ],
 )
 async def test_an_unsupported_setting_is_refused_with_the_reason(

@@ -116,7 +116,7 @@ def offline_tasks() -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
 
 
 def _python_of(evaluation: Mapping[str, str], environments: str) -> tuple[str, str]:
-    """Return the first Python that can make the taskset's game, or "" and this one's error."""
+    """Return the first Python that can make the taskset's game, or "" and why this one can't."""
     arguments = [f"id={evaluation['tasks']}"]
     arguments += [f"{k[6:]}={v}" for k, v in evaluation.items() if k.startswith("tasks.")]
     interpreters = sorted(Path(environments).expanduser().glob("*/bin/python"))

@@ -104,7 +104,7 @@ def export(settings: ExportSettings) -> None:
 def _lines(
     settings: ExportSettings, rows: Iterable["Row"], selection: _Selection
 ) -> Iterator[bytes]:
-    """Yield the rows as JSON without known secrets; with ``unique``, skip duplicates."""
+    """Yield the rows as JSON without known secrets; ``unique`` drops sft and pairs duplicates."""
     from evert.bridge.redaction import redacted
 
     indent = 2 if settings.format == "atif" else None

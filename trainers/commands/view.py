@@ -41,7 +41,7 @@ class ViewError(EvertError, OSError):
 
 @chz.chz
 class ViewSettings(PriceSettings):
-    """The page's port on this machine, and prices."""
+    """The page's port, which only this machine can reach, and prices."""
 
     port: int = port("port of the page on 127.0.0.1; 0: any free port")
 

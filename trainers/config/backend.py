@@ -4,7 +4,7 @@
     a key, and a model the service may have   the service
     a shipped base, or a model in a folder    embedded, even with a key: no service has it
 
-``engine=`` overrides this. Until then nothing connects: the embedded engine uses no network.
+``engine=`` overrides this. Nothing connects before the choice: the embedded engine uses no network.
 """
 
 import os
@@ -90,7 +90,7 @@ def check_engine(settings: TrainSettings, choice: EngineChoice) -> None:
 
 
 def threads_of(threads: int | None, model_name: str) -> int | None:
-    """Return the number of PyTorch's threads per pass; None: PyTorch chooses.
+    """Return PyTorch's threads per pass: ``threads``, or 1 for tiny models; None: PyTorch chooses.
 
     A tiny model's operations are too small to split: one thread is fastest, and adds numbers in a
     fixed order, so that runs are reproducible. Whole passes run in parallel (``parallel.py``).

@@ -5,7 +5,7 @@ Each has one of these forms, and becomes a ``Demonstration``. Only the last form
     {"messages": [...], "tools": [...]}     OpenAI's fine-tuning form; weight: 0 is not learned
     {"conversations": [...]}                ShareGPT: messages of "from" and "value"
     {"prompt": ..., "completion": ...}      TRL: texts or messages; the completion is learned
-    a folder of recorded rollouts           learns the policy's replies, if the reward is enough
+    a folder of recorded rollouts           the policy's replies are learned if the reward is enough
 """
 
 import json
@@ -260,7 +260,7 @@ def _from_records(path: str, min_reward: float | None) -> Iterator[Demonstration
                 yield Demonstration(place, [], [], [], [])
     if best < least:
         raise DemonstrationsError(
-            f"{path}: no rollout reaches warm_up_min_reward={least:g}; the best has {best:g}."
+            f"{path}: no rollout reaches warm_up_min_reward={least:g} (best: {best:g}). Lower it."
         )
 
 

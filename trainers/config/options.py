@@ -1,6 +1,6 @@
 """The settings of ``evert.train`` as a TypedDict, so that a type checker knows their names.
 
-If they differ from ``TrainSettings``, ``tests/trainers/config/test_train_options.py`` prints them.
+``tests/trainers/config/test_train_options.py`` prints the right ones if these are out of date.
 """
 
 from collections.abc import Mapping

@@ -100,7 +100,7 @@ def _call(line: str, offered: dict[str, Any]) -> ToolCall | None:
 
 
 def _value(text: str, schema: Any) -> Any:
-    """Parse a text as JSON; return the text itself if it is no JSON, or should be a string."""
+    """Parse a text as JSON; return the text itself if it is not JSON or should be a string."""
     if isinstance(schema, dict) and schema.get("type") == "string":
         return text
     try:

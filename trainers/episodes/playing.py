@@ -100,7 +100,7 @@ class EpisodeResult:
             return cls(**record)
         except TypeError as error:
             raise EpisodeError(
-                f"A record of an episode has fields that this version of evert does not read: "
+                f"A record of an episode has other fields than this version of evert expects: "
                 f"{error}. Start again in another folder, or use the version that wrote it."
             ) from error
 
@@ -185,7 +185,7 @@ async def play(
 
     Raises:
         openai.OpenAIError: The policy's endpoint cannot answer.
-        EvertError: Not only an agent failed; if the player is strict, also if an agent failed.
+        EvertError: Something other than an agent failed; or an agent, if the player is strict.
     """
     free = places or asyncio.Semaphore(at_a_time(None))
 
@@ -200,7 +200,7 @@ async def play(
 
 
 async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines concurrently and return their results; the first error cancels the others."""
+    """Run coroutines concurrently; return their results, or raise the first error and end all."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in work]

@@ -91,7 +91,7 @@ class PrintingPolicy(TokenCompleter, RolloutHooks):
         explain(trajectory, renderer=self.env.renderer, console=self.console)
 
     def _show(self, messages: Sequence[Message], prefix: int = 0, name: str = "") -> int:
-        """Print the messages not shown before after ``prefix``; return the hash of all so far."""
+        """Print the messages after ``prefix`` that are new; return the hash of all so far."""
         for message in messages:
             text = "\n".join(_parts(message))
             prefix = hash((prefix, message["role"], text))

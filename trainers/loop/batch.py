@@ -37,7 +37,7 @@ from evert.trainers.episodes.failures import Failures
 
 @dataclass(frozen=True)
 class TaskEpisodes:
-    """One seat's episodes of a task that did not fail, and their indices in the group."""
+    """A task's episodes at one seat, without failed ones, and their indices in the group."""
 
     group: Group
     members: Sequence[int]
@@ -171,7 +171,7 @@ class Batch:
             if advantages.keys() != self.seats.keys():
                 raise AdvantagesError(
                     f"advantages has the seats {', '.join(map(str, advantages)) or 'none'}; the "
-                    f"batch has {', '.join(self.seats)}. Give all seats, or use one seat: "
+                    f"batch has {', '.join(self.seats)}. Give all of them, or use one seat: "
                     f"batch.seats[{next(iter(self.seats))!r}].data(...)."
                 )
             by_seat = [s.data(advantages[name], gamma=gamma) for name, s in self.seats.items()]

@@ -147,7 +147,7 @@ class Model:
             gamma: See ``batch.data``.
             loss_config: Settings of the loss, such as ``{"clip_high_threshold": 1.3}``.
             learning_rate: The learning rate of AdamW; None: the model's.
-            grad_clip_norm: Maximum norm of the gradient; larger gradients are scaled. 0: no limit.
+            grad_clip_norm: Maximum gradient norm; gradients above it are scaled to it. 0: no limit.
 
         Returns:
             Metrics of the loss and the optimizer: ``loss:sum``, ``optim/grad_norm`` and so on.
@@ -175,7 +175,7 @@ class Model:
             lessons: Each is a conversation (a list of messages in OpenAI's format) or a pair
                 ``(prompt, reply)`` as for ``logprobs``. All count equally, whatever their length.
             learning_rate: The learning rate of AdamW; None: the model's.
-            grad_clip_norm: Maximum norm of the gradient; larger gradients are scaled. 0: no limit.
+            grad_clip_norm: Maximum gradient norm; gradients above it are scaled to it. 0: no limit.
 
         Returns:
             ``nll``, the mean negative log-likelihood per token before the step, and metrics of
@@ -274,7 +274,7 @@ def _check_engine(base_url: str | None) -> None:
     if not in_use and base_url is None and not os.environ.get("TINKER_API_KEY"):
         raise InvalidModelError(
             "models found no engine: no TINKER_API_KEY is set, and no embedded engine is in use. "
-            "Call models inside `with evert.embedded_engine(full_parameter=False):`, or set a key."
+            "Call it inside `with evert.embedded_engine(full_parameter=False):`, or set a key."
         )
 
 

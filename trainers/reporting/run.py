@@ -42,7 +42,7 @@ SUCCESS_NAMES = ("success", "correct", "found", "solved", "won", "accuracy")
 
 
 class ReportError(EvertError, ValueError):
-    """A report cannot be created: a path is no run, an option is wrong, or writing fails."""
+    """A report cannot be created: a path is not a run, an option is wrong, or writing fails."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Run:
         return read_curve(self.rows, key, before_step=key.startswith("test/"))
 
     def intervals(self, key: str, stages: Iterable[Mapping[str, Any]]) -> dict[int, float]:
-        """Return half the 95 % interval of a mean reward, by step of its curve; {} for others.
+        """Return half the 95 % interval of a mean reward by step; {} for other metrics.
 
         ``stages`` are steps; ``half`` of a step is half the interval of its episodes' mean reward.
         """
@@ -134,7 +134,7 @@ def read_folder(path: Path) -> Run:
 
 
 def _last_score(path: Path, rows: Sequence[Mapping[str, float]]) -> float | None:
-    """Return the held-out reward that the Cookbook measured after the last step; None if none."""
+    """Return the held-out reward that the Cookbook measured after the last step, or None."""
     after = rows[-1]["step"] + 1 if rows else 0
     last_rows = [row for row in read_jsonl(path / METRICS) if row.get("step") == after]
     scores = [row[HELD_OUT_REWARD] for row in last_rows if is_number(row.get(HELD_OUT_REWARD))]

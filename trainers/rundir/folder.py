@@ -4,7 +4,7 @@
 task sampler received) and the trackers' ``tensorboard/``, ``wandb/`` and ``wandb.json``.
 
 Only one process at a time may use the folder (``.lock``). ``run.json`` is written first. Until the
-folder has something to resume from, the run has not begun, and another run may replace it.
+folder has something to resume from, the run counts as not begun, and another may replace it.
 """
 
 import itertools

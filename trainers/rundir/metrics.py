@@ -51,5 +51,5 @@ def _held_out(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_step(row: Mapping[str, Any]) -> bool:
-    """Return whether a training step wrote this metrics row: only those have progress."""
+    """Return whether a training step wrote this metrics row; only such rows have progress."""
     return "progress/done_frac" in row or "progress" in row  # RL; supervised training

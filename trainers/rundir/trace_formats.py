@@ -40,7 +40,7 @@ def rollout(record: RolloutRecord) -> Row:
 
 
 def training_trace(record: RolloutRecord) -> Row:
-    """Return the rollout's calls as a TrainingTrace; ``parent_id`` is the continued call.
+    """Return the rollout's calls as a TrainingTrace; ``parent_id``: the call that a call continues.
 
     Raises:
         RecordError: There are no calls, or a TrainingTrace cannot represent one.

@@ -2,8 +2,8 @@
 
 ``ChatModel`` answers the requests to one model. As in training, later prompts of a conversation
 contain the token ids that were sampled. Conversations with the same first non-system message are
-kept in one book. If memory runs out, the least recently used books are dropped, and later prompts
-tokenize their replies' text again.
+kept in one book. Beyond ``keep`` tokens, the least recently used books are dropped; later prompts
+then tokenize their replies' text again.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Errors of sampling over HTTP.
 
     EvertError
-    └── ServingError            (RuntimeError)     a server failed, or refused access
+    └── ServingError            (RuntimeError)     a server failed or is unusable
         ├── ServerGoneError     (ConnectionError)  it cannot be reached, or closed the connection
         ├── NotServedError      (LookupError)      it does not serve the model, or no longer does
         └── UnfitServerError                       its responses cannot be used as training data
@@ -14,7 +14,7 @@ from evert.bridge.errors import EvertError
 
 
 class ServingError(EvertError, RuntimeError):
-    """A server that takes token ids failed, or refused access."""
+    """A server that takes token ids failed, refused access, or is unusable."""
 
 
 class ServerGoneError(ServingError, ConnectionError):

@@ -110,7 +110,7 @@ def write_request(request: CompletionRequest, dialect: ServerKind = ServerKind.E
         PROMPT_LOGPROBS: 0 if request.prompt_logprobs else None,
     }
     if dialect is ServerKind.LLAMA_CPP:
-        # other samplers would truncate the distribution; logprobs=0 would return none
+        # other samplers would truncate the distribution; logprobs=0 would return no logprobs
         cut = [name for name in ("top_k", "top_p") if body[name] is not None]
         body |= {"logprobs": 1, "samplers": ["temperature", *cut]}
     else:

@@ -63,7 +63,7 @@ def _live(cwd: str, environment: dict[str, str], output: str, arguments: list[st
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # An agent that starts processes gets the default start method, as outside a sweep.
     multiprocessing.set_start_method(None, force=True)
-    os.chdir(cwd)  # the fork server may have another one
+    os.chdir(cwd)  # the fork server's may differ
     os.environ.clear()
     os.environ.update(environment)
     with open(output, "ab") as file:

@@ -203,7 +203,7 @@ class Record:
             self._study.ask()
         if not trial.state.is_finished():
             self._study.tell(trial.number, state=TrialState.FAIL)
-        if trial.params.keys() >= self._plan.space.keys():  # else killed before sampling
+        if trial.params.keys() >= self._plan.space.keys():  # else killed before it had all values
             attempt = {**_KILLED, **trial.user_attrs}
             self._note(attempt.pop("run"), trial.params, attempt).objective = trial.value
 

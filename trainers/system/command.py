@@ -92,7 +92,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end, in a new event loop.
 
     Ctrl-C and SIGTERM cancel the coroutine and are raised after its cleanup; a second signal ends
-    the process at once. If this thread has a loop, as in a notebook, another thread runs ``main``.
+    the process at once. If a loop runs here, as in a notebook, ``main`` runs in another thread.
     """
     started: list[asyncio.Task[Any]] = []
 

@@ -22,7 +22,7 @@ def made_by_amd() -> bool:
 
 
 def free_memory() -> int:
-    """Return the bytes that fit in memory without swapping, within a container's limit."""
+    """Return how many bytes can be allocated without swapping, within a container's limit."""
     return min(int(psutil.virtual_memory().available), _container_bytes())
 
 

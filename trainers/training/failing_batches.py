@@ -106,7 +106,7 @@ class Tally:
         self.has_skipped = False
 
     def row(self, step: int) -> dict[str, float]:
-        """Return a step's metrics: the share of failed episodes, in total and by kind, ..."""
+        """Return a step's metrics: failed episodes (share, by kind), skipped, lost groups."""
         return self._rows.get(step, {})
 
     def count(self, batch: BatchPosition, account: BatchSummary) -> None:

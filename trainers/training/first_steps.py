@@ -44,7 +44,7 @@ class FirstSteps:
         self._equal = 0 if settings.group_size > 1 else -2  # ``slips`` warned about it
 
     def see_replies(self, where: str, share: float) -> None:
-        """Warn if every reply ``where`` was cut; ``share`` is the share of cut replies."""
+        """Warn if all replies were cut; ``where`` says which, ``share`` how many were cut."""
         if share == 1 and not self._has_warned_of_cuts:
             self._has_warned_of_cuts = True
             self._warn(

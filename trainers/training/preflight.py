@@ -36,11 +36,11 @@ class PreparedRun:
     models: "Mapping[str, FrozenModel]"
     draft: "Draft"
     warnings: list[str]
-    """About settings that are mistakes, or with which nothing can be learned."""
+    """Warnings about settings that are mistakes, or with which nothing can be learned."""
 
 
 def prepare(settings: TrainSettings) -> PreparedRun:
-    """Create the objects that a run's settings name; raise now for a wrong path, for example."""
+    """Create the objects that a run's settings name; raise now what would stop it later."""
     _check_known(settings)
     _check_no_run(settings)
     objects = named_objects(settings)

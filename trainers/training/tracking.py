@@ -175,7 +175,7 @@ class WandbLogger(ml_log.Logger):
 
 
 def _end_wandb(kind: type[BaseException] | None, *_: object) -> None:
-    """Wait until W&B has sent everything: the process may end without Python's exit hooks."""
+    """Wait until W&B has written or sent all: the process may end without Python's exit hooks."""
     import wandb
 
     wandb.teardown(exit_code=None if kind is None else 1)

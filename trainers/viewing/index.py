@@ -48,7 +48,7 @@ VERSION = zlib.crc32(SCHEMA.encode())
 LONGEST_LINE = 32 * 2**20
 """Maximum bytes of a line; a file with a longer line is read only up to that line."""
 AT_ONCE = 200, 8 * 2**20
-"""Number of lines, and bytes, after which a transaction is committed."""
+"""Number of lines, or of bytes, after which a transaction is committed."""
 DEEPEST, MOST_RUNS = 4, 1_000
 """How many levels of folders are searched for runs, and the maximum number of runs."""
 LARGE = 2**30

@@ -62,7 +62,7 @@ class RayRollouts(WorkerExecutor):
         **options: Options of each actor: ``num_cpus`` (1), ``resources``, ``runtime_env``, ...
 
     Attributes:
-        lost_groups: How many times a worker died with a group so far.
+        lost_groups: Losses of groups so far: a worker that dies loses each group that it plays.
 
     Raises:
         ValueError: A number is below 1, or a time is not above 0.

@@ -80,7 +80,7 @@ class Crew:
         self._keeping = [asyncio.create_task(self._keep(place)) for place in self._places]
 
     async def play(self, parcel: bytes, *, alone: bool = False) -> bytes:
-        """Play a group, ``alone`` on a worker or not; return its packed ``GroupOutcome``."""
+        """Play a group, ``alone`` on a worker or with others; return its packed outcome."""
         place = await self._place(self._alone if alone else self._waiting)
         worker = place.worker
         try:

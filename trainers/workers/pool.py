@@ -46,7 +46,7 @@ class PoolRollouts(WorkerExecutor):
             compute block it, and so does C code that keeps the GIL. None: no limit.
 
     Attributes:
-        lost_groups: How many times a worker died with a group so far.
+        lost_groups: Losses of groups so far: a worker that dies loses each group that it plays.
 
     Raises:
         ValueError: A number is below 1, or a time is not above 0.

@@ -1,6 +1,6 @@
 """Reads the JSON object in a request's body.
 
-A short body is parsed on the event loop, a long body in a thread (``off_loop.py``). The parser
+A short body is parsed where it arrives, a long body in a thread (``off_loop.py``). The parser
 blocks all other threads: 0.1 s for 64 MiB of text, but 7 s and gigabytes of memory for 64 MiB of
 brackets. So the values of a long body are counted first. The parser is the standard library's,
 because ``orjson`` reads large integers as floats and refuses JavaScript's lone surrogates.
@@ -30,7 +30,7 @@ def read_body(content: bytes) -> Mapping[str, Any]:
     """Return a body's JSON object.
 
     Raises:
-        openai.BadRequestError: The body is no object, too deeply nested, or has too many values.
+        openai.BadRequestError: The body is not an object, nests too deeply or has too many values.
     """
     try:
         text = content.decode(json.detect_encoding(content), "surrogatepass")
@@ -48,5 +48,5 @@ def read_body(content: bytes) -> Mapping[str, Any]:
 
 
 def _count(text: str) -> int:
-    """Return an upper bound on the number of values in a JSON text without strings."""
+    """Return an upper bound on the number of values in JSON text whose strings were removed."""
     return sum(map(text.count, ",[{")) - text.count("[]") - text.count("{}")

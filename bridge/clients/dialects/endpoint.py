@@ -152,7 +152,7 @@ class Endpoint(Api):
             return await self.episode.call(call.request, has_reader)
 
     def _serves(self, api_request: ApiRequest, model: object) -> bool:
-        """Whether the rollout answers a model; other names are recorded for error messages."""
+        """Whether the rollout answers calls to a model; other names are kept for error messages."""
         if "untrained" in vars(self) and self.untrained._is_own(api_request.url):
             return False  # only the server knows which API the key belongs to
         routes = self.episode.routes

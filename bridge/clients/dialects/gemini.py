@@ -190,7 +190,7 @@ def _read_format(config: Mapping[str, Any], must_call: tuple[str, ...]) -> Reply
     if kind not in ("text/plain", "application/json"):
         raise bad_request(
             f"'responseMimeType' is {kind!r:.200}; expected 'text/plain' or 'application/json'. "
-            "For a choice of words, use 'application/json' and a schema with an enum.",
+            "To get one of several words, use 'application/json' and a schema with an enum.",
             param="responseMimeType",
         )
     if name is None:

@@ -242,7 +242,7 @@ def _must_call(choice: object, tools: list[Any], left_out: Sequence[str]) -> tup
     if choice == "required" and left_out and not tools:
         raise bad_request(
             f"'tool_choice'='required' needs tools to choose from. evert does not show the policy "
-            f"tools that OpenAI defines ({', '.join(left_out)}): offer functions.",
+            f"the tools that OpenAI defines ({', '.join(left_out)}): offer functions.",
             param="tools",
         )
     kind = get(choice, "type")

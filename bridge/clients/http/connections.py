@@ -95,7 +95,7 @@ class Connections(web.Server):
 class Connection(web.RequestHandler):
     """One connection."""
 
-    wire: asyncio.Transport  # kept here, since aiohttp drops its reference before the end
+    wire: asyncio.Transport  # kept here: aiohttp drops its reference before the transport closes
     _circle: "OrderedDict[Connection, None] | None" = None
     _since = 0.0
 

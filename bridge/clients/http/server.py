@@ -61,7 +61,7 @@ class Address:
 
 
 class _Tie:
-    """An object that only an event loop refers to, so that it is collected with the loop."""
+    """An object that only an event loop refers to, so that it is collected when the loop ends."""
 
 
 class Server:

@@ -177,7 +177,7 @@ class QuestionParser:
         )
 
     def _parse_several(self, words: list[str]) -> Compound | None:
-        """Return what a question's clauses ask; None if one is not understood or there is one."""
+        """Return what a question's clauses ask; None if there is only one, or one is unclear."""
         clauses = _clauses(words)
         parsed = [parse_comparison(c, self._lexicon) or self._parse_attribute(c) for c in clauses]
         parts = tuple(part for part in parsed if part is not None)
@@ -195,7 +195,7 @@ class QuestionParser:
         return next(iter(difflib.get_close_matches(stem(word), candidates, 1, ALIKE)), word)
 
     def parse_all(self, text: str) -> list[Attribute]:
-        """Return all attributes in a text that is no question ("striped mammals"), by certainty.
+        """Return all attributes in a non-question ("striped mammals"), the most certain first.
 
         The words that an attribute explains are removed before the next search. If the text has a
         negation, only the first attribute is returned, since it is unclear what else is negated.

@@ -97,7 +97,7 @@ def question_sentence(text: str) -> str:
 
 
 def words_of(text: str) -> list[str]:
-    """Return a text's question in lower-case words, without contractions, ``FRAME`` and ``TAG``."""
+    """Return a text's question as lower-case words: contractions split, ``FRAME``, ``TAG`` cut."""
     text = question_sentence(text).lower().replace("\u2019", "'").strip()
     text = FRAME.sub("", TAG.sub("", text))
     for pattern, replacement in CONTRACTIONS:

@@ -263,12 +263,12 @@ def read_left(folder: Path, name: str, limit: int = 2**20) -> bytes:
     """Read a regular file that a command left in the folder, of at most ``limit`` bytes.
 
     Raises:
-        ValueError: It is longer, or not a regular file, or a link or ".." leads out of the folder.
+        ValueError: It is longer, or not a regular file, or a link or its name leads elsewhere.
         OSError: It is missing or cannot be read.
     """
     path = folder / name
     if os.path.realpath(path) != str(path) or not path.is_relative_to(folder):
-        raise ValueError("a link or its name leads out of the folder")
+        raise ValueError("a link or its name leads elsewhere")
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -311,7 +311,7 @@ async def _next_report(process: Process) -> bytes:
 
 
 async def _end(process: Process, mark: str) -> None:
-    """Tell a supervisor to end every process, and wait. If this raises, it still keeps trying."""
+    """Tell a supervisor to end every process, and wait. If this raises, the supervisor goes on."""
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(BrokenPipeError):  # the supervisor is gone

@@ -113,7 +113,7 @@ class McpTools(list[dict[str, Any]]):
         raise McpError(f"{message} {self._last_words or 'none'}") from error
 
     async def close(self) -> None:
-        """End the session and the server's process. The end of an episode calls this."""
+        """End the session and the server's process. An episode calls this when it ends."""
         if not self._serving.cancelling():  # cancelling twice would interrupt the server's shutdown
             with suppress(RuntimeError):  # the loop is gone, and the task with it
                 self._serving.get_loop().call_soon_threadsafe(self._serving.cancel)

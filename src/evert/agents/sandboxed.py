@@ -89,7 +89,7 @@ def sandbox_of(
     """Return the sandbox of a command; None if the model is not served on a Unix socket.
 
     The program and the judge's files are read-only even in a writable folder. Earlier commands may
-    have left links in such a folder, so the sandbox ignores links and variables that lead there.
+    have left links in such a folder, so links in it, and variables that point into it, are ignored.
     """
     if address.socket is None:
         return None

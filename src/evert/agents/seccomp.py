@@ -50,7 +50,7 @@ LAST = 469
 
 CLONE, CLONE3, UNSHARE, IOCTL = (56, 220), (435, 435), (272, 97), (16, 29)
 SOCKET, SOCKETPAIR = (41, 198), (53, 199)
-NAMESPACES, TIME_NAMESPACE = 0x7E020000, 0x80  # the second's bit is part of a signal in ``clone``
+NAMESPACES, TIME_NAMESPACE = 0x7E020000, 0x80  # ``clone`` reads the second as part of a signal
 TYPING = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}
 UNIX, INET, INET6, NETLINK, ROUTE = 1, 2, 10, 16, 0
 

@@ -31,7 +31,7 @@ PROGRAMS = {
     "MISE_DATA_DIR": "~/.local/share/mise",
     "VOLTA_HOME": "~/.volta",
 }
-"""Variables of programs that search the home, and their folders; set if the folder exists."""
+"""Variables of programs that search the home, and default folders; set if the folder exists."""
 
 PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY"})
 

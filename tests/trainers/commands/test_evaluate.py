@@ -181,7 +181,7 @@ def test_finished_episodes_are_kept_after_a_torn_line_and_when_models_or_seeds_a
     with log.open("a") as file:
         file.write('{"model": "oracle", "colour": "red"}\n')
     assert run(out) == 1
-    assert "fields that this version of evert does not read" in capsys.readouterr().err
+    assert "other fields than this version of evert expects" in capsys.readouterr().err
 
 
 OWN_AGENT = """

@@ -1,6 +1,6 @@
 """The engine holds all that is loaded for Tinker's clients in this process.
 
-``embedded.py`` replaces the SDK's clients by its clients; ``models/loading.py`` has its settings.
+``embedded.py`` puts its clients in place of the SDK's; ``models/loading.py`` has its settings.
 """
 
 import logging

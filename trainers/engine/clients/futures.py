@@ -3,7 +3,7 @@
 ``settled_future`` runs a call at once and returns the SDK's ``AwaitableConcurrentFuture``.
 ``AcceptedCall`` is the future of a call that runs to its end, even if nobody waits for it.
 ``ReadyClient`` is a client that is also its own future; ``client_future`` makes the client's future
-that the installed SDK would return. ``AnyFuture`` is the SDK's and the standard library's future.
+that the installed SDK would return. ``AnyFuture`` is both an SDK and a standard future.
 """
 
 import asyncio
@@ -124,7 +124,7 @@ def _settle(outer: "Future[T]", call: Callable[[], T]) -> None:
 
 
 class AnyFuture(Future[T], APIFuture[T]):
-    """A future of the SDK and the standard library, which older SDKs returned for samples."""
+    """Both an SDK future and a standard library's, which older SDKs returned for samples."""
 
     def __init__(self, future: "Future[T]") -> None:
         super().__init__()

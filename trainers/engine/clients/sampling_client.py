@@ -148,7 +148,7 @@ class SamplingClient(ReadyClient):
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> APIFuture[list[float | None]]:
-        """Compute each token's log-probability given the tokens before; None for the first."""
+        """Compute each token's log-probability given those before it; None for the first."""
 
         def ask(row: PictureRow) -> "Future[list[Any]]":
             check_last_n(prompt_logprobs_last_n, len(row.ids))

@@ -1,8 +1,8 @@
 """Gives the engine's clients the methods of the installed SDK's clients.
 
 ``async_forms`` adds the ``_async`` forms of a client's methods. ``refuse_hosted`` also adds methods
-that raise ``UnsupportedError``: those that only the hosted service can answer, and those of a newer
-SDK. A newer SDK's options are refused unless they have their default values.
+that raise ``UnsupportedError``: those that only the hosted service can answer, and those that only
+a newer SDK has. A newer SDK's options are refused unless they have their default values.
 """
 
 import functools
@@ -53,7 +53,7 @@ def _async_form(name: str, plain: Callable[..., Any], keep: type | tuple[()]) ->
 
 
 def refuse_hosted(sdk: type, reasons: Mapping[str, str]) -> Callable[[C], C]:
-    """Make the SDK's methods in ``reasons`` raise ``UnsupportedError``.
+    """Add the SDK's methods in ``reasons``, which raise ``UnsupportedError``.
 
     Also applies ``async_forms`` and ``refuse_unknown``.
     """

@@ -159,7 +159,7 @@ class TrainingClient(ReadyClient):
         record_stability_info: bool = False,
         kind: "types.SamplingClientKind" = "snapshot",
     ) -> "tinker.BackcompatSamplingClientFuture":
-        """Copy the current weights in memory to sample from; ignore ``name`` and ``kind``."""
+        """Return a client of an in-memory copy of the weights; ignore ``name`` and ``kind``."""
         take = functools.partial(self._snapshot, records=record_stability_info)
         return client_future("Sampling", self._submit(take))  # type: ignore[no-any-return]
 

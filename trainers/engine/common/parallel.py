@@ -25,7 +25,7 @@ _SOFT = 1  # OpenMP's omp_pause_soft: keeps settings
 
 
 def lanes(device: torch.device) -> int:
-    """Return the maximum of parallel passes: cores divided by PyTorch's threads; 1 on a GPU."""
+    """Return the maximum number of parallel passes: cores / PyTorch's threads; 1 on a GPU."""
     return max(1, cores() // torch.get_num_threads()) if device.type == "cpu" else 1
 
 

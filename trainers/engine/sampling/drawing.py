@@ -82,7 +82,7 @@ def _draw(logits: Tensor, params: BatchParams, uniform: Tensor) -> tuple[Tensor,
 
 
 def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Return the token [B, 1] at which the sum of [B, V] weights passes a [B, 1] share of all.
+    """Return the token [B, 1] where the running sum of [B, V] weights passes a [B, 1] share of all.
 
     Sums are in float64, because float32 would lose rare tokens. A running sum over a large
     vocabulary is slow, so this searches the sums of blocks first, then one block.

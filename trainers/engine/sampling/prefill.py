@@ -62,7 +62,7 @@ def drop_short_prefixes(jobs: Sequence[Job], device: torch.device) -> None:
 
 
 def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
-    """Group jobs of similar lengths within a budget, first uncached jobs, then cached jobs."""
+    """Group jobs of similar lengths within a budget, uncached ones first, in separate groups."""
     chunk: list[SomeJob] = []
     for job in sorted(jobs, key=lambda job: (job.start > 0, job.todo)):
         mixed = bool(chunk) and (chunk[0].start > 0) != (job.start > 0)
@@ -75,7 +75,7 @@ def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
 
 
 def common_prefixes(rows: Sequence[np.ndarray]) -> Iterator[SharedPrefix]:
-    """Yield the longest common prefix of each group of rows, and each before its extensions."""
+    """Yield the longest common prefix of each group of rows, each before its extensions."""
     order, overlaps = sort_by_tokens(rows)
     stack = [(0, len(order))]
     while stack:

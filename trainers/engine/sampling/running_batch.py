@@ -153,7 +153,7 @@ class RunningBatch:
         return self._drop(ended) if ended else []
 
     def make_room(self) -> list[SampleRow]:
-        """Drop rows, the shortest replies first, until the rest fit into memory; return them.
+        """Drop and return rows, shortest replies first, until the rest fit into memory.
 
         Call it before ``draw``, so that the dropped rows have no unread tokens.
         """

@@ -73,7 +73,7 @@ class Loss:
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Optional inputs: overrides of settings and sampled tokens, and ``weights`` (ignored)."""
+        """Optional inputs: settings per token, gspo's mask, and ``weights``, which is ignored."""
         mask = ("sequence_ratio_mask",) if self.by_datum else ()
         return ("weights", *mask, *(key for key in self.settings if key.startswith("clip_")))
 

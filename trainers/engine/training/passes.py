@@ -68,7 +68,7 @@ class Passes:
                 module.training = enabled
 
     def logprobs(self, rows: Sequence[np.ndarray], targets: Tensor) -> Tensor:
-        """Return the log-probabilities of [N] or [N, K] targets in float32. Thread-safe."""
+        """Return float32 log-probabilities of [N] or [N, K] targets, row by row. Thread-safe."""
         if self.folds:
             return self._folded_logprobs(rows, targets)
         tokens = pad(rows, self.device)

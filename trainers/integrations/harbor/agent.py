@@ -226,7 +226,7 @@ def _connection(agent_class: Any, address: Address, model: str) -> dict[str, Any
 
 
 def _output(file: Path) -> str:
-    """Return the end of the verifier's output; "" if the file is missing or no regular file."""
+    """Return the end of the verifier's output; "" if it is missing or not a regular file."""
     with suppress(OSError, ValueError):
         text = read_left(file.parent.resolve(), file.name).decode(errors="replace")
         return redacted_end(text, LOGGED_OUTPUT)

@@ -180,7 +180,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
             await self._move(["sh", "-ec", script, "-", target_dir], packed)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        """Copy a file out of the environment; refuse others, such as devices (maybe endless)."""
+        """Copy a regular file out of the environment; refuse devices, which may be endless."""
         script = '[ -f "$1" ] || { echo "$1 is not a regular file" >&2; exit 1; }; cat -- "$1"'
 
         def keep(out: IO[bytes]) -> None:

@@ -135,7 +135,7 @@ def check(tasks: Sequence[str]) -> None:
         InvalidDatasetError: A task needs an image, or this machine cannot create a sandbox.
     """
     if problem := sandbox_problem():
-        raise InvalidDatasetError(f"environment=bubblewrap: {problem}, or use environment=docker.")
+        raise InvalidDatasetError(f"environment=bubblewrap: {problem}. Or use environment=docker.")
     for folder in tasks:
         task = read_task(folder)
         try:

@@ -77,7 +77,7 @@ class Rollouts:
         failed: How many episodes have been left out so far.
 
     Raises:
-        InvalidAgentError: ``agent`` is no agent, takes other arguments, or needs a group or seats.
+        InvalidAgentError: ``agent`` is invalid, takes other arguments, or needs a group or seats.
         InvalidDatasetError: There are no tasks.
         TypeError, ValueError: An option is unknown, or has an invalid value.
     """

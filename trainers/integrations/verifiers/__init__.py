@@ -1,6 +1,6 @@
 """evert's agents as environments of verifiers.
 
-``evert.verifiers`` has the public names, also those for the reverse direction: verifiers'
+``evert.verifiers`` has the public names, including those for the reverse direction: verifiers'
 environments as agents (``envs/tasksets/verifiers.py``).
 
     plugins.py           ``AgentTaskset``, ``AgentHarness``: an agent and its tasks, for verifiers

@@ -73,7 +73,7 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
         if self.rollout_config.enable_rollout_routing_replay:
             raise UsageError(
                 "rollout.enable_rollout_routing_replay is on, but evert's agent loop does not "
-                "pass the experts' routing from the servers to the trainer. Turn it off, or use "
+                "pass the expert routing from the servers to the trainer. Turn it off, or use "
                 "rollout_correction."
             )
         self._room = Room.of(self.rollout_config)

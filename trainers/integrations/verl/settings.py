@@ -3,7 +3,7 @@
 - name: evert                              # a row's agent_name, or verl's default_agent_loop
   _target_: evert.verl.EvertAgentLoop
   agent: my.module:agent
-  renderer_name: qwen3                     # a Cookbook renderer; default: fits the model
+  renderer_name: qwen3                     # a Cookbook renderer; default: by the model's name
   branches: all                            # or last
   task: extra_info.question                # default: the path of write_dataset
   policy_names: [gpt-4o]                   # and any other episode setting of `evert train`

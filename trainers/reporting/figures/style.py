@@ -74,7 +74,7 @@ def name_ends(axes: Axes, ends: Sequence[End]) -> None:
 
 
 def apart(places: Sequence[float], least: float) -> list[float]:
-    """Move places until they are ``least`` apart; the results are in [0, 1] if they fit."""
+    """Move places minimally, until they are ``least`` apart; they stay in [0, 1] if they fit."""
     moved, low, high = sorted(places), -1.0, 1.0
     for number, place in enumerate(moved):
         low = moved[number] = max(place, low + least)

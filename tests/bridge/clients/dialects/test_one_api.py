@@ -88,7 +88,7 @@ def test_openais_built_in_tools_are_left_out_and_named() -> None:
         assert (request.tools, request.left_out) == (None, (kind,))
     refusal = RESPONSES.refusal(tools=[{"type": "shell"}], tool_choice="required")
     assert (
-        "evert does not show the policy tools that OpenAI defines (shell): offer functions."
+        "evert does not show the policy the tools that OpenAI defines (shell): offer functions."
         in refusal.message
     )
 
