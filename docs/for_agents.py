@@ -42,7 +42,7 @@ go, and how we write: read it first. `python docs/for_agents.py` writes this fil
 ## Rooms
 
 A room is a folder with one idea, and imports only rooms below it (`make lint`; `pyproject.toml` has
-the order). They import as `evert.bridge`, `evert.envs`, `evert.trainers`: `src/evert` links to them.
+the order). `src/evert` links to them: `evert.bridge`, `evert.envs` and `evert.trainers`.
 
 {rooms}
 
