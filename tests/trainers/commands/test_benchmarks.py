@@ -221,7 +221,7 @@ def test_the_settings_of_every_experiment_and_algorithm_are_read() -> None:
 
 
 def test_a_row_without_a_warm_up_begins_untrained(tmp_path: Path, capsys: Shown) -> None:
-    save_run(tmp_path / "multiply-0", [0.5, 0.7])
+    save_run(tmp_path / "multiply-0", [0.5, 0.7], after=1.0)
     assert experiments.main(["--only", "multiply", "--seeds", "0", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("0.50") == 2
 
