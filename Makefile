@@ -31,7 +31,7 @@
 #   make vision  train a tiny vision model to name colours, three seeds (a few minutes)
 #   make credit  compare credit by turn with credit by episode, three seeds, a plot (about 5 minutes)
 #   make compression   train two models together, three seeds (about 5 minutes)
-#   make experiments   four public experiments by SmolLM2, three seeds each (an hour); a plot
+#   make experiments   four public experiments by SmolLM2, three seeds each (three hours); a plot
 #   make algorithms    SmolLM2 under fifteen settings of the algorithm, three seeds each (two hours)
 #   make games   tic-tac-toe by self-play, and Blackjack, three seeds each (about 40 minutes)
 #   make soak    100,000 mixed episodes: memory, leftovers, the longest stall
