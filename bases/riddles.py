@@ -27,7 +27,7 @@ from bases.dialogues import DialogueBatch, DialogueExample, Encoder
 from evert.envs.twenty_questions.answerers import shipped_answerer
 from evert.envs.twenty_questions.game import QuestionGame, Rules
 from evert.envs.twenty_questions.habits import HabitPlayer, players
-from evert.envs.twenty_questions.knowledge import GUESS, Knowledge, guess, informative_attributes
+from evert.envs.twenty_questions.information import GUESS, Knowledge, guess, informative_attributes
 from evert.envs.twenty_questions.nouns import Noun, of_split, shipped_nouns
 from evert.envs.twenty_questions.player import turn_prompt
 

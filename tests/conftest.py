@@ -4,6 +4,7 @@ Some tests need packages that are not in .venv; they are collected only with ``-
 the environment of that name (``frameworks/make_environment.py``).
 """
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--environment", help="the environment that this is: openai3, trainers, ...")
 
 
+@cache
 def in_group(path: Path, group: str) -> bool:
     """Return whether a module's tests have this marker of ``GROUPS``."""
     return any(path.is_relative_to(TESTS / part) for part in GROUPS[group])

@@ -9,7 +9,7 @@ Read in this order:
     game.py            state, rules, scoring, transcript; shared by all players
     answerers.py       answers from the facts, or from a model
     search.py          search tools: the facts, a model, a URL
-    knowledge.py       which nouns fit the answers so far, and how many bits a question gives
+    information.py     which nouns fit the answers so far, and how many bits a question gives
     measures.py        metrics of a game: first question, repeats, bits
     player.py          the player as an agent function; the tasks
     baselines.py       players without a model: random, and the most informative question

@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias
 from evert.bridge.episode.agent import Outcome
 from evert.envs.twenty_questions.answerers import shipped_answerer
 from evert.envs.twenty_questions.game import QuestionGame, Rules
-from evert.envs.twenty_questions.knowledge import Knowledge, entropy, guess
+from evert.envs.twenty_questions.information import Knowledge, entropy, guess
 from evert.envs.twenty_questions.nouns import Noun, shipped_nouns
 from evert.envs.twenty_questions.player import HIDDEN, SHOWN, Task, noun_of, outcome_of
 from evert.envs.twenty_questions.understanding.lexicon import load_lexicon

@@ -14,7 +14,7 @@ from typing import Any
 from evert.envs.twenty_questions.baselines import play
 from evert.envs.twenty_questions.game import Rules
 from evert.envs.twenty_questions.habits import players
-from evert.envs.twenty_questions.knowledge import Knowledge
+from evert.envs.twenty_questions.information import Knowledge
 from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
 from evert.envs.twenty_questions.player import HIDDEN, SHOWN, conversation
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Literal, TypeAlias, get_args
 
 from evert.envs.twenty_questions.game import QuestionGame
-from evert.envs.twenty_questions.knowledge import Knowledge, guess
+from evert.envs.twenty_questions.information import Knowledge, guess
 
 Asks: TypeAlias = Literal["any", "idle", "details", "best"]
 """Any new question; one with a known answer; one that reveals little; the one that reveals most."""

@@ -10,7 +10,7 @@ from functools import cache
 from evert.envs.twenty_questions.answerers import shipped_answerer
 from evert.envs.twenty_questions.facts import shipped_facts
 from evert.envs.twenty_questions.game import QuestionGame
-from evert.envs.twenty_questions.knowledge import Knowledge, guess
+from evert.envs.twenty_questions.information import Knowledge, guess
 from evert.envs.twenty_questions.understanding.parsed import (
     Attribute,
     Comparison,

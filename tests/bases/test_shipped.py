@@ -25,7 +25,7 @@ from transformers import Qwen3ForCausalLM
 from evert import GymAgent
 from evert.bridge.tokens.bases import base_path, base_tokenizer
 from evert.envs.tic_tac_toe import board_text, free, read_board
-from evert.envs.twenty_questions.knowledge import guess
+from evert.envs.twenty_questions.information import guess
 from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
 
 CHAT, RIDDLES, MOVES = map(base_tokenizer, ("evert-tiny", "evert-tiny-20q", "evert-tiny-moves"))

@@ -22,7 +22,7 @@ from evert import ChatAgentEnv, Recorder, ScriptedPolicy, explain, read_records,
 from evert.bridge.env.parallel import do_parallel_rollout
 from evert.bridge.errors import EvertError, RecordError
 from evert.trainers.commands import export, rescore
-from evert.trainers.rundir.exports import FORMATS
+from evert.trainers.rundir.export_formats import FORMATS
 
 
 @pytest.fixture(scope="module")

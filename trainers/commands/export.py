@@ -1,6 +1,6 @@
 """``evert export run=RUN min_reward=1 out=sft.jsonl``: write recorded rollouts for other programs.
 
-``rundir/exports.py`` has the formats.
+``rundir/export_formats.py`` has the formats.
 """
 
 import json
@@ -22,7 +22,7 @@ from evert.trainers.system.files import write_whole
 
 if TYPE_CHECKING:
     from evert.bridge.records.record import RolloutRecord
-    from evert.trainers.rundir.exports import Row
+    from evert.trainers.rundir.export_formats import Row
 
 NOUNS = {
     "sft": ("conversation", "conversations"),
@@ -84,7 +84,7 @@ class _Selection:
 def export(settings: ExportSettings) -> None:
     """Write the rollouts in the chosen format, and print the number of rows."""
     record_files(settings.run)  # a wrong name raises before the slow import of the formats
-    from evert.trainers.rundir.exports import FORMATS
+    from evert.trainers.rundir.export_formats import FORMATS
 
     console = Console(highlight=False, markup=False)
     selection, left_out = _Selection(settings), list[str]()

@@ -66,7 +66,7 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
     from evert.trainers.reporting.figures.style import MOST_LINES
     from evert.trainers.viewing import asking
     from evert.trainers.viewing.answers import Answers
-    from evert.trainers.viewing.index import indexed
+    from evert.trainers.viewing.incremental_index import indexed
     from evert.trainers.viewing.report_page import saved_page
 
     if len(runs) > MOST_LINES:

@@ -58,7 +58,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], ViewSettings]:
 
 
 def _run(arguments: Sequence[str]) -> None:
-    from evert.trainers.viewing.index import holds_episodes
+    from evert.trainers.viewing.incremental_index import holds_episodes
 
     paths, settings = parse(arguments)
     for path in paths:
@@ -81,7 +81,7 @@ def _run(arguments: Sequence[str]) -> None:
 async def _serve(paths: Sequence[Path], database: Path, settings: ViewSettings) -> None:
     from aiohttp import web
 
-    from evert.trainers.viewing.index import Index
+    from evert.trainers.viewing.incremental_index import Index
     from evert.trainers.viewing.server import Viewer
 
     viewer = Viewer(Index(paths, database), settings.prices)
@@ -111,7 +111,7 @@ def _database(paths: Sequence[Path]) -> Iterator[Path]:
     """Yield the index of these paths: in the user's cache, or a temporary folder if that fails."""
     from filelock import FileLock, Timeout
 
-    from evert.trainers.viewing.index import VERSION
+    from evert.trainers.viewing.incremental_index import VERSION
 
     path_bytes = "\0".join(sorted(str(path.resolve()) for path in paths)).encode("utf-8", "replace")
     name = f"view-{VERSION}-{hashlib.sha256(path_bytes).hexdigest()[:16]}.sqlite"

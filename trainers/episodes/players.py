@@ -52,7 +52,7 @@ from evert.trainers.episodes.person import Person
 from evert.trainers.episodes.playing import Player
 from evert.trainers.episodes.policies import EndpointPolicy, NoPolicy, SeededPolicy
 from evert.trainers.serving.client import ServedSamplingClient
-from evert.trainers.serving.fitness import check_server
+from evert.trainers.serving.server_check import check_server
 from evert.trainers.system.command import run_async
 
 NO_MATTER = frozenset({"agent_timeout", "close_timeout", "context_length"})

@@ -12,13 +12,13 @@ from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWith
 
 from evert.bridge.tokens.logprobs import keep_logprobs
 from evert.trainers.serving.client import TIMEOUT, ServedSamplingClient
-from evert.trainers.serving.fitness import check_server
+from evert.trainers.serving.server_check import check_server
 
 
 class ServedPolicy(TokenCompleter):
     """Samples from a server that takes and returns token ids; picklable.
 
-    The first call checks the server's token ids and log-probabilities (``fitness.py``).
+    The first call checks the server's token ids and log-probabilities (``server_check.py``).
 
     Args:
         base_url: The server's URL, for example ``http://127.0.0.1:8000/v1``.

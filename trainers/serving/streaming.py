@@ -21,7 +21,7 @@ from evert.bridge.chat.reply import Reply, read_reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects.api import EVENTS, ApiCall
 from evert.bridge.clients.dialects.events import Stream
-from evert.bridge.clients.http.calls import PING_EVERY
+from evert.bridge.clients.http.calls_and_retries import PING_EVERY
 from evert.bridge.clients.http.connections import being_read, send, whole
 
 SHORTEST_PAUSE = 0.02

@@ -12,7 +12,7 @@ from evert.bridge.redaction import redacted
 from evert.trainers.reporting.figures.colours import COLOURS
 from evert.trainers.reporting.run import Run
 from evert.trainers.viewing import asking, runs
-from evert.trainers.viewing.index import Index
+from evert.trainers.viewing.incremental_index import Index
 from evert.trainers.viewing.lines import Row, page_row
 from evert.trainers.viewing.pieces import load_tokenizer, pieces, tokenizer_file
 from evert.trainers.viewing.tokens import count_tokens

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from evert.trainers.episodes.scores import half_of, mean_text
-from evert.trainers.viewing.index import Index
+from evert.trainers.viewing.incremental_index import Index
 from evert.trainers.viewing.lines import RECORDED, SUMMARY, Row
 
 FOUND = 200

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 
 from evert.trainers.viewing.answers import ANSWERS, ASSETS, PAGE, Answers, as_json, asset
-from evert.trainers.viewing.index import Index
+from evert.trainers.viewing.incremental_index import Index
 from evert.trainers.viewing.lines import WRONG, Row
 
 HOSTS = ("127.0.0.1", "localhost", "[::1]")

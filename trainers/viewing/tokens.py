@@ -13,7 +13,7 @@ from typing import final
 from evert.trainers.reporting.figures.metrics import HELD_OUT, TRAIN
 from evert.trainers.reporting.run import Run
 from evert.trainers.viewing import asking
-from evert.trainers.viewing.index import Index
+from evert.trainers.viewing.incremental_index import Index
 
 
 @final

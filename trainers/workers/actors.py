@@ -16,9 +16,9 @@ from typing import Any
 
 from evert.bridge.errors import MissingPackageError
 from evert.trainers.system.machine import cores
-from evert.trainers.workers.crew import ANSWER_SECONDS, Worker, WorkerLost, answers
 from evert.trainers.workers.errors import WorkerError
 from evert.trainers.workers.executor import WorkerExecutor
+from evert.trainers.workers.supervision import ANSWER_SECONDS, Worker, WorkerLost, answers
 
 logger = logging.getLogger(__name__)
 

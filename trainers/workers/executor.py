@@ -23,9 +23,9 @@ from evert.bridge.episode.agent import agent_name
 from evert.bridge.errors import repr_of
 from evert.bridge.groups.group import ChatAgentGroupBuilder
 from evert.trainers.system.machine import cores
-from evert.trainers.workers.crew import ANSWER_SECONDS, Crew, Worker, WorkerLost
 from evert.trainers.workers.errors import LostGroupError, WorkerError
 from evert.trainers.workers.offers import Offers
+from evert.trainers.workers.supervision import ANSWER_SECONDS, Crew, Worker, WorkerLost
 from evert.trainers.workers.travel import GroupOutcome, unpack
 
 logger = logging.getLogger(__name__)

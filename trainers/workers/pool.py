@@ -20,9 +20,9 @@ from evert.bridge.errors import NEEDS_UNIX
 if sys.platform == "win32":
     raise ImportError(f"PoolRollouts {NEEDS_UNIX}")
 
-from evert.trainers.workers.crew import Worker, WorkerLost, answers
 from evert.trainers.workers.executor import WorkerExecutor
 from evert.trainers.workers.process import BOOT, END_SECONDS, HEAD, READY, frame
+from evert.trainers.workers.supervision import Worker, WorkerLost, answers
 
 START_SECONDS = 300.0
 """Seconds that a worker may take to be ready: many may import heavy modules at once."""

@@ -28,7 +28,7 @@ from aiohttp import web
 
 from evert.bridge.clients.dialects.api import ApiResponse, failure
 from evert.bridge.clients.dialects.endpoint import Endpoint
-from evert.bridge.clients.http.calls import Calls
+from evert.bridge.clients.http.calls_and_retries import Calls
 from evert.bridge.clients.http.connections import (
     ACCEPTED_AT_ONCE,
     LOOPBACK,

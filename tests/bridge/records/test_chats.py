@@ -14,7 +14,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from evert import ChatAgentEnv, Recorder, RolloutRecord, ScriptedPolicy, read_records
 from evert.bridge.env.pending import GIVEN_UP
 from evert.bridge.tokens.template import TemplateRenderer
-from evert.trainers.rundir.exports import FORMATS
+from evert.trainers.rundir.export_formats import FORMATS
 
 LOOK = tool("look")
 JSON = {"type": "json_object"}

@@ -18,7 +18,7 @@ from evert.envs.twenty_questions.baselines import (
 )
 from evert.envs.twenty_questions.baselines import play as play_game
 from evert.envs.twenty_questions.game import Answer, QuestionGame, Rules
-from evert.envs.twenty_questions.knowledge import guess
+from evert.envs.twenty_questions.information import guess
 from evert.envs.twenty_questions.nouns import shipped_nouns
 from evert.envs.twenty_questions.player import TEST_TASKS
 from evert.envs.twenty_questions.understanding.lexicon import load_lexicon

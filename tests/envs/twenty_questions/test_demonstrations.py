@@ -13,7 +13,7 @@ from evert.envs.games import GameError, find_game
 from evert.envs.twenty_questions.answerers import NOT_UNDERSTOOD, KnowledgeAnswerer
 from evert.envs.twenty_questions.baselines import OraclePlayer, play
 from evert.envs.twenty_questions.demonstrations import demonstrations, shown_demonstrations
-from evert.envs.twenty_questions.knowledge import guess
+from evert.envs.twenty_questions.information import guess
 from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
 from evert.envs.twenty_questions.player import (
     TEST_TASKS,

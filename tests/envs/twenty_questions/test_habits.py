@@ -13,7 +13,7 @@ from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
 from evert.envs.twenty_questions.baselines import play
 from evert.envs.twenty_questions.game import QuestionGame, Rules
 from evert.envs.twenty_questions.habits import Asks, Guesses, HabitPlayer
-from evert.envs.twenty_questions.knowledge import Knowledge, guess
+from evert.envs.twenty_questions.information import Knowledge, guess
 from evert.envs.twenty_questions.nouns import shipped_nouns
 
 KNOWN = Knowledge()

@@ -7,7 +7,7 @@ import pytest
 from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
 from evert.envs.twenty_questions.baselines import OraclePlayer, RandomPlayer, play
 from evert.envs.twenty_questions.game import Answer, QuestionGame, Rules
-from evert.envs.twenty_questions.knowledge import entropy
+from evert.envs.twenty_questions.information import entropy
 from evert.envs.twenty_questions.measures import measures
 from evert.envs.twenty_questions.nouns import Noun, shipped_nouns
 

@@ -34,7 +34,7 @@ from evert.trainers.reporting.run import (
 )
 from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, SKIPPED, TRAIN_REWARD
 from evert.trainers.viewing import asking, report_page
-from evert.trainers.viewing.index import indexed
+from evert.trainers.viewing.incremental_index import indexed
 from evert.trainers.viewing.tokens import Tokens, cost, count_tokens
 
 HOSTILE = """\"'><script>document.title = "taken"</script><img src=x onerror="document.title=1">

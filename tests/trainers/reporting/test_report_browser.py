@@ -10,7 +10,7 @@ from evert.trainers.commands import report
 from evert.trainers.reporting.run import read_run
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
-from evert.trainers.viewing.index import indexed
+from evert.trainers.viewing.incremental_index import indexed
 from evert.trainers.viewing.tokens import count_tokens
 
 pytestmark = [

@@ -31,7 +31,7 @@ from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import TRAIN_REWARD
 from evert.trainers.viewing import asking
 from evert.trainers.viewing.answers import ANSWERS
-from evert.trainers.viewing.index import Index, holds_episodes
+from evert.trainers.viewing.incremental_index import Index, holds_episodes
 from evert.trainers.viewing.lines import entries
 from evert.trainers.viewing.pieces import load_tokenizer, tokenizer_file
 from evert.trainers.viewing.server import HEADERS, Viewer
@@ -293,7 +293,7 @@ def test_a_line_that_is_completed_during_reading_is_read_whole(tmp_path: Path) -
 def test_a_file_is_read_up_to_an_endless_line_which_the_page_reports(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr("evert.trainers.viewing.index.LONGEST_LINE", 1000)
+    monkeypatch.setattr("evert.trainers.viewing.incremental_index.LONGEST_LINE", 1000)
     mad = tmp_path / "a.jsonl"
     mad.write_text(json.dumps(row(1)) + "\n" + "x" * 3000 + "\n" + json.dumps(row(3)) + "\n")
     (tmp_path / "b.jsonl").write_text(json.dumps(row(2)) + "\n")

@@ -16,7 +16,7 @@ from aiohttp import web
 from tests.trainers.reporting.conftest import ATTACK, INSIDE, PHONE, Browser, until
 
 from evert import read_records
-from evert.trainers.viewing.index import Index
+from evert.trainers.viewing.incremental_index import Index
 from evert.trainers.viewing.server import Viewer
 
 WIDE = (1400, 900)

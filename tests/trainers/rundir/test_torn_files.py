@@ -26,7 +26,7 @@ from evert.trainers.sweeping.results import objective_of
 from evert.trainers.system.files import drop_broken_lines, file_errors, read_jsonl, write_whole
 from evert.trainers.training.resuming import open_run, prepare_folder
 from evert.trainers.viewing.answers import Answers
-from evert.trainers.viewing.index import indexed
+from evert.trainers.viewing.incremental_index import indexed
 from evert.trainers.viewing.report_page import saved_page
 
 FILES = (

@@ -25,7 +25,7 @@ from evert.bridge.env.pending import UNTRAINED
 from evert.bridge.errors import RecordError
 from evert.bridge.records import traces
 from evert.trainers.cli import main
-from evert.trainers.rundir.exports import FORMATS
+from evert.trainers.rundir.export_formats import FORMATS
 from evert.trainers.system.files import read_jsonl
 from evert.trainers.viewing.lines import entries, page_row
 

@@ -6,7 +6,7 @@ import pytest
 
 from evert.envs.twenty_questions.facts import Facts
 from evert.envs.twenty_questions.game import Answer, QuestionGame, Rules
-from evert.envs.twenty_questions.knowledge import Knowledge, entropy, guess
+from evert.envs.twenty_questions.information import Knowledge, entropy, guess
 from evert.envs.twenty_questions.nouns import Noun
 
 ZOO = [Noun(name, "animal", "train") for name in ("owl", "bat", "cat")]
