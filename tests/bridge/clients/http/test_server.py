@@ -31,7 +31,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
 from evert.bridge.chat.bad_requests import bad_request
-from evert.bridge.clients.http import calls, connections, server
+from evert.bridge.clients.http import calls_and_retries, connections, server
 from evert.bridge.env.seats import seat_envs
 from evert.bridge.ownership import left_alone
 from evert.bridge.tokens.renderer import prompt_renderer
@@ -59,7 +59,7 @@ async def nothing_is_left() -> AsyncIterator[None]:
 
 @pytest.fixture
 def often_pinged(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(calls, "PING_EVERY", 0.05)
+    monkeypatch.setattr(calls_and_retries, "PING_EVERY", 0.05)
 
 
 def openai_of(client: AgentClient, **options: Any) -> openai.AsyncOpenAI:
@@ -167,7 +167,7 @@ async def test_an_sdk_that_timed_out_gets_its_reply_on_its_own_retry() -> None:
 
 
 async def test_a_call_whose_client_disconnected_is_given_up(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(calls, "RETRY_PATIENCE", 0.05)
+    monkeypatch.setattr(calls_and_retries, "RETRY_PATIENCE", 0.05)
 
     async def agent(client: AgentClient) -> float:
         async with openai_of(client, timeout=0.2, max_retries=0) as sdk:
@@ -196,8 +196,8 @@ class Slow(MessageCompleter):
 
 
 async def test_abandoned_calls_do_not_use_up_the_limit_of_open_calls(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(calls, "RETRY_PATIENCE", 0.05)
-    monkeypatch.setattr(calls, "REMEMBERED", 1)
+    monkeypatch.setattr(calls_and_retries, "RETRY_PATIENCE", 0.05)
+    monkeypatch.setattr(calls_and_retries, "REMEMBERED", 1)
     monkeypatch.setattr(connections, "AT_ONCE", 1)
 
     async def agent(client: AgentClient) -> float:
