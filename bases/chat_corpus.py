@@ -108,7 +108,7 @@ def _write_guess(
 
 
 class ChatCorpus:
-    """Draws the dialogues of each training step, in order, the same for the same seed."""
+    """Draws each training step's dialogues in order; equal seeds give equal dialogues."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, seed: int, *, habits: bool = False

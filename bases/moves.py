@@ -25,7 +25,7 @@ def tokenizer_text() -> str:
 
 
 class MoveCorpus:
-    """Draws the dialogues of each training step, in order, the same for the same seed."""
+    """Draws each training step's dialogues in order; equal seeds give equal dialogues."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         """Start at the first step of ``seed``."""

@@ -72,7 +72,7 @@ GUESS_RATE = 0.6
 
 
 class RiddleCorpus:
-    """Draws the riddles and games of each training step, the same ones for the same seed."""
+    """Draws each training step's riddles and games; equal seeds give the same ones."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         """Start at the first step of ``seed``."""

@@ -1,9 +1,9 @@
-"""Plays examples as evert agents, with a script as the model; ``play_examples.py`` starts it.
+"""Runs examples as evert agents, with a script as the model; ``play_examples.py`` starts it.
 
-Standard input has a list of jobs, each with the path of a file, the folder that it may import from,
-and where its result goes. Each file is played in its own forked process. The script replies to what
+Standard input is a list of jobs, each with the path of a file, the folder that it may import from,
+and where its result goes. Each file runs in its own forked process. The script replies to what
 the prompt shows: it calls the first tool once; if JSON is asked for, it makes a value that fits the
-schema; else it says a sentence. Connections to other machines are refused.
+schema; else it sends a sentence. Connections to other machines are refused.
 """
 
 import ast

@@ -11,7 +11,7 @@ from evert.bridge.records.row_files import holds_records, names_file, read_rows
 
 
 def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:
-    """Return ``tasks``: a sequence, its import path 'package.module:name', or a file's path.
+    """Load tasks from a sequence, an import path 'package.module:name', a file or a folder.
 
     Each row of a file is a task. In a folder of records, each distinct first request of a
     conversation is a task: a dict of ``messages`` and ``tools``.

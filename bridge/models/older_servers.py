@@ -21,9 +21,9 @@ _completed: set[str] = set()  # server URLs for which ``complete_client`` was ca
 
 
 def complete_client(base_url: str | None) -> None:
-    """Make this process's SDK work with an older server. Further calls have no effect.
+    """Make this process's SDK work with an older server. Repeated calls are harmless.
 
-    A worker calls this before it samples with a client from another process (``address_of``).
+    Workers pass ``address_of(client)`` before they sample with another process's client.
     """
     if not base_url or is_hosted(base_url):
         return

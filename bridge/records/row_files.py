@@ -40,7 +40,7 @@ def holds_records(path: str, error: type[EvertError]) -> bool:
     """Return whether a path is a folder of recorded rollouts, not a file or dataset of rows.
 
     Raises:
-        error: The path does not exist, or is a file of another kind.
+        error: The path does not exist, or is not a supported file.
     """
     place = Path(path).expanduser()
     if place.is_dir():
@@ -49,7 +49,7 @@ def holds_records(path: str, error: type[EvertError]) -> bool:
         near = f" {near_path(place)}".rstrip()
         raise error(f"There is no file or folder {path}.{near} Expected {EXPECTED}.")
     if place.suffix not in KINDS:
-        raise error(f"{path} is a file of another kind; expected {EXPECTED}.")
+        raise error(f"{path} is not a supported file; expected {EXPECTED}.")
     return False
 
 

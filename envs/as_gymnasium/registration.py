@@ -66,11 +66,11 @@ def register_agent(
     """
     _check_id(id, replace)
     if isinstance(tasks, str):
-        _check_path("Tasks are", tasks, InvalidDatasetError)
+        _check_path("tasks", tasks, InvalidDatasetError)
     elif tasks is not None:
         check_some_tasks(tasks)
     if isinstance(agent, str):
-        _check_path("An agent is", agent, InvalidAgentError)
+        _check_path("the agent", agent, InvalidAgentError)
     else:
         inspect_agent(agent, NO_TASK if tasks is None else None)
     kwargs: dict[str, Any] = {"agent": wrap(import_path(agent) or agent)}
@@ -111,7 +111,7 @@ def _taken_message(id: str) -> str:
 def _check_path(subject: str, path: str, error: type[EvertError]) -> None:
     module, _, name = path.partition(":")
     if not module or not name:
-        raise error(f"{subject} named like 'package.module:name', got {path!r}.")
+        raise error(f"Got {path!r} for {subject}; expected 'package.module:name'.")
 
 
 def check_some_tasks(tasks: Any) -> None:

@@ -203,7 +203,7 @@ def _check(name: str, config: Any, options: Mapping[str, Any], task: Any) -> Non
             why = task.data.image and f"its tasks run in the image {task.data.image}"
         if why:
             raise GameError(
-                f"tasks=verifiers:{name}: {why}, and evert starts no container by itself. If this "
+                f"tasks=verifiers:{name}: {why}, but evert does not start containers. If this "
                 f"machine has Docker, set tasks.{role}.runtime.type=docker (verifiers has more "
                 "runtimes), or choose an environment that needs none."
             )

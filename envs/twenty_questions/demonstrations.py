@@ -20,12 +20,12 @@ from evert.envs.twenty_questions.player import HIDDEN, SHOWN, conversation
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Return endless conversations with the category hidden, the same for the same seed."""
+    """Yield conversations forever, with the category hidden; equal seeds give the same."""
     return _conversations(seed, HIDDEN)
 
 
 def shown_demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Return endless conversations with the category shown."""
+    """Yield conversations forever, with the category shown."""
     return _conversations(seed, SHOWN)
 
 

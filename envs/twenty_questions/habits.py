@@ -105,7 +105,7 @@ class HabitPlayer:
 def players(
     knowledge: Knowledge, rng: random.Random, allowed: int | None = None
 ) -> Iterator[HabitPlayer]:
-    """Yield endless players, all pairs of habits equally often, except that "few" is rarer."""
+    """Yield players forever; all pairs of habits are equally likely, but "few" is rarer."""
     weights = [GOOD_RATE if guesses == "few" else 1.0 for guesses in get_args(Guesses)]
     while True:
         (guesses,) = rng.choices(get_args(Guesses), weights)

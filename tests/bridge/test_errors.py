@@ -95,8 +95,8 @@ def functions(text: str) -> list[str]:
     ("agent", "frames"),
     [
         (reads, ["reads"]),
-        (even, ["even", "odd"] * (MOST_FRAMES // 2)),  # the end of a deep one
-        (Gathers("{"), ["reads_later"]),  # a group of one is told as what it holds
+        (even, ["even", "odd"] * (MOST_FRAMES // 2)),  # only its last frames
+        (Gathers("{"), ["reads_later"]),  # a group of one is shown as its member
     ],
 )
 async def test_a_traceback_keeps_only_the_agents_own_frames(agent: Any, frames: list[str]) -> None:

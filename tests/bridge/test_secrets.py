@@ -84,7 +84,7 @@ FORMS: list[tuple[str, str | None]] = [
     ('{"a": "?x&amp;Auth-Token=0ther-word"}', '{"a": "?x&amp;Auth-Token=[Auth-Token]"}'),
     ("https://h?page=0ther-word&token=9", SAME),
     ("token=0ther-word", SAME),
-    ("a\ud800b\udfff é", "a\ufffdb\ufffd é"),  # any text can be written then
+    ("a\ud800b\udfff é", "a\ufffdb\ufffd é"),  # so any text can be encoded
 ]  # fmt: skip
 
 

@@ -156,14 +156,14 @@ BAD_AGENTS: list[tuple[Any, Any, str]] = [
     (LockedAgent, None, "got the class"),
     (echo_agent, None, r"cannot be called with \(client\)"),
     (blocking_agent, [1], "it has no parameter for the task"),
-    ("evert.envs.identity", None, "'package.module:name', got 'evert.envs.identity'"),
+    ("evert.envs.identity", None, "for the agent; expected 'package.module:name'"),
 ]
 BAD_TASKS: list[tuple[Any, str]] = [
     ([], "tasks are empty"),
     (range(0), "tasks are empty"),
     *((none, "expected a sequence") for none in (5, {1, 2}, {"a": 1})),
     ((n for n in range(3)), "Make a list of it"),
-    ("no path", r"Tasks are named like 'package\.module:name', got 'no path'"),
+    ("no path", r"Got 'no path' for tasks; expected 'package\.module:name'"),
 ]
 
 

@@ -197,7 +197,7 @@ def test_only_the_failed_episode_is_truncated(mode: AutoresetMode, caplog: Logs)
     assert isinstance(final["error"][1], AgentError)
     assert isinstance(final["error"][1].__cause__, KeyError)
     assert final["_error"].tolist() == [False, True, False]
-    assert observations[1] == first[1]  # its last one, or the first of the next
+    assert observations[1] == first[1]  # its last, or the next episode's first
     assert "The episode of environment 1 failed" in caplog.text
     if mode == AutoresetMode.DISABLED:
         envs.reset(options={"reset_mask": truncated})

@@ -104,12 +104,12 @@ class Program:
     """A program that replaces evert's worker program."""
 
     name: str
-    text: str  # of the program; group() is the number of the next group, until which it is well
+    text: str  # its code; group() acts healthy until the next group, and returns its number
     trainer_sees: str
-    told: str = ""  # all that is said of it meanwhile
-    seconds: float = 30.0  # in which it has to answer
-    start_seconds: float = 60.0  # in which it has to be ready
-    printed: str = ""  # on its standard error
+    told: str = ""  # all the trainer is told meanwhile
+    seconds: float = 30.0  # time limit for an answer
+    start_seconds: float = 60.0  # time limit for its start
+    printed: str = ""  # to its standard error
 
     def __str__(self) -> str:
         return self.name

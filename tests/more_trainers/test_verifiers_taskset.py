@@ -260,7 +260,7 @@ REFUSED_V0: list[tuple[dict[str, Any], str]] = [
 ]
 REFUSED_V1: list[tuple[dict[str, Any], str]] = [
     *BOTH,
-    ({"id": "verifiers:boxed-env"}, r"it needs a container, and evert starts no container"),
+    ({"id": "verifiers:boxed-env"}, r"it needs a container, but evert does not start containers"),
     (
         {"id": "verifiers:v1-shop", "agent.harness.id": "bash"},
         r"harness bash runs commands that the policy writes.* tasks\.agent\.runtime\.type=docker",

@@ -142,12 +142,12 @@ def read_request(content: bytes) -> CompletionRequest:
         body = orjson.loads(content)
     except ValueError as error:
         raise SamplingRequestError(
-            f"The body is not JSON: {error}. Send a JSON object, as vLLM's /v1/completions takes."
+            f"The body is not JSON: {error}. Send a JSON object, as to vLLM's /v1/completions."
         ) from None
     if not isinstance(body, dict):
         raise SamplingRequestError(
-            f"The body is {_short_repr(body)}; expected a JSON object, as vLLM's /v1/completions "
-            "takes."
+            f"The body is {_short_repr(body)}; expected a JSON object, as for vLLM's "
+            "/v1/completions."
         )
     for name, neutral in NOT_SERVED.items():
         if body.get(name) not in neutral:

@@ -31,7 +31,7 @@ async def play(data: bytes) -> bytes:
     outcome = GroupOutcome()
     _records.set(outcome.records)
     try:
-        async with _unpacking:  # imports may take long; the event loop must still answer
+        async with _unpacking:  # imports may be slow; the event loop must still answer
             parcel: Parcel = await asyncio.to_thread(unpack, data)
         _prepare(parcel)
         try:

@@ -155,7 +155,7 @@ class Connection(web.RequestHandler):
         if isinstance(exc, ConnectionError):
             raise exc
         if status >= 500:
-            logger.error("A bug in evert prevented the answer to a request.", exc_info=exc)
+            logger.error("A bug in evert made a request fail.", exc_info=exc)
         if request.writer.output_size > 0:
             raise ConnectionError("The answer has already begun, so no error can be sent.")
         text = f"The request is not valid HTTP ({type(exc).__name__})."
@@ -174,7 +174,7 @@ class Connection(web.RequestHandler):
 
 
 def is_named(request: web.BaseRequest, interface: str) -> bool:
-    """Whether a request's host is an IP address, or a name that only this machine can have."""
+    """Return whether a request's host is an IP address or one of this machine's own names."""
     target, hosts = request.raw_path, [request.headers.get("host", LOOPBACK[0])]
     if not target.startswith(("/", "*")):
         hosts.append(urlsplit(target if "://" in target else f"//{target}").netloc)
@@ -182,7 +182,7 @@ def is_named(request: web.BaseRequest, interface: str) -> bool:
 
 
 def is_from_here(request: web.BaseRequest, interface: str) -> bool:
-    """Whether a request is not from a foreign web page; browsers send the page's origin."""
+    """Return whether a request is not from a foreign web page; browsers send the page's origin."""
     origin = request.headers.get("origin")
     return origin is None or _is_ours(origin.partition("://")[2], interface)
 

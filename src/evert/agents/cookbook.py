@@ -288,9 +288,9 @@ class PromptRecorder:
                 return rendered[1]
         raise UnsupportedPromptError(
             "This environment returned a prompt that it did not make with the renderer it was "
-            "given. So its messages are unknown, and a chat client takes only messages. Make the "
+            "given. Its messages are unknown, and a chat client takes only messages. Make the "
             "environment with that renderer, CookbookAgent(lambda renderer, task: MyEnv(..., "
-            "renderer)), and let it return renderer.build_generation_prompt(messages)."
+            "renderer)), and have it return renderer.build_generation_prompt(messages)."
         )
 
     def tokens_of(self, reply: Reply) -> list[int]:

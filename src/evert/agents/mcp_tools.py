@@ -108,7 +108,7 @@ class McpTools(list[dict[str, Any]]):
         await self.close()
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        reason = f"{type(error).__name__}: {error!s:.500}; {self._timeout_s:g} s for an answer"
+        reason = f"{type(error).__name__}: {error!s:.500}; timeout {self._timeout_s:g} s"
         message = f"The MCP server {self._server!r} failed ({reason}). Its last words:"
         raise McpError(f"{message} {self._last_words or 'none'}") from error
 

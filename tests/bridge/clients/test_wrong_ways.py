@@ -65,7 +65,7 @@ def bad_network(monkeypatch: Patch) -> list[str]:
     return network(monkeypatch, socket.EAI_AGAIN)
 
 
-# -- another model, and no way to it -------------------------------------------------------------
+# -- another model, which cannot be reached ------------------------------------------------------
 
 
 def takes_a_model(sdk: str) -> bool:

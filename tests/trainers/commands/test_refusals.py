@@ -109,7 +109,7 @@ LIGHT = {
     "train env=identity warm_up_steps=3": "warm_up_steps=3 has nothing to warm up on",
     "train env=identity warm_up_steps=3 demonstrations=a.b:c": "No demonstrations at 'a.b:c'",
     "train env=identity warm_up_steps=3 demonstrations=mime.jsonl": "no file or folder mime.jsonl",
-    "train env=identity warm_up_steps=3 demonstrations=mine.py": "is a file of another kind",
+    "train env=identity warm_up_steps=3 demonstrations=mine.py": "is not a supported file",
     "train env=identity warm_up_steps=3 demonstrations=old": "old holds no rollouts.",
     "train env=identity warm_up_steps=3 demonstrations=mime": "no import path in the demonst",
     "train env=identity warm_up_steps=0 demonstrations=x.jsonl": "learns nothing from it",

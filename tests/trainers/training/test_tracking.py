@@ -78,7 +78,7 @@ def leveldb_records(log: bytes) -> Iterator[bytes]:
     """Yield the records of a log: each is a header (checksum, length, kind) and its content."""
     content, place = b"", 7  # after the file's own header
     while place + 7 <= len(log):
-        if 0 < (left := -place % 2**15) < 7:  # of the block, which is too little for a header
+        if 0 < (left := -place % 2**15) < 7:  # the rest of the block cannot hold a header
             place += left
         length = int.from_bytes(log[place + 4 : place + 6], "little")
         whole_or_last = log[place + 6] in (1, 4)

@@ -59,8 +59,8 @@ def join_pieces(files: Sequence[Path], out: Path) -> Path:
     absent = sorted(set(range(first, first + count)) - set(numbers))
     if absent or len(files) != count:
         raise InvalidModelError(
-            f"The model comes in {count} pieces; got {listed(names)}. Missing or duplicate: "
-            f"{listed([str(number) for number in absent]) or 'some numbers'}. Put all "
+            f"The model comes in {count} pieces; got {listed(names)}. Missing: "
+            f"{listed([str(number) for number in absent]) or 'none, but some are extra'}. Put all "
             "pieces into one folder, or name all packages: package:NAME,NAME."
         )
     ordered = [pieces[number] for number in numbers]

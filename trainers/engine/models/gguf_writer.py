@@ -33,7 +33,7 @@ def write_gguf(model: Any, tokenizer: Any, out: Path, dtype: str, stops: list[in
     if config.model_type not in ARCHITECTURES or rotation != "default":
         raise InvalidModelError(
             f"GGUF export does not support {config.model_type} with rope_type {rotation}; expected "
-            f"{', '.join(ARCHITECTURES)}, and rope_type default. {REMEDY}"
+            f"{', '.join(ARCHITECTURES)} with rope_type default. {REMEDY}"
         )
     heads, key_heads, width = attention_sizes(config)
     writer: Any = gguf.GGUFWriter(out, config.model_type)

@@ -38,7 +38,7 @@ PACKAGE = "package:"
 """Prefix of a source that names packages (from the package index) with a GGUF file."""
 
 QUESTION = "What is the capital of France?"
-REPLY = 24  # maximum tokens of the reply that is shown
+REPLY = 24  # maximum tokens in the reply that is shown
 SAMPLES = (QUESTION, "def f(x):\n\treturn  x + 12.5\n", "naïve “quotes” — 漢字 🐕", "  12345  ")
 
 _PACKAGE_NAME = re.compile(r"\w[\w.-]*(==[\w.]+)?")

@@ -146,8 +146,8 @@ class ModelSampler:
         if not prompt or num_samples < 1 or max_tokens < 1:
             raise SamplingRequestError(
                 f"Got a prompt of {len(prompt)} tokens, num_samples={num_samples}, "
-                f"max_tokens={params.max_tokens}; expected at least one token, sample and new "
-                f"token. (The model's context holds {self._context_length} tokens.)"
+                f"max_tokens={params.max_tokens}; need at least 1 prompt token, 1 sample and 1 "
+                f"new token. (The context holds {self._context_length} tokens.)"
             )
         self._check_ids(prompt, pictures)
         if max_tokens > room:

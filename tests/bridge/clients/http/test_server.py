@@ -158,7 +158,7 @@ async def test_an_sdk_that_timed_out_gets_its_reply_on_its_own_retry() -> None:
         return 1.0
 
     env = await start(agent)
-    await asyncio.sleep(1.0)  # the SDK gives up and asks again meanwhile
+    await asyncio.sleep(1.0)  # meanwhile the SDK times out and retries
     result = await step(env, "late")
 
     assert result.episode_done

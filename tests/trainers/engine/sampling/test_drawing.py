@@ -135,7 +135,7 @@ def test_a_stream_key_depends_on_every_part_and_its_boundaries() -> None:
     ("stop", "tokens", "texts"),
     [
         (None, {7}, ()), ([], set(), ()), ([1, 2], {1, 2}, ()),
-        # A base model that ends its reply with <|endoftext|> must not write on until "User:".
+        # A base model that ends its reply with <|endoftext|> must not run on to "User:".
         ("end", {7}, ("end",)), (["a", "b"], {7}, ("a", "b")),
     ],
 )  # fmt: skip
