@@ -12,11 +12,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from tests.nightly import each
 
 HERE = Path(__file__).parent
 TINY = ["env=identity", "batch_size=2", "group_size=2", "eval_every=0"]
 SHORT = ["train", *TINY, "steps=1"]
-PLATFORMS = pytest.mark.parametrize("platform", ["darwin", "win32"])
 
 
 def variables(platform: str) -> dict[str, str]:
@@ -33,7 +33,7 @@ def evert(platform: str, folder: Path, *arguments: str) -> "subprocess.Completed
     )
 
 
-@PLATFORMS
+@pytest.mark.parametrize("platform", each(["darwin", "win32"], ["win32"]))
 def test_a_run_is_trained_evaluated_and_shown(platform: str, tmp_path: Path) -> None:
     trained = evert(platform, tmp_path, *SHORT, "log_path=run")
     assert (trained.returncode, trained.stderr) == (0, ""), trained.stdout

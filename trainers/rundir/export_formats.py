@@ -110,7 +110,7 @@ def _trajectory(record: RolloutRecord, last: int) -> Row:
     for number, step in enumerate(steps, 1):
         step["step_id"] = number
     tools, session = record.tools(last), place(record)
-    agent = {"name": row["agent"], "version": next(iter(row["versions"].values()))}
+    agent = {"name": row["agent"], "version": next(iter(row["versions"].values()), "unknown")}
     about = {"reward": record.reward, "seat": row["seat"], "about": row["about"]}
     return {
         "schema_version": ATIF,

@@ -204,3 +204,10 @@ async def test_an_exported_trajectory_includes_retried_replies(tmp_path: Path) -
     texts = [step["message"] for step in row["steps"] if step["source"] == "user"]
     assert texts[1] == "Answer with one JSON object and nothing else."
     assert texts[3].startswith("Your answer is not JSON")
+
+
+async def test_a_trajectory_is_exported_from_a_record_without_versions(tmp_path: Path) -> None:
+    record = await record_of(tmp_path, template_renderer(), "format")
+    damaged = RolloutRecord({**record.row, "versions": {}})
+    [row] = FORMATS["atif"]([damaged], print)
+    assert row["agent"]["version"] == "unknown"
