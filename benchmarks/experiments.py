@@ -2,11 +2,11 @@
 
     python benchmarks/experiments.py [--only reverse_text] [--seeds 0 1 2] [--plot docs/results.png]
 
-Each run is ``evert train`` in ``examples/`` with a row's settings and a seed, and each row begins
-with ``evert evaluate`` of the untrained model. Figures are mean rewards of held-out tasks at
-temperature 1. Runs in the results' folder are not repeated. Exits with 1 if a row's mean over the
-seeds is outside its interval. ``--quick``: one step, no interval. Models: ``make .models/smollm2``;
-``benchmarks/README.md`` says where the weights of ``.models/qwen-coder`` came from.
+Each run is ``evert train`` in ``examples/`` with a row's settings and a seed. If a row has a
+warm-up, ``evert evaluate`` then scores the untrained model. Figures are mean rewards of held-out
+tasks at temperature 1. Runs in the results' folder are not repeated. Exits with 1 if a row's mean
+over the seeds is outside its interval. ``--quick``: one step, no interval. Models: ``make
+.models/smollm2``; ``benchmarks/README.md`` says where ``.models/qwen-coder`` came from.
 """
 
 import argparse
@@ -64,7 +64,7 @@ EXPERIMENTS = {
         agent_of("reverse_text"),
         f"{SMOLLM2} demonstrations=reverse_text:demonstrations warm_up_steps=8 warm_up_batch=16 "
         "steps=20 batch_size=16 group_size=8 learning_rate=2e-4 max_tokens=16",
-        "prime-rl: Qwen3-0.6B, 0.05 to 0.8, SFT and 20 steps of 128, two RTX 4090",
+        "prime-rl: Qwen3-0.6B, 0.05 to 0.8, SFT and 20 steps of 128, two GPUs",
         (0.88, 0.96),
     ),
     "alphabet_sort": Experiment(
