@@ -233,7 +233,7 @@ def _report(
     from evert.trainers.episodes import scores
     from evert.trainers.episodes.playing import failures
     from evert.trainers.reporting.figures.bars import draw_categories, draw_splits
-    from evert.trainers.reporting.figures.pass_at import draw_pass_at
+    from evert.trainers.reporting.figures.pass_at_plot import draw_pass_at
     from evert.trainers.reporting.figures.style import save
 
     score = partial(scores.scores, game=settings.game, pass_at=settings.pass_at)
