@@ -156,7 +156,11 @@ BAD_AGENTS: list[tuple[Any, Any, str]] = [
     (LockedAgent, None, "got the class"),
     (echo_agent, None, r"cannot be called with \(client\)"),
     (blocking_agent, [1], "it has no parameter for the task"),
-    ("evert.envs.identity", None, "for the agent; expected 'package.module:name'"),
+    (
+        "evert.envs.identity",
+        None,
+        "Got 'evert.envs.identity' for the agent; expected 'package.module:name'",
+    ),
 ]
 BAD_TASKS: list[tuple[Any, str]] = [
     ([], "tasks are empty"),
