@@ -4,6 +4,7 @@ Some tests need packages that are not in .venv; they are collected only with ``-
 the environment of that name (``frameworks/make_environment.py``).
 """
 
+import gc
 from functools import cache
 from pathlib import Path
 
@@ -95,3 +96,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _imported_modules_are_not_collected() -> None:
+    """Freeze what exists: each garbage collection would scan all imported modules for a second."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """Unfreeze it: Hypothesis, if it is imported only now, looks for what refers to its objects."""
+    gc.unfreeze()

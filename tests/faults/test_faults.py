@@ -1,8 +1,6 @@
 """Each row of the table of faults is played, and must give the row's columns."""
 
-import gc
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,16 +8,6 @@ from tests.faults import commands, records, workers
 from tests.faults.scene import NOTHING, Fault, is_as, perform
 from tests.faults.table import TABLE
 from tests.kit import Patch
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _nothing_but_the_faults_is_collected() -> Iterator[None]:
-    """Exclude imported objects from the garbage collections of each row."""
-    perform(TABLE[0])  # imports what is imported lazily
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -191,6 +191,7 @@ def _warn(console: Console, text: str) -> None:
 
 def _run_async(training: Coroutine[Any, Any, "RunSummary"]) -> "RunSummary":
     stopped: BaseException | None = None
+    was_frozen = gc.get_freeze_count() > 0
     try:
         return run_async(training)
     except KeyboardInterrupt as interrupted:
@@ -203,8 +204,9 @@ def _run_async(training: Coroutine[Any, Any, "RunSummary"]) -> "RunSummary":
             while stopped is not None:  # the variables of its frames keep the rollouts alive
                 traceback.clear_frames(stopped.__traceback__)
                 stopped = stopped.__context__
-            gc.unfreeze()
-            gc.collect()
+            gc.collect()  # before unfreezing, because scanning all imported modules takes a second
+            if not was_frozen:
+                gc.unfreeze()
 
 
 async def _run(

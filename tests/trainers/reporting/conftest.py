@@ -135,7 +135,9 @@ class Browser:
 
     def screenshot(self) -> Image.Image:
         """Return the visible page as an image."""
-        shot = self._driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
+        # Chromium aborts the command if the previous page's navigation has not quite finished.
+        command = ("Page.captureScreenshot", {"format": "png"})
+        shot = until(lambda: self._driver.execute_cdp_cmd(*command))
         return Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
 
     def said(self) -> list[str]:
